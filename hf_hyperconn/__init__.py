@@ -1,0 +1,39 @@
+"""Hyper-Connections (arXiv 2409.19606) for Hugging Face Transformers.
+
+Importing this package registers its models with AutoConfig and the AutoModel classes.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "HCLlamaConfig": "models.configuration_hc_llama",
+    "HCLlamaForCausalLM": "models.modeling_hc_llama",
+    "HCLlamaForQuestionAnswering": "models.modeling_hc_llama",
+    "HCLlamaForSequenceClassification": "models.modeling_hc_llama",
+    "HCLlamaForTokenClassification": "models.modeling_hc_llama",
+    "HCLlamaModel": "models.modeling_hc_llama",
+    "HyperConnection": "models.hyper_connections",
+    "convert_model": "in_memory",
+    "register_auto_classes": "registration",
+}
+
+__all__ = ["__version__", *_EXPORTS]
+
+
+def __getattr__(name: str):
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+# the command line registers when it loads a model, so that `hf-hyperconn --help` need not import torch
+if Path(sys.argv[0]).stem != "hf-hyperconn":
+    import_module(".registration", __name__).register_auto_classes()

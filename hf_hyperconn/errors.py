@@ -1,0 +1,17 @@
+"""The errors this package raises on purpose. Each message says what was received and what to do next."""
+
+
+class HyperConnError(Exception):
+    """Base of the package's errors."""
+
+
+class UnsupportedCheckpointError(HyperConnError, ValueError):
+    """The model or checkpoint given cannot be converted."""
+
+
+class ConversionError(HyperConnError, RuntimeError):
+    """A conversion could not be carried out."""
+
+
+class VerificationError(HyperConnError, RuntimeError):
+    """A converted checkpoint differs from what it should be."""

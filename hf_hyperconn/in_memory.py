@@ -1,0 +1,63 @@
+"""Conversion of a model that is already loaded."""
+
+import torch
+from transformers import PreTrainedModel
+
+from .errors import UnsupportedCheckpointError
+from .families import FAMILIES
+from .models.hyper_connections import HyperConnection
+
+
+def convert_model(
+    model: PreTrainedModel,
+    *,
+    hc_mult: int = 4,
+    connection: str = "dhc",
+    hc_tanh: bool = True,
+    hc_readout: str = "mean",
+) -> PreTrainedModel:
+    """Give a loaded Pre-Norm model hyper-connections at the equivalent initialisation.
+
+    The returned model shares the parameters and buffers of `model`: training one trains the other. It computes the
+    same logits, bit for bit (with the mean readout).
+
+    model: a Transformers model of a family in `hf_hyperconn.families.FAMILIES`.
+    hc_mult, connection, hc_tanh, hc_readout: see `HyperConnectionConfig`.
+
+    Raises `UnsupportedCheckpointError` for another kind of model, a quantised one or one spread over devices.
+    """
+    family = FAMILIES.get(getattr(getattr(model, "config", None), "model_type", None))
+    name = type(model).__name__
+    if family is None or name not in family.architectures:
+        accepted = ", ".join(base for family in FAMILIES.values() for base in family.architectures)
+        raise UnsupportedCheckpointError(f"convert_model got a {name}; it converts: {accepted}.")
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise UnsupportedCheckpointError(f"this {name} is quantised; load it in full precision and convert that.")
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        raise UnsupportedCheckpointError(
+            f"this {name} is spread over several devices; use from_prenorm(..., device_map=...) instead."
+        )
+    hc_class = getattr(family.modeling_module(), family.architectures[name])
+    config = hc_class.config_class.from_prenorm(
+        model.config, hc_mult=hc_mult, connection=connection, hc_tanh=hc_tanh, hc_readout=hc_readout
+    )
+    with torch.device("meta"):
+        converted = hc_class(config)
+    _share_tensors(model, converted)
+    for module in converted.modules():
+        if isinstance(module, HyperConnection):
+            module.to_empty(device=model.device)
+            module.apply(converted._init_weights)
+    converted.tie_weights()
+    if model.can_generate():
+        converted.generation_config = model.generation_config
+    return converted.train(model.training)
+
+
+def _share_tensors(model: PreTrainedModel, converted: PreTrainedModel) -> None:
+    converted.load_state_dict(model.state_dict(keep_vars=True), strict=False, assign=True)
+    persistent = model.state_dict()
+    for name, buffer in model.named_buffers():
+        if name not in persistent:
+            owner, _, attribute = name.rpartition(".")
+            setattr(converted.get_submodule(owner), attribute, buffer)

@@ -1,0 +1,175 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""Hyper-Connections (arXiv 2409.19606): what stands where a residual connection stood.
+
+Letters: B batch, S sequence, N residual streams, D hidden size; k counts sub-layers from zero (attention of decoder
+layer i is k = 2i, its MLP is k = 2i + 1). A *branch* is norm + attention, or norm + MLP.
+
+For one token, H holds its N streams as rows. A sub-layer reads, mixes and writes them with
+
+    A = [A_m | A_r]  N x (N+1)      b  N
+
+    width connection    branch_input = A_m^T H          what the branch reads
+                        H'           = A_r^T H          the streams, mixed
+    depth connection    H_next       = b (outer) branch_output + H'
+
+`A_r[i, j]` is the weight of stream i in the new stream j. Static hyper-connections (SHC) learn A and b; dynamic ones
+(DHC) add to each a small term predicted from the token's own streams (Eqs. 10-13):
+
+    A = static_alpha + dynamic_alpha_scale * tanh(norm(H) @ dynamic_alpha_fn)
+    b = static_beta  + dynamic_beta_scale  * tanh(norm(H) @ dynamic_beta_fn)
+
+At the equivalent initialisation (Eq. 14), A = [e_{k mod N} | I] and b = 1, all streams stay equal and the model
+computes what its Pre-Norm base computes, bit for bit. That is why coefficients are computed and streams are mixed in
+float32, without any reduced-precision matrix product, and each stream is rounded once, when it is written.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+
+class Carry(NamedTuple):
+    """What a width connection leaves for the depth connection of the same sub-layer.
+
+    mixed: H', the mixed streams, `[B, S, N, D]`, float32 (float64 for float64 streams).
+    beta: b, the write weights, `[N]` or `[B, S, N]`, same dtype.
+    dtype: the dtype of the streams.
+    """
+
+    mixed: torch.Tensor
+    beta: torch.Tensor
+    dtype: torch.dtype
+
+
+def expand_streams(hidden_states: torch.Tensor, hc_mult: int) -> torch.Tensor:
+    """Repeat hidden states `[B, S, D]` into `hc_mult` equal streams, `[B, S, N, D]` (a view). Section 2.1."""
+    return hidden_states.unsqueeze(-2).expand(*hidden_states.shape[:-1], hc_mult, hidden_states.shape[-1])
+
+
+def reduce_streams(streams: torch.Tensor, readout: str = "mean") -> torch.Tensor:
+    """Read hidden states `[B, S, D]` out of streams `[B, S, N, D]`, in the dtype of the streams.
+
+    readout: "mean", which returns equal streams themselves, exactly, for every N; or "sum", the paper's, which hands
+    N times the vector to the final norm.
+    """
+    values = streams.to(_compute_dtype(streams.dtype))
+    if readout == "sum":
+        return values.sum(-2).to(streams.dtype)
+    first = values[..., 0, :]
+    return (first + (values - first.unsqueeze(-2)).mean(-2)).to(streams.dtype)
+
+
+def width_connection(streams: torch.Tensor, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read and mix the streams: the columns of `alpha` are A_m, then A_r. Eqs. 3 and 4.
+
+    streams: H, `[B, S, N, D]`.
+    alpha: A, `[N, N+1]` or `[B, S, N, N+1]`, float32 (float64 for float64 streams).
+
+    Returns the branch input `[B, S, D]` in the dtype of the streams and H' `[B, S, N, D]` in that of `alpha`.
+    """
+    values = streams.to(alpha.dtype)
+    if torch.compiler.is_compiling() or not _matmul_is_exact(streams.device):
+        # elementwise, so that a compiler fuses it and no setting can make it lossy
+        columns = [
+            sum(alpha[..., i, j : j + 1] * values[..., i, :] for i in range(streams.shape[-2]))
+            for j in range(alpha.shape[-1])
+        ]
+        return columns[0].to(streams.dtype), torch.stack(columns[1:], dim=-2)
+    products = torch.matmul(alpha.transpose(-1, -2), values)
+    return products[..., 0, :].to(streams.dtype), products[..., 1:, :]
+
+
+def depth_connection(carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
+    """Write the branch output `[B, S, D]` onto the mixed streams: H_next, `[B, S, N, D]`. Eq. 5.
+
+    The result has the dtype that `streams + branch_output` would have.
+    """
+    update = carry.beta.unsqueeze(-1) * branch_output.to(carry.mixed.dtype).unsqueeze(-2)
+    return (carry.mixed + update).to(torch.promote_types(carry.dtype, branch_output.dtype))
+
+
+class HyperConnection(nn.Module):
+    """The hyper-connection around one sub-layer.
+
+    hidden_size: D.
+    hc_mult: N, at least 1.
+    sub_layer: k; at initialisation the branch reads stream k mod N.
+    norm: for DHC, a module that norms the last dimension of `[B, S, N, D]`, here only to predict the coefficients;
+        None for SHC.
+    tanh: whether the predicted term goes through tanh.
+
+    Parameters are float32 whatever the default dtype, and the forward casts up whatever they have become.
+    """
+
+    def __init__(
+        self, hidden_size: int, hc_mult: int, sub_layer: int, norm: nn.Module | None = None, tanh: bool = True
+    ):
+        super().__init__()
+        self.hidden_size, self.hc_mult, self.sub_layer, self.tanh = hidden_size, hc_mult, sub_layer, tanh
+        self.norm = norm if norm is None else norm.float()
+        for name, value in self.initial_values().items():
+            self.register_parameter(name, nn.Parameter(value))
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """The equivalent initialisation of every parameter but the norm's, float32 (Eq. 14, Algorithm 2)."""
+        read = torch.zeros(self.hc_mult, 1)
+        read[self.sub_layer % self.hc_mult] = 1.0
+        values = {
+            "static_alpha": torch.cat([read, torch.eye(self.hc_mult)], dim=1),
+            "static_beta": torch.ones(self.hc_mult),
+        }
+        if self.norm is not None:
+            values["dynamic_alpha_fn"] = torch.zeros(self.hidden_size, self.hc_mult + 1)
+            values["dynamic_beta_fn"] = torch.zeros(self.hidden_size)
+            values["dynamic_alpha_scale"] = torch.full((1,), 0.01)
+            values["dynamic_beta_scale"] = torch.full((1,), 0.01)
+        return {name: value.float() for name, value in values.items()}
+
+    def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A and b for streams `[B, S, N, D]`: `[N, N+1]` and `[N]`, for DHC `[B, S, N, N+1]` and `[B, S, N]`; float32."""
+        dtype = _compute_dtype(streams.dtype)
+        alpha, beta = self.static_alpha.to(dtype), self.static_beta.to(dtype)
+        if self.norm is None:
+            return alpha, beta
+        normed = self.norm(streams.to(dtype)).to(dtype)
+        predicted_alpha = normed @ self.dynamic_alpha_fn.to(dtype)
+        predicted_beta = normed @ self.dynamic_beta_fn.to(dtype)
+        if self.tanh:
+            predicted_alpha, predicted_beta = predicted_alpha.tanh(), predicted_beta.tanh()
+        return (
+            alpha + self.dynamic_alpha_scale.to(dtype) * predicted_alpha,
+            beta + self.dynamic_beta_scale.to(dtype) * predicted_beta,
+        )
+
+    def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, Carry]:
+        """The width connection; a forward, so that hooks and wrappers of the module see it."""
+        with torch.autocast(streams.device.type, enabled=False):
+            alpha, beta = self.coefficients(streams)
+            branch_input, mixed = width_connection(streams, alpha)
+        return branch_input, Carry(mixed, beta, streams.dtype)
+
+    def width_connection(self, streams: torch.Tensor) -> tuple[torch.Tensor, Carry]:
+        """From streams `[B, S, N, D]`, the branch input `[B, S, D]` and what `depth_connection` needs afterwards."""
+        return self(streams)
+
+    def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
+        """The next streams `[B, S, N, D]`, from the carry and the branch output `[B, S, D]`."""
+        return depth_connection(carry, branch_output)
+
+    def extra_repr(self) -> str:
+        return f"hidden_size={self.hidden_size}, hc_mult={self.hc_mult}, sub_layer={self.sub_layer}, tanh={self.tanh}"
+
+
+def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _matmul_is_exact(device: torch.device) -> bool:
+    """Whether a float32 matrix product on `device` keeps every bit of its operands."""
+    if device.type != "cpu":
+        return False
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # the precision was set per backend, so it may be reduced
+        return False
