@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-__version__ = "0.1.0"
+from ._version import __version__
 
 _EXPORTS = {
     "HCLlamaConfig": "models.configuration_hc_llama",

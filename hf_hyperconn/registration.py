@@ -8,8 +8,10 @@ from .families import FAMILIES
 def register_auto_classes() -> None:
     """Register every family with the Auto classes; saved models then ship their own code. Safe to repeat."""
     for family in FAMILIES.values():
-        modules = {module.__name__.rpartition(".")[2]: module for module in
-                   (family.configuration_module(), family.modeling_module())}
+        modules = {
+            module.__name__.rpartition(".")[2]: module
+            for module in (family.configuration_module(), family.modeling_module())
+        }
         classes = {}
         for auto, reference in family.auto_map.items():
             file, _, name = reference.partition(".")

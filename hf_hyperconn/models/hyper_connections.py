@@ -127,7 +127,7 @@ class HyperConnection(nn.Module):
         return {name: value.float() for name, value in values.items()}
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A and b for streams `[B, S, N, D]`: `[N, N+1]` and `[N]`, for DHC `[B, S, N, N+1]` and `[B, S, N]`; float32."""
+        """A and b, float32, for streams `[B, S, N, D]`: `[N, N+1]` and `[N]`; for DHC with `[B, S]` before them."""
         dtype = _compute_dtype(streams.dtype)
         alpha, beta = self.static_alpha.to(dtype), self.static_beta.to(dtype)
         if self.norm is None:

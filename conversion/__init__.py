@@ -1,0 +1,1 @@
+"""The converter: Pre-Norm checkpoint in, hyper-connection checkpoint out, exactly."""

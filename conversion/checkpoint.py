@@ -1,0 +1,127 @@
+"""What a checkpoint holds, read from its config, its index and the headers of its weights, never from their data."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_hyperconn.errors import UnsupportedCheckpointError
+
+from .header import TensorInfo
+from .source import Source
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a checkpoint: its files, in order, and their tensors by name."""
+
+    files: tuple[str, ...]
+    tensors: dict[str, TensorInfo]
+
+    @property
+    def parameters(self) -> int:
+        """Number of stored elements."""
+        return sum(tensor.size for tensor in self.tensors.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stored elements."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that holds most elements, as safetensors spells it."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size
+        return max(sizes, key=sizes.__getitem__)
+
+
+def read_weights(source: Source) -> Weights:
+    """Find and check the weights of a checkpoint; of a Hub repo only headers are fetched.
+
+    Raises `UnsupportedCheckpointError` when there are no safetensors weights, or they are incomplete or corrupt.
+    """
+    if WEIGHTS in source.files:  # transformers, too, takes the single file first
+        return Weights((WEIGHTS,), source.header(WEIGHTS))
+    if INDEX not in source.files:
+        raise UnsupportedCheckpointError(_no_weights(source))
+    weight_map = _read_weight_map(source)
+    files = tuple(sorted(set(weight_map.values())))
+    for name in files:
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise UnsupportedCheckpointError(
+                f"{INDEX} of {source.name!r} names {name!r}, which is not a file beside it. "
+                f"Do not trust this checkpoint."
+            )
+        if name not in source.files:
+            raise UnsupportedCheckpointError(
+                f"{INDEX} of {source.name!r} names {name}, which is missing. Copy or download the checkpoint again."
+            )
+    tensors = {}
+    for name in files:
+        header = source.header(name)
+        absent = [tensor for tensor, file in weight_map.items() if file == name and tensor not in header]
+        if absent:
+            raise UnsupportedCheckpointError(
+                f"{INDEX} of {source.name!r} places {absent[0]} in {name}, which does not hold it. "
+                f"Copy or download the checkpoint again."
+            )
+        tensors.update(header)
+    return Weights(files, tensors)
+
+
+def read_config(source: Source) -> dict:
+    """The checkpoint's config.json.
+
+    Raises `UnsupportedCheckpointError` when there is none, or it is not a JSON object.
+    """
+    if CONFIG not in source.files:
+        if "adapter_config.json" in source.files:
+            raise UnsupportedCheckpointError(_adapter(source))
+        raise UnsupportedCheckpointError(
+            f"{source.name!r} has no {CONFIG}; give a checkpoint in the format of Transformers."
+        )
+    return _read_json(source, CONFIG)
+
+
+def _read_weight_map(source: Source) -> dict[str, str]:
+    weight_map = _read_json(source, INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise UnsupportedCheckpointError(f"{INDEX} of {source.name!r} has no weight_map. Download it again.")
+    return weight_map
+
+
+def _read_json(source: Source, name: str) -> dict:
+    try:
+        content = json.loads(source.path(name).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnsupportedCheckpointError(
+            f"{name} of {source.name!r} is not JSON ({error}). Download it again."
+        ) from error
+    if not isinstance(content, dict):
+        raise UnsupportedCheckpointError(f"{name} of {source.name!r} is not a JSON object. Download it again.")
+    return content
+
+
+def _no_weights(source: Source) -> str:
+    if "adapter_config.json" in source.files:
+        return _adapter(source)
+    pickles = sorted(name for name in source.files if name.endswith(PICKLES))
+    if pickles:
+        return (
+            f"{source.name!r} has no safetensors weights, only {pickles[0]}, and pickles are not read. "
+            f"Save it again with Transformers (save_pretrained writes safetensors) and convert that."
+        )
+    return f"{source.name!r} has no weights: neither {WEIGHTS} nor {INDEX}. Give a complete checkpoint."
+
+
+def _adapter(source: Source) -> str:
+    return (
+        f"{source.name!r} is an adapter (adapter_config.json), not a model. "
+        f"Merge it into its base (merge_and_unload), save that and convert it."
+    )

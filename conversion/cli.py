@@ -1,0 +1,171 @@
+"""`hf-hyperconn`: results on stdout, the rest on stderr; nothing heavy is imported before a command needs it."""
+
+import argparse
+import json
+import os
+import sys
+
+import hf_hyperconn
+from hf_hyperconn.errors import HyperConnError, VerificationError
+
+OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
+
+CONVERT_EXAMPLES = """examples:
+  hf-hyperconn convert meta-llama/Llama-3.2-1B -n 4
+  hf-hyperconn convert ./llama ./llama-hc --static -n 2 --link hard
+  hf-hyperconn convert ./llama --dry-run
+"""
+VERIFY_EXAMPLES = """examples:
+  hf-hyperconn verify ./Llama-3.2-1B-HCx4 --against meta-llama/Llama-3.2-1B
+  hf-hyperconn verify ./llama-hc --against ./llama --mode structure
+"""
+DEMO_EXAMPLES = """example:
+  hf-hyperconn demo --steps 100
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    0 done; 1 failed, with a message; 2 wrong usage (argparse); 3 verification failed; 130 interrupted.
+    """
+    options = _parser().parse_args(arguments)
+    if options.quiet:
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    try:
+        return options.run(options)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if options.verbose:
+            raise
+        hint = "" if isinstance(error, HyperConnError) else " (unexpected; run it again with -v for the traceback)"
+        print(f"error: {' '.join(str(error).split()) or type(error).__name__}{hint}", file=sys.stderr)
+        return VERIFICATION_FAILED if isinstance(error, VerificationError) else FAILED
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from .convert import carry_out
+    from .plan import HyperConnectionFields, plan_conversion
+
+    fields = HyperConnectionFields(options.hc_mult, "shc" if options.static else "dhc", options.tanh)
+    plan = plan_conversion(
+        options.model, options.out, fields=fields, revision=options.revision, link=options.link, force=options.force
+    )
+    if options.dry_run:
+        print(json.dumps(plan.as_dict(), indent=2) if options.json else plan.describe())
+        return OK
+    result = carry_out(plan, verify=options.verify, layers=options.layers, say=_speaker(options))
+    if options.json:
+        verification = result.verification and result.verification.as_dict()
+        print(json.dumps({**plan.as_dict(), "verification": verification}, indent=2))
+        return OK
+    _speaker(options)(
+        f'next          AutoModelForCausalLM.from_pretrained("{result.path}", trust_remote_code=True)\n'
+        f"              equals its base until you train it"
+    )
+    print(result.path)
+    return OK
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from .verify import verify_checkpoint
+
+    report = verify_checkpoint(
+        options.folder, options.against, revision=options.revision, mode=options.mode, layers=options.layers
+    )
+    if options.json:
+        print(json.dumps({"folder": options.folder, "against": options.against, **report.as_dict()}, indent=2))
+    else:
+        print("\n".join(report.lines()))
+    if not report.passed:
+        raise VerificationError(f"verification failed: {report.failure}.")
+    return OK
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from .demo import run_demo
+
+    run_demo(options.folder, steps=options.steps, say=_speaker(options))
+    return OK
+
+
+def _speaker(options: argparse.Namespace):
+    return (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print the result as JSON")
+    common.add_argument("-q", "--quiet", action="store_true", help="print the result and errors only")
+    common.add_argument("-v", "--verbose", action="store_true", help="show the traceback of an error")
+
+    parser = argparse.ArgumentParser(
+        prog="hf-hyperconn", description="Hyper-Connections for Transformers checkpoints.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"hf-hyperconn {hf_hyperconn.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, run, text: str, examples: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=examples,
+            parents=[common],
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(run=run)
+        return sub
+
+    convert = command(
+        "convert", _convert, "turn a Pre-Norm checkpoint into one with n residual streams, exactly", CONVERT_EXAMPLES
+    )
+    convert.add_argument("model", metavar="MODEL", help="local folder or Hub id")
+    convert.add_argument("out", metavar="OUT", nargs="?", help="folder to make (default: <name>-HCx<n> here)")
+    convert.add_argument("-n", "--hc-mult", type=int, default=4, metavar="N", help="residual streams (default: 4)")
+    convert.add_argument("--static", action="store_true", help="static hyper-connections (default: dynamic)")
+    convert.add_argument(
+        "--tanh", action=argparse.BooleanOptionalAction, default=True, help="tanh on the dynamic part (default: on)"
+    )
+    convert.add_argument("--revision", help="branch, tag or commit of MODEL; the commit is recorded")
+    convert.add_argument(
+        "--link",
+        choices=("copy", "hard", "symlink"),
+        default="copy",
+        help="how base weights reach OUT (default: copy)",
+    )
+    convert.add_argument(
+        "--verify",
+        choices=("auto", "full", "structure", "off"),
+        default="auto",
+        help="structure: files and tensors; full: also run both models; auto: with the layers that fit (default)",
+    )
+    convert.add_argument("--layers", type=_positive, metavar="K", help="verify with the first K layers only")
+    convert.add_argument("--dry-run", action="store_true", help="print the plan and touch nothing")
+    convert.add_argument("--force", action="store_true", help="replace OUT if it is a converted checkpoint")
+
+    verify = command("verify", _verify, "check a converted checkpoint, against its base if given", VERIFY_EXAMPLES)
+    verify.add_argument("folder", metavar="OUT", help="folder of the converted checkpoint")
+    verify.add_argument("--against", metavar="MODEL", help="its base: local folder or Hub id")
+    verify.add_argument("--revision", help="branch, tag or commit of MODEL")
+    verify.add_argument(
+        "--mode", "--verify", choices=("auto", "full", "structure"), default="auto", help="as in convert"
+    )
+    verify.add_argument("--layers", type=_positive, metavar="K", help="run the first K layers only")
+
+    demo = command(
+        "demo", _demo, "train a tiny Llama, convert it, verify it and train both on, offline in minutes", DEMO_EXAMPLES
+    )
+    demo.add_argument("folder", metavar="DIR", nargs="?", help="where to leave the models (default: nowhere)")
+    demo.add_argument("--steps", type=_positive, default=300, metavar="K", help="training steps (default: 300)")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value

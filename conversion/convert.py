@@ -1,0 +1,232 @@
+"""The conversion: base shards pass through untouched, one shard of hyper-connections is added."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+import hf_hyperconn
+from hf_hyperconn.errors import ConversionError, VerificationError
+
+from .checkpoint import CONFIG, INDEX
+from .plan import RECORD, ConversionPlan, HyperConnectionFields, plan_conversion, workspace
+from .transfer import bring
+
+if TYPE_CHECKING:
+    from .verify import VerificationReport
+
+PLAN = "plan.json"
+PREVIOUS = "previous"
+
+
+@dataclass(frozen=True)
+class ConversionResult:
+    """A finished conversion: where it is, what was planned, what verification found (None when it was off)."""
+
+    path: Path
+    plan: ConversionPlan
+    verification: "VerificationReport | None"
+
+
+def convert_checkpoint(
+    model: str,
+    out: str | os.PathLike | None = None,
+    *,
+    hc_mult: int = 4,
+    connection: str = "dhc",
+    hc_tanh: bool = True,
+    revision: str | None = None,
+    link: str = "copy",
+    force: bool = False,
+    verify: str = "auto",
+    layers: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> ConversionResult:
+    """Convert a Pre-Norm checkpoint into one with `hc_mult` residual streams that computes exactly the same.
+
+    model: local folder or Hub id.
+    out: folder to make, by default `<model's name>-HCx<n>` here. It exists only once it is complete and verified; what
+        is interrupted stays in `.<out>.incomplete` beside it, and the same call goes on from there.
+    connection: "shc" or "dhc".
+    hc_tanh: whether the dynamic part goes through tanh.
+    revision: branch, tag or commit of a Hub repo.
+    link: "copy", "hard" or "symlink": how base shards reach `out`.
+    force: replace an `out` that is a converted checkpoint.
+    verify: "auto", "full", "structure" or "off"; see `hf_hyperconn.conversion.verify.verify_checkpoint`.
+    layers: how many layers a numeric verification runs; by default all that fit in memory.
+    say: called with a line for each step done.
+
+    Raises `UnsupportedCheckpointError` before any work for what can't be converted, `ConversionError` when writing
+    fails and `VerificationError` when the result differs from its base.
+    """
+    fields = HyperConnectionFields(hc_mult, connection, hc_tanh)
+    plan = plan_conversion(model, out, fields=fields, revision=revision, link=link, force=force)
+    return carry_out(plan, verify=verify, layers=layers, say=say)
+
+
+def carry_out(
+    plan: ConversionPlan,
+    *,
+    verify: str = "auto",
+    layers: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> ConversionResult:
+    """Do what `plan` says; arguments and errors as for `convert_checkpoint`."""
+    with _file_errors(plan.out.absolute().parent):
+        work = _open_workspace(plan)
+        checksums = _write_weights(plan, work)
+        say(f"base weights  {len(plan.shards)} file(s), byte for byte")
+        say(f"hc weights    {plan.hc_parameters:,} parameters, n={plan.fields.hc_mult}, {plan.fields.connection}")
+        _write_companions(plan, work)
+        record = _record(plan, checksums)
+        _write_json(work / RECORD, record)
+    report = None
+    if verify != "off":
+        from .verify import verify_checkpoint
+
+        report = verify_checkpoint(work, plan.source, mode=verify, layers=layers, fresh=True)
+        for line in report.lines():
+            say(line)
+        if not report.passed:
+            raise VerificationError(f"verification failed: {report.failure}. The result is kept in '{work}'.")
+    with _file_errors(plan.out.absolute().parent):
+        _write_json(work / RECORD, {**record, "verification": report and report.as_dict()})
+        (work / PLAN).unlink()
+        _put_in_place(work, plan.out)
+    return ConversionResult(plan.out, plan, report)
+
+
+def _open_workspace(plan: ConversionPlan) -> Path:
+    """The folder to work in: an interrupted conversion's if it had the same plan, else an empty one."""
+    work = workspace(plan.out)
+    try:
+        same = json.loads((work / PLAN).read_text(encoding="utf-8")) == plan.fingerprint()
+    except (OSError, ValueError):
+        same = False
+    if not same:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        _write_json(work / PLAN, plan.fingerprint())
+    return work
+
+
+def _write_weights(plan: ConversionPlan, work: Path) -> dict[str, int]:
+    """Bring the base shards, write the hyper-connection shard and the index. Returns CRC-32 by new name."""
+    from huggingface_hub.utils import tqdm
+
+    stop = Event()
+    with (
+        tqdm(total=plan.base_bytes, unit="B", unit_scale=True, desc="Base weights", disable=None) as bar,
+        ThreadPoolExecutor(2) as pool,
+    ):
+
+        def advance(count: int) -> None:
+            bar.update(count)
+            if stop.is_set():
+                raise InterruptedError("stopped")
+
+        pending = {
+            target: pool.submit(_bring_shard, plan, name, work / target, advance)
+            for name, target in plan.shards.items()
+        }
+        try:
+            # meanwhile, on this thread: it imports torch
+            weight_map, metadata = _write_hyper_connections(plan, work)
+            checksums = {target: future.result() for target, future in pending.items()}
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    _write_json(work / INDEX, {"metadata": metadata, "weight_map": weight_map})
+    return checksums
+
+
+def _write_hyper_connections(plan: ConversionPlan, work: Path) -> tuple[dict[str, str], dict[str, int]]:
+    """Write the hyper-connection shard. Returns the index's weight_map and metadata."""
+    from safetensors.torch import save
+
+    from .equivalent import hyper_connection_tensors
+
+    tensors = hyper_connection_tensors(plan.config, plan.family, plan.prefix)
+    _write(work / plan.hc_shard, save(tensors, metadata={"format": "pt"}))
+    weight_map = {name: plan.shards[tensor.file] for name, tensor in plan.weights.tensors.items()}
+    weight_map.update(dict.fromkeys(tensors, plan.hc_shard))
+    metadata = {
+        "total_parameters": plan.weights.parameters + sum(tensor.numel() for tensor in tensors.values()),
+        "total_size": plan.weights.nbytes + sum(tensor.nbytes for tensor in tensors.values()),
+    }
+    return weight_map, metadata
+
+
+def _bring_shard(plan: ConversionPlan, name: str, target: Path, progress: Callable[[int], None]) -> int:
+    return bring(plan.source.path(name), target, plan.link, progress)
+
+
+def _write_companions(plan: ConversionPlan, work: Path) -> None:
+    for name in plan.companions:
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(plan.source.path(name), work / name)
+    code = Path(hf_hyperconn.__file__).parent / "models"
+    for name in plan.family.code:
+        shutil.copyfile(code / name, work / name)
+    _write_json(work / CONFIG, plan.config)
+
+
+def _record(plan: ConversionPlan, checksums: dict[str, int]) -> dict:
+    """What hyperconn_conversion.json says of where the checkpoint comes from."""
+    from importlib.metadata import version
+
+    shards = [
+        {"file": target, "source": name, "size": plan.source.files[name], "crc32": f"{checksums[target]:08x}"}
+        for name, target in plan.shards.items()
+    ]
+    return {
+        "base": {"model": plan.source.name, "commit": plan.source.commit},
+        "arguments": {**vars(plan.fields), "link": plan.link},
+        "versions": {
+            "hf_hyperconn": hf_hyperconn.__version__,
+            **{name: version(name) for name in ("safetensors", "torch", "transformers")},
+        },
+        "base_shards": shards,
+        "hyper_connection_shard": plan.hc_shard,
+    }
+
+
+def _put_in_place(work: Path, out: Path) -> None:
+    previous = _aside(out)
+    if out.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        out.rename(previous)
+    work.rename(out)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def _aside(out: Path) -> Path:
+    return out.parent / f".{out.name}.{PREVIOUS}"
+
+
+def _write_json(path: Path, content) -> None:
+    _write(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.rename(path)
+
+
+@contextmanager
+def _file_errors(folder: Path):
+    try:
+        yield
+    except OSError as error:
+        raise ConversionError(
+            f"writing in '{folder}' failed: {error.strerror or error}. Mend that and run the same command again; "
+            f"it goes on where it stopped."
+        ) from error

@@ -1,0 +1,159 @@
+"""The main job on a model small enough to train here: train, convert, verify, load elsewhere, train on."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from huggingface_hub.utils import tqdm
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.utils import logging
+
+from hf_hyperconn.errors import ConversionError, HyperConnError
+from hf_hyperconn.registration import register_auto_classes
+
+from .convert import convert_checkpoint
+
+LENGTH, BATCH, STREAMS = 128, 16, 4
+PROMPT = "def read"
+
+LOAD_ELSEWHERE = """
+import sys
+sys.modules["hf_hyperconn"] = None  # as if it were not installed
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+logging.disable_progress_bar()
+folder, prompt = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+ids = tokenizer(prompt, return_tensors="pt")
+print(tokenizer.decode(model.generate(**ids, max_new_tokens=48, do_sample=False, pad_token_id=0)[0]))
+"""
+
+
+def run_demo(folder: str | None = None, *, steps: int = 300, say: Callable[[str], None] = print) -> None:
+    """Train a tiny byte-level Llama on the standard library's source and take it through the converter.
+
+    Prints what happens with `say` and a table of held-out losses on stdout. Needs no network.
+
+    folder: a new folder that keeps the models; by default they are removed.
+    steps: training steps of the base; the continuation takes half as many.
+
+    Raises `ConversionError` when `folder` exists and `VerificationError` should the conversion differ from its base.
+    """
+    register_auto_classes()
+    logging.disable_progress_bar()
+    if folder is not None and Path(folder).exists():
+        raise ConversionError(f"'{folder}' already exists. Choose another DIR.")
+    if folder is not None:
+        Path(folder).mkdir(parents=True)
+    with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
+        _demonstrate(Path(place), steps, say)
+
+
+def _demonstrate(place: Path, steps: int, say: Callable[[str], None]) -> None:
+    training, held_out = _standard_library_bytes()
+    torch.manual_seed(0)
+    base = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=256,
+            hidden_size=128,
+            intermediate_size=344,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=2 * LENGTH,
+            bos_token_id=None,
+            eos_token_id=None,
+            tie_word_embeddings=True,
+        )
+    )
+    say(f"1. a Llama of {base.num_parameters():,} parameters, trained on the standard library's source")
+    _train([base], training, steps, learning_rate=3e-3, seed=1)
+    base.save_pretrained(place / "base")
+    byte_tokenizer().save_pretrained(place / "base")
+
+    say(f"2. converted to DHC×{STREAMS} and verified")
+    converted = convert_checkpoint(str(place / "base"), place / f"base-HCx{STREAMS}", hc_mult=STREAMS, say=say).path
+
+    say("3. loaded in a process that has no hf_hyperconn, it writes")
+    say("   " + _generate_elsewhere(converted).replace("\n", "\n   "))
+
+    say("4. both trained on, with the same data")
+    model = LlamaForCausalLM.from_pretrained(place / "base")
+    hc_model = AutoModelForCausalLM.from_pretrained(converted)
+    before = [_loss(each, held_out) for each in (model, hc_model)]
+    _train([model, hc_model], training, max(steps // 2, 1), learning_rate=1e-3, seed=2)
+    after = [_loss(each, held_out) for each in (model, hc_model)]
+    print(f"{'held-out loss':<16}{'converted':>12}{'trained on':>12}")
+    for name, *losses in zip(("Llama", f"Llama DHC×{STREAMS}"), before, after, strict=True):
+        print(f"{name:<16}" + "".join(f"{loss:>12.4f}" for loss in losses))
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer in which each byte is a token, with the byte's value as its id."""
+    vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def _standard_library_bytes() -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids of the standard library's top-level modules: nine files in ten to train on, the others held out."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    if not files:
+        raise HyperConnError("this Python comes without the source of its standard library, which the demo trains on.")
+
+    def ids(part: list[Path]) -> torch.Tensor:
+        return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in part)), dtype=torch.uint8).long()
+
+    return ids([path for i, path in enumerate(files) if i % 10]), ids(files[::10])
+
+
+def _train(
+    trained: list[PreTrainedModel], tokens: torch.Tensor, steps: int, *, learning_rate: float, seed: int
+) -> None:
+    """Train each model on the same batches, in order of steps."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizers = [torch.optim.AdamW(m.train().parameters(), lr=learning_rate, weight_decay=0.0) for m in trained]
+    with tqdm(total=steps, desc="Training", unit="step", disable=None) as bar:
+        for _ in range(steps):
+            starts = torch.randint(len(tokens) - LENGTH, (BATCH, 1), generator=generator)
+            batch = tokens[starts + torch.arange(LENGTH)]
+            losses = []
+            for model, optimizer in zip(trained, optimizers, strict=True):
+                loss = model(input_ids=batch, labels=batch).loss
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+            bar.set_postfix_str(" ".join(f"{loss:.3f}" for loss in losses))
+            bar.update()
+
+
+@torch.no_grad()
+def _loss(model: PreTrainedModel, tokens: torch.Tensor) -> float:
+    model.eval()
+    rows = tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)[:256]
+    return model(input_ids=rows, labels=rows).loss.item()
+
+
+def _generate_elsewhere(folder: Path) -> str:
+    with tempfile.TemporaryDirectory() as modules:
+        environment = {**os.environ, "HF_MODULES_CACHE": modules, "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-c", LOAD_ELSEWHERE, str(folder.resolve()), PROMPT]
+        done = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, text=True, cwd=modules, env=environment
+        )
+    if done.returncode:
+        raise HyperConnError(f"loading {folder} without hf_hyperconn failed:\n{done.stderr}")
+    return done.stdout.strip()

@@ -1,0 +1,155 @@
+"""Running a base and its conversion on the same tokens, one after the other."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+import torch
+import transformers
+from transformers.utils import logging
+
+from hf_hyperconn.families import Family
+
+from .checkpoint import INDEX, Weights
+from .source import Source
+
+TOKENS, NEW_TOKENS = 64, 16
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Base and conversion on the same tokens, in one dtype.
+
+    logits, hidden_states: whether they are equal, bit for bit.
+    continuation: whether the greedy continuations are equal; None for a model that does not generate.
+    max_difference: largest absolute difference of logits.
+    kl: KL divergence of the conversion from the base, mean over tokens, in nats.
+    top1: share of tokens with the same most likely next token.
+    """
+
+    dtype: str
+    logits: bool
+    hidden_states: bool
+    continuation: bool | None
+    max_difference: float
+    kl: float
+    top1: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether everything compared is equal, bit for bit."""
+        return self.logits and self.hidden_states and self.continuation is not False
+
+    def line(self) -> str:
+        """The comparison for people."""
+        if self.equal:
+            parts = ["logits", "hidden states"] + ["greedy continuation"] * (self.continuation is not None)
+            return f"{self.dtype:<13} {', '.join(parts)}: equal to the base, bit for bit"
+        return (
+            f"{self.dtype:<13} logits max |difference| {self.max_difference:.3g}, KL {self.kl:.3g}, "
+            f"top-1 agreement {100 * self.top1:.1f} %"
+        )
+
+    def failure(self) -> str:
+        """What differs, for an error message."""
+        differing = [name for name in ("logits", "hidden_states", "continuation") if getattr(self, name) is False]
+        return (
+            f"in {self.dtype}, {', '.join(differing).replace('_', ' ')} differ from the base's "
+            f"(max |difference| of logits {self.max_difference:.3g})"
+        )
+
+
+def layers_that_fit(weights: Weights, layers: int) -> int:
+    """How many of the first layers can run in float32 in four fifths of the memory that is free; at least one."""
+    per_layer = [0] * layers
+    rest = 0
+    for name, tensor in weights.tensors.items():
+        _, found, tail = name.partition("layers.")
+        index = int(tail.partition(".")[0]) if found and tail[:1].isdigit() else None
+        if index is not None and index < layers:
+            per_layer[index] += 4 * tensor.size
+        else:
+            rest += 4 * tensor.size
+    free = 0.8 * psutil.virtual_memory().available - rest
+    fitting = 0
+    while fitting < layers and (free := free - per_layer[fitting]) > 0:
+        fitting += 1
+    return max(fitting, 1)
+
+
+def compare_models(
+    target: Source, base: Source, family: Family, config: dict, weights: Weights, *, layers: int
+) -> tuple[Comparison, ...]:
+    """Run base and conversion in the checkpoint's dtype and in float32; the base is freed before the other is loaded.
+
+    layers: how many of the first layers to run.
+    """
+    (architecture,) = config["architectures"]
+    base_class = getattr(transformers, architecture.removeprefix("HC"))
+    hc_class = getattr(family.modeling_module(), architecture)
+    dtypes = dict.fromkeys([DTYPES.get(weights.dtype, torch.float32), torch.float32])
+    results = []
+    for dtype in dtypes:
+        expected = _run(base_class, base, dtype, layers)
+        results.append(_compare(str(dtype).removeprefix("torch."), expected, _run(hc_class, target, dtype, layers)))
+    return tuple(results)
+
+
+def _run(model_class, source: Source, dtype: torch.dtype, layers: int) -> dict:
+    """Logits (or last hidden state), hidden states and greedy continuation on a fixed sequence of tokens."""
+    names = [name for name in source.files if name == "config.json" or name == INDEX or name.endswith(".safetensors")]
+    with _quiet():
+        model = model_class.from_pretrained(
+            source.folder(names), dtype=dtype, num_hidden_layers=layers, attn_implementation="sdpa"
+        ).eval()
+    generator = torch.Generator().manual_seed(0)
+    tokens = min(TOKENS, model.config.max_position_embeddings - NEW_TOKENS)
+    ids = torch.randint(model.config.vocab_size, (1, tokens), generator=generator)
+    with torch.no_grad():
+        outputs = model(input_ids=ids, output_hidden_states=True)
+        result = {
+            "logits": outputs.get("logits", outputs.get("start_logits", outputs.get("last_hidden_state"))),
+            "hidden_states": outputs.hidden_states,
+            "continuation": None,
+        }
+        if model.can_generate():
+            result["continuation"] = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
+            )
+    del model
+    gc.collect()
+    return result
+
+
+def _compare(dtype: str, expected: dict, found: dict) -> Comparison:
+    a, b = expected["logits"].double(), found["logits"].double()
+    log_a, log_b = a.log_softmax(-1), b.log_softmax(-1)
+    return Comparison(
+        dtype=dtype,
+        logits=torch.equal(expected["logits"], found["logits"]),
+        hidden_states=len(expected["hidden_states"]) == len(found["hidden_states"])
+        and all(map(torch.equal, expected["hidden_states"], found["hidden_states"])),
+        continuation=None
+        if expected["continuation"] is None
+        else torch.equal(expected["continuation"], found["continuation"]),
+        max_difference=(a - b).abs().max().item(),
+        kl=(log_a.exp() * (log_a - log_b)).sum(-1).mean().item(),
+        top1=(a.argmax(-1) == b.argmax(-1)).double().mean().item(),
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Transformers' loading reports, which name the layers left out, from the terminal."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

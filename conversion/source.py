@@ -1,0 +1,150 @@
+"""Where a checkpoint comes from: a local folder or a repo of the Hub."""
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import contextmanager
+from pathlib import Path
+
+from hf_hyperconn.errors import UnsupportedCheckpointError
+
+from .header import TensorInfo, read_header, tensor_info
+
+REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+class Source(ABC):
+    """A checkpoint to read from.
+
+    name: as the user gave it.
+    commit: the full commit of a Hub repo; None for a folder.
+    files: size in bytes by path inside the checkpoint, "/" between folders.
+    """
+
+    name: str
+    commit: str | None
+    files: dict[str, int]
+
+    @abstractmethod
+    def folder(self, names: Iterable[str]) -> Path:
+        """A local folder that holds the files `names`, downloaded first if need be."""
+
+    @abstractmethod
+    def header(self, name: str) -> dict[str, TensorInfo]:
+        """The tensors of a safetensors file, without downloading its data."""
+
+    def path(self, name: str) -> Path:
+        """A local path of one file, downloaded first if need be; never a symbolic link."""
+        return Path(os.path.realpath(self.folder([name]) / name))
+
+
+class LocalSource(Source):
+    """A folder."""
+
+    def __init__(self, folder: Path, name: str | None = None, commit: str | None = None):
+        self._folder, self.name, self.commit = folder, name or str(folder), commit
+        self.files = {
+            path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()
+        }
+
+    def folder(self, names: Iterable[str]) -> Path:
+        return self._folder
+
+    def header(self, name: str) -> dict[str, TensorInfo]:
+        return read_header(self._folder / name)
+
+
+class HubSource(Source):
+    """A repo of the Hub at one commit.
+
+    Every method raises `UnsupportedCheckpointError` when the Hub refuses or can't be reached.
+    """
+
+    def __init__(self, repo_id: str, revision: str | None):
+        from huggingface_hub import HfApi
+
+        self.name, self._api = repo_id, HfApi(library_name="hf_hyperconn")
+        with _hub_errors(repo_id, revision):
+            info = self._api.model_info(repo_id, revision=revision, files_metadata=True)
+        self.commit = info.sha
+        self.files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
+
+    def folder(self, names: Iterable[str]) -> Path:
+        with _hub_errors(self.name, self.commit):
+            for name in names:
+                path = Path(self._api.hf_hub_download(self.name, name, revision=self.commit))
+        return path.parents[name.count("/")]
+
+    def header(self, name: str) -> dict[str, TensorInfo]:
+        with _hub_errors(self.name, self.commit):
+            metadata = self._api.parse_safetensors_file_metadata(self.name, name, revision=self.commit)
+        return {
+            key: tensor_info(info.dtype, info.shape, info.data_offsets, name) for key, info in metadata.tensors.items()
+        }
+
+
+class _Unreachable(UnsupportedCheckpointError):
+    """The Hub can't be reached."""
+
+
+def open_source(model: str, revision: str | None = None) -> Source:
+    """The checkpoint behind MODEL, a local folder or a Hub id.
+
+    revision: branch, tag or commit of a Hub repo.
+
+    Raises `UnsupportedCheckpointError` when there is no such folder or repo, or it can't be reached.
+    """
+    if Path(model).is_dir():
+        if revision is not None:
+            raise UnsupportedCheckpointError(
+                f"{model!r} is a folder and has no revision {revision!r}; drop --revision."
+            )
+        return LocalSource(Path(model))
+    if Path(model).exists():
+        raise UnsupportedCheckpointError(f"{model!r} is a file; give the folder of a checkpoint, or a Hub id.")
+    if not REPO_ID.fullmatch(model) or model in (".", ".."):
+        raise UnsupportedCheckpointError(f"there is no folder {model!r}, nor can it be a Hub id (owner/name).")
+    try:
+        return HubSource(model, revision)
+    except _Unreachable:
+        if (cached := _cached_snapshot(model, revision)) is None:
+            raise
+        return LocalSource(cached, name=model, commit=cached.name)
+
+
+def _cached_snapshot(repo_id: str, revision: str | None) -> Path | None:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
+    except OSError:
+        return None
+
+
+@contextmanager
+def _hub_errors(repo_id: str, revision: str | None):
+    """Turn what huggingface_hub raises into an error that says what to do."""
+    import httpx
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise UnsupportedCheckpointError(
+            f"access to {repo_id!r} is gated. Ask for it on the model's page, then log in with `hf auth login`."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise UnsupportedCheckpointError(f"{repo_id!r} has no revision {revision!r}. Check --revision.") from error
+    except errors.RepositoryNotFoundError as error:
+        raise UnsupportedCheckpointError(
+            f"there is no folder {repo_id!r} and no such repo on the Hub. Check the name; if it is private, log in "
+            f"with `hf auth login`."
+        ) from error
+    except (errors.SafetensorsParsingError, errors.NotASafetensorsRepoError) as error:
+        raise UnsupportedCheckpointError(f"a weight file of {repo_id!r} is no safetensors file: {error}") from error
+    except (httpx.HTTPError, OSError) as error:
+        raise _Unreachable(
+            f"{repo_id!r} is no local folder, and the Hub can't be reached for it ({type(error).__name__}). "
+            f"Go online, or give a local folder."
+        ) from error
