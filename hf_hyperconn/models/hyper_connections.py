@@ -113,23 +113,24 @@ class HyperConnection(nn.Module):
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """The equivalent initialisation of every parameter but the norm's, float32 (Eq. 14, Algorithm 2)."""
-        read = torch.zeros(self.hc_mult, 1)
-        read[self.sub_layer % self.hc_mult] = 1.0
+        n, d, float32 = self.hc_mult, self.hidden_size, {"dtype": torch.float32}
+        read = torch.eye(n, **float32)[:, self.sub_layer % n :][:, :1]
         values = {
-            "static_alpha": torch.cat([read, torch.eye(self.hc_mult)], dim=1),
-            "static_beta": torch.ones(self.hc_mult),
+            "static_alpha": torch.cat([read, torch.eye(n, **float32)], dim=1),
+            "static_beta": torch.ones(n, **float32),
         }
         if self.norm is not None:
-            values["dynamic_alpha_fn"] = torch.zeros(self.hidden_size, self.hc_mult + 1)
-            values["dynamic_beta_fn"] = torch.zeros(self.hidden_size)
-            values["dynamic_alpha_scale"] = torch.full((1,), 0.01)
-            values["dynamic_beta_scale"] = torch.full((1,), 0.01)
-        return {name: value.float() for name, value in values.items()}
+            values["dynamic_alpha_fn"] = torch.zeros(d, n + 1, **float32)
+            values["dynamic_beta_fn"] = torch.zeros(d, **float32)
+            values["dynamic_alpha_scale"] = torch.full((1,), 0.01, **float32)
+            values["dynamic_beta_scale"] = torch.full((1,), 0.01, **float32)
+        return values
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A and b, float32, for streams `[B, S, N, D]`: `[N, N+1]` and `[N]`; for DHC with `[B, S]` before them."""
         dtype = _compute_dtype(streams.dtype)
-        alpha, beta = self.static_alpha.to(dtype), self.static_beta.to(dtype)
+        alpha = self.static_alpha.to(dtype)
+        beta = self.static_beta.to(dtype, copy=True)  # it outlives this forward, after which FSDP frees parameters
         if self.norm is None:
             return alpha, beta
         normed = self.norm(streams.to(dtype)).to(dtype)

@@ -84,6 +84,11 @@ class HyperConnectionPreTrainedModel:
     _keep_in_fp32_modules_strict = ["attn_hc", "mlp_hc"]
     _pp_plan = None
 
+    def post_init(self):
+        # the base's own __init__ has collected the layer classes of the modules that were replaced since
+        self.__dict__.pop("_no_split_modules", None)
+        super().post_init()
+
     def _init_weights(self, module):
         super()._init_weights(module)
         if isinstance(module, HyperConnection):
@@ -116,7 +121,8 @@ class HyperConnectionPreTrainedModel:
         hc_mult, connection, hc_tanh, hc_readout: see `HyperConnectionConfig`.
         kwargs: as for `from_pretrained` (`dtype`, `device_map`, `revision`, ...).
 
-        Raises `ValueError` when the checkpoint belongs to another family or does not hold all of the base's weights.
+        Raises `ValueError` when the checkpoint belongs to another family, does not hold all of the base's weights or
+        would be offloaded to disk.
         """
         hub = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
         base_config = kwargs.pop("config", None) or AutoConfig.from_pretrained(
@@ -142,6 +148,11 @@ class HyperConnectionPreTrainedModel:
                 f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''}, which {cls.__name__} needs. "
                 f"Load it with the class it was saved from."
             )
+        if "disk" in getattr(model, "hf_device_map", {}).values():
+            raise ValueError(
+                "part of the model would be offloaded to disk, where its new hyper-connections are not. "
+                "Save a conversion first (hf-hyperconn convert) and load that."
+            )
         return (model, info) if with_info else model
 
 
@@ -166,9 +177,14 @@ def reduce_recorded_streams(forward):
 
 @contextmanager
 def no_decoder_layers(config):
-    """Let a base class's `__init__` build everything but decoder layers, which the caller adds."""
+    """Let a base class's `__init__` build everything but decoder layers, which the caller adds.
+
+    A request for gradient checkpointing, which `post_init` takes out of the config, waits for those layers.
+    """
     num_hidden_layers, config.num_hidden_layers = config.num_hidden_layers, 0
+    waiting = {name: config.__dict__.pop(name) for name in ("gradient_checkpointing",) if name in config.__dict__}
     try:
         yield
     finally:
         config.num_hidden_layers = num_hidden_layers
+        config.__dict__.update(waiting)

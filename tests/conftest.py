@@ -1,0 +1,74 @@
+"""Fixtures that tests share. No test needs the network."""
+
+import os
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
+
+logging.disable_progress_bar()
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def stories() -> Path:
+    """A pretrained Llama of 260K parameters with grouped queries and tied embeddings."""
+    folder = SHARED / "checkpoints" / "stories260k"
+    if not folder.is_dir():
+        pytest.skip("needs the stories260k checkpoint beside the repository")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def text() -> str:
+    """A few hundred thousand characters of English."""
+    path = SHARED / "text" / "wizard_of_oz.txt"
+    if not path.is_file():
+        pytest.skip("needs the text beside the repository")
+    return path.read_text(encoding="utf-8")
+
+
+def llama_config(**changes) -> LlamaConfig:
+    """The config of a Llama that runs in milliseconds."""
+    fields = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    return LlamaConfig(**{**fields, **changes})
+
+
+@pytest.fixture(scope="session")
+def llama() -> LlamaForCausalLM:
+    """A Llama with random weights; tests must not change it."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(llama_config(initializer_range=0.2)).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@pytest.fixture(scope="session")
+def llama_folder(llama, tmp_path_factory) -> Path:
+    """The same Llama, saved by Transformers as one file."""
+    folder = tmp_path_factory.mktemp("llama") / "tiny-llama"
+    llama.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    """Token ids `[2, 24]` for the tiny Llama."""
+    return torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0))

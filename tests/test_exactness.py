@@ -1,0 +1,71 @@
+"""The promise of the converter, on a real pretrained Llama: equal to its base, bit for bit."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch._inductor import config as inductor
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from hf_hyperconn.conversion.convert import convert_checkpoint
+
+CASES = list(product(("shc", "dhc"), (1, 2, 4, 8)))
+DTYPES, ATTENTIONS = ("float32", "bfloat16", "float16"), ("sdpa", "eager")
+
+
+@pytest.fixture(scope="module")
+def converted(stories, tmp_path_factory) -> dict[tuple[str, int], Path]:
+    place = tmp_path_factory.mktemp("converted")
+    return {
+        (connection, n): convert_checkpoint(
+            str(stories), place / f"{connection}{n}", connection=connection, hc_mult=n, verify="structure"
+        ).path
+        for connection, n in CASES
+    }
+
+
+@pytest.fixture(scope="module")
+def differing(stories, converted, tmp_path_factory) -> dict[str, list[str]]:
+    """What a process without this package finds to differ, in every case."""
+    command = [sys.executable, str(Path(__file__).with_name("elsewhere.py")), str(stories)]
+    command += map(str, converted.values())
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path_factory.mktemp("modules")), "PYTHONPATH": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("connection", "n"), CASES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_equal_to_the_base_without_the_package(connection, n, dtype, attention, converted, differing):
+    assert differing[f"{converted[connection, n]} {dtype} {attention}"] == []
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize(("dtype", "emulate"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_equal_to_the_compiled_base_when_compiled(n, dtype, emulate, stories, converted):
+    """In bfloat16, when Inductor is told to keep the roundings of eager mode."""
+    ids = torch.randint(3, 512, (2, 48), generator=torch.Generator().manual_seed(0))
+    logits = []
+    for folder, auto in ((stories, LlamaForCausalLM), (converted["dhc", n], AutoModelForCausalLM)):
+        torch._dynamo.reset()
+        model = auto.from_pretrained(folder, dtype=dtype).eval()
+        with torch.no_grad(), inductor.patch(emulate_precision_casts=emulate):
+            logits.append(torch.compile(model, fullgraph=True)(ids).logits)
+    assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("n", [3, 5, 6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_equal_for_widths_that_are_no_power_of_two(n, dtype, stories, tmp_path):
+    folder = convert_checkpoint(str(stories), tmp_path / "out", hc_mult=n, verify="off").path
+    ids = torch.randint(3, 512, (2, 48), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = LlamaForCausalLM.from_pretrained(stories, dtype=dtype)(ids).logits
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)(ids).logits, expected)

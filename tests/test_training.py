@@ -1,0 +1,92 @@
+"""A converted model learns: its streams separate, its loss falls, and training resumes where it stopped."""
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from hf_hyperconn import HCLlamaForCausalLM
+from hf_hyperconn.models.hyper_connections import expand_streams
+
+LENGTH, BATCH = 64, 4
+
+
+@pytest.fixture(scope="module")
+def batches(stories, text) -> torch.Tensor:
+    """Token ids `[60, BATCH, LENGTH]`."""
+    ids = AutoTokenizer.from_pretrained(stories)(text, return_tensors="pt").input_ids[0]
+    return ids[: 60 * BATCH * LENGTH].view(60, BATCH, LENGTH)
+
+
+def train(model, optimizer, batches) -> list[float]:
+    losses = []
+    for batch in batches:
+        loss = model(batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def separation(model, batch) -> float:
+    """Largest difference between two streams before the last layer."""
+    streams = []
+    handle = model.model.layers[-1].register_forward_hook(lambda module, args, output: streams.append(args[0]))
+    with torch.no_grad():
+        model(batch)
+    handle.remove()
+    return (streams[0] - expand_streams(streams[0][..., 0, :], streams[0].shape[-2])).abs().max().item()
+
+
+def optimizer_for(model) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+
+
+@pytest.mark.parametrize("connection", ["shc", "dhc"])
+def test_one_step_separates_the_streams(connection, stories, batches):
+    model = HCLlamaForCausalLM.from_prenorm(stories, connection=connection)
+    betas = [layer.attn_hc.static_beta.detach().clone() for layer in model.model.layers]
+    assert separation(model, batches[0]) == 0
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), batches[:1])
+    for layer, beta in zip(model.model.layers, betas, strict=True):
+        assert not torch.equal(layer.attn_hc.static_beta, beta)
+    assert separation(model, batches[0]) > 1e-5
+
+
+def test_loss_falls_over_fifty_steps(stories, batches):
+    model = HCLlamaForCausalLM.from_prenorm(stories, hc_mult=4)
+    losses = train(model, optimizer_for(model), batches[:50])
+    assert sum(losses[-5:]) / 5 < sum(losses[:5]) / 5 - 0.5
+
+
+def test_resumed_training_gives_the_same_losses(stories, batches, tmp_path):
+    model = HCLlamaForCausalLM.from_prenorm(stories, hc_mult=4)
+    optimizer = optimizer_for(model)
+    train(model, optimizer, batches[:5])
+    model.save_pretrained(tmp_path)
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    expected = train(model, optimizer, batches[5:10])
+
+    resumed = HCLlamaForCausalLM.from_pretrained(tmp_path)
+    optimizer = optimizer_for(resumed)
+    optimizer.load_state_dict(torch.load(tmp_path / "optimizer.pt"))
+    assert train(resumed, optimizer, batches[5:10]) == expected
+
+
+def test_trains_and_resumes_with_the_trainer(stories, batches, tmp_path):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    data = [{"input_ids": row, "labels": row} for row in batches[:12].flatten(0, 1)]
+    arguments = {"per_device_train_batch_size": 4, "report_to": [], "use_cpu": True, "save_steps": 3, "max_steps": 6}
+    arguments |= {"logging_steps": 1, "output_dir": str(tmp_path), "disable_tqdm": True, "learning_rate": 1e-3}
+
+    def losses(resume: str | None) -> list[float]:
+        trainer = Trainer(HCLlamaForCausalLM.from_prenorm(stories), TrainingArguments(**arguments), train_dataset=data)
+        trainer.train(resume_from_checkpoint=resume)
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    whole = losses(None)
+    assert len(whole) == 6
+    assert (tmp_path / "checkpoint-3" / "modeling_hc_llama.py").is_file()
+    assert losses(str(tmp_path / "checkpoint-3")) == whole

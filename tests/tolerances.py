@@ -1,0 +1,16 @@
+"""Every tolerance of the tests, with its reason. What is not here is asserted with torch.equal."""
+
+# float64 module against a float64 loop: sums of at most (N + 1) * D terms of order one, in another order
+LOOP_FLOAT64 = {"rtol": 1e-12, "atol": 1e-12}
+
+# float32 against float64: 24-bit rounding of sums over D = 32 and N = 8
+FLOAT32 = {"rtol": 1e-5, "atol": 1e-5}
+
+# bfloat16 streams with float32 coefficients against float64: one rounding to 8 bits of values of order ten
+BFLOAT16_STREAMS = {"rtol": 2**-8, "atol": 2**-8}
+
+# matrix and unrolled form of the same float32 sums over N = 8: another order of summation
+TWO_FORMS = {"rtol": 1e-5, "atol": 1e-5}
+
+# eager and compiled model of the same float32 weights: Inductor fuses norms and sums in another order
+COMPILED = {"rtol": 1e-4, "atol": 1e-4}
