@@ -7,11 +7,10 @@ from pathlib import Path
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .header import TensorInfo
-from .source import Source
+from .source import CONFIG, Source
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-CONFIG = "config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -97,8 +96,11 @@ def _read_weight_map(source: Source) -> dict[str, str]:
 
 
 def _read_json(source: Source, name: str) -> dict:
+    path = source.path(name)
     try:
-        content = json.loads(source.path(name).read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnsupportedCheckpointError(f"can't read {name} of {source.name!r}: {error.strerror}.") from error
     except ValueError as error:
         raise UnsupportedCheckpointError(
             f"{name} of {source.name!r} is not JSON ({error}). Download it again."

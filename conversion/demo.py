@@ -143,7 +143,7 @@ def _train(
 @torch.no_grad()
 def _loss(model: PreTrainedModel, tokens: torch.Tensor) -> float:
     model.eval()
-    rows = tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)[:256]
+    rows = tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)[:64]
     return model(input_ids=rows, labels=rows).loss.item()
 
 

@@ -33,10 +33,10 @@ def tensor_info(dtype: str, shape: list[int], data_offsets: tuple[int, int], fil
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a safetensors file.
 
-    Raises `UnsupportedCheckpointError` when the file is cut short or is not safetensors.
+    Raises `UnsupportedCheckpointError` when the file can't be read, is cut short or is not safetensors.
     """
-    size = path.stat().st_size
     try:
+        size = path.stat().st_size
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > size - 8:
@@ -50,6 +50,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             name: tensor_info(entry["dtype"], entry["shape"], entry["data_offsets"], path.name)
             for name, entry in header.items()
         }
+    except OSError as error:
+        raise UnsupportedCheckpointError(f"can't read '{path}': {error.strerror}. Check its permissions.") from error
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnsupportedCheckpointError(
             f"{str(path)!r} is cut short or no safetensors file ({error}). Copy or download it again."

@@ -11,7 +11,8 @@ from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .header import TensorInfo, read_header, tensor_info
 
-REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+CONFIG = "config.json"
+REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 class Source(ABC):
@@ -67,8 +68,12 @@ class HubSource(Source):
         self.name, self._api = repo_id, HfApi(library_name="hf_hyperconn")
         with _hub_errors(repo_id, revision):
             info = self._api.model_info(repo_id, revision=revision, files_metadata=True)
-        self.commit = info.sha
-        self.files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
+            self.commit = info.sha
+            self.files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
+            if (
+                CONFIG in self.files
+            ):  # by its revision, so that the cache knows the commit when the Hub is out of reach
+                self._api.hf_hub_download(repo_id, CONFIG, revision=revision)
 
     def folder(self, names: Iterable[str]) -> Path:
         with _hub_errors(self.name, self.commit):
@@ -103,29 +108,31 @@ def open_source(model: str, revision: str | None = None) -> Source:
         return LocalSource(Path(model))
     if Path(model).exists():
         raise UnsupportedCheckpointError(f"{model!r} is a file; give the folder of a checkpoint, or a Hub id.")
-    if not REPO_ID.fullmatch(model) or model in (".", ".."):
+    if not REPO_ID.fullmatch(model):
         raise UnsupportedCheckpointError(f"there is no folder {model!r}, nor can it be a Hub id (owner/name).")
     try:
         return HubSource(model, revision)
     except _Unreachable:
-        if (cached := _cached_snapshot(model, revision)) is None:
+        if (cached := _cached(model, revision)) is None:
             raise
-        return LocalSource(cached, name=model, commit=cached.name)
+        return cached
 
 
-def _cached_snapshot(repo_id: str, revision: str | None) -> Path | None:
+def _cached(repo_id: str, revision: str | None) -> LocalSource | None:
+    """What the local cache holds of a repo, if there are weights in it."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
+        folder = Path(snapshot_download(repo_id, revision=revision, local_files_only=True))
     except OSError:
         return None
+    source = LocalSource(folder, name=repo_id, commit=folder.name)
+    return source if any(name.endswith(".safetensors") for name in source.files) else None
 
 
 @contextmanager
 def _hub_errors(repo_id: str, revision: str | None):
     """Turn what huggingface_hub raises into an error that says what to do."""
-    import httpx
     from huggingface_hub import errors
 
     try:
@@ -143,7 +150,14 @@ def _hub_errors(repo_id: str, revision: str | None):
         ) from error
     except (errors.SafetensorsParsingError, errors.NotASafetensorsRepoError) as error:
         raise UnsupportedCheckpointError(f"a weight file of {repo_id!r} is no safetensors file: {error}") from error
-    except (httpx.HTTPError, OSError) as error:
+    except errors.HFValidationError as error:
+        raise UnsupportedCheckpointError(f"there is no folder {repo_id!r}, nor can it be a Hub id: {error}") from error
+    except errors.HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", "an error")
+        raise _Unreachable(
+            f"the Hub answered {status} for {repo_id!r}. Try again later, or give a local folder."
+        ) from error
+    except (errors.HTTPError, OSError) as error:  # the HTTP client differs between releases of huggingface_hub
         raise _Unreachable(
             f"{repo_id!r} is no local folder, and the Hub can't be reached for it ({type(error).__name__}). "
             f"Go online, or give a local folder."

@@ -1,0 +1,160 @@
+"""The command line: what goes where, and with which exit code."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import hf_hyperconn
+from hf_hyperconn.conversion import cli, convert
+from hf_hyperconn.conversion.cli import main
+
+SCRIPT = Path(sys.executable).with_name("hf-hyperconn")
+
+
+@pytest.fixture
+def script():
+    if not SCRIPT.is_file():
+        pytest.skip("needs the installed command")
+    return str(SCRIPT)
+
+
+def test_stdout_carries_the_result_alone(llama_folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["convert", str(llama_folder), str(out)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{out}\n"
+    assert "equal to the base, bit for bit" in printed.err
+    assert f'from_pretrained("{out}", trust_remote_code=True)' in printed.err
+    assert main(["verify", str(out), "--against", str(llama_folder)]) == 0
+    printed = capsys.readouterr()
+    assert "equal to the base, bit for bit" in printed.out
+    assert printed.err == ""
+
+
+def test_json(llama_folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    options = ["--json", "-q", "--static", "-n", "2", "--verify", "structure"]
+    assert main(["convert", str(llama_folder), str(out), *options]) == 0
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    assert printed.err == ""
+    assert (result["out"], result["hc_mult"], result["connection"]) == (str(out), 2, "shc")
+    assert result["verification"]["passed"] is True
+    assert main(["verify", str(out), "--against", str(llama_folder), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["passed"] is True
+    assert report["comparisons"][0] == {
+        "dtype": "float32",
+        "logits": True,
+        "hidden_states": True,
+        "continuation": True,
+        "max_difference": 0.0,
+        "kl": 0.0,
+        "top1": 1.0,
+    }
+
+
+def test_dry_run_touches_nothing(llama_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", str(llama_folder), "--dry-run", "-n", "8"]) == 0
+    printed = capsys.readouterr()
+    assert "n=8, dhc" in printed.out
+    assert "tiny-llama-HCx8: needs" in printed.out
+    assert main(["convert", str(llama_folder), "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["out"] == "tiny-llama-HCx4"
+    assert plan["shards"]["model.safetensors"] == "model-00001-of-00002.safetensors"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_default_out(llama_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", str(llama_folder), "-n", "2", "--verify", "off"]) == 0
+    assert capsys.readouterr().out == "tiny-llama-HCx2\n"
+    record = json.loads((tmp_path / "tiny-llama-HCx2" / "hyperconn_conversion.json").read_text())
+    assert record["verification"] is None
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["turn"], ["convert"], ["convert", "a", "-n", "four"], ["convert", "a", "--layers", "0"]]
+)
+def test_wrong_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    assert exit.value.code == 2
+    assert "usage: hf-hyperconn" in capsys.readouterr().err
+
+
+def test_interrupted(llama_folder, tmp_path, capsys, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(convert, "_write_companions", interrupt)
+    assert main(["convert", str(llama_folder), str(tmp_path / "out")]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; the same command goes on from here"
+    assert not (tmp_path / "out").exists()
+
+
+def test_traceback_only_on_request(llama_folder, tmp_path, capsys, monkeypatch):
+    def fail(*arguments, **keywords):
+        raise ZeroDivisionError("of some kind")
+
+    monkeypatch.setattr(convert, "carry_out", fail)
+    assert main(["convert", str(llama_folder), str(tmp_path / "out")]) == 1
+    message = "error: of some kind (unexpected; run it again with -v for the traceback)\n"
+    assert capsys.readouterr().err == message
+    with pytest.raises(ZeroDivisionError):
+        main(["convert", str(llama_folder), str(tmp_path / "out"), "-v"])
+
+
+def test_verification_failure_has_its_own_code(llama_folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    main(["convert", str(llama_folder), str(out), "--verify", "off"])
+    (out / "modeling_hc_llama.py").unlink()
+    capsys.readouterr()
+    assert main(["verify", str(out)]) == 3
+    assert capsys.readouterr().err == ("error: verification failed: the code file modeling_hc_llama.py is missing.\n")
+
+
+def test_help_is_quick_and_has_examples(script):
+    started = time.perf_counter()
+    top = subprocess.run([script, "--help"], capture_output=True, text=True)
+    assert time.perf_counter() - started < 1, "something heavy is imported"
+    assert (top.returncode, top.stderr) == (0, "")
+    for command in ("convert", "verify", "demo"):
+        assert command in top.stdout
+        shown = subprocess.run([script, command, "--help"], capture_output=True, text=True)
+        assert shown.returncode == 0
+        assert f"  hf-hyperconn {command} " in shown.stdout
+    version = subprocess.run([script, "--version"], capture_output=True, text=True)
+    assert version.stdout == f"hf-hyperconn {hf_hyperconn.__version__}\n"
+
+
+def test_the_installed_command_converts_and_verifies(script, llama_folder, tmp_path):
+    """It registers no Auto classes at start-up, so verification must not depend on them."""
+    command = [script, "convert", str(llama_folder), "out"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "out\n"), done.stderr
+    assert "float32" in done.stderr
+
+
+def test_demo_keeps_its_models(tmp_path, capsys):
+    from hf_hyperconn.conversion import demo
+
+    folder = tmp_path / "demo"
+    assert cli.main(["demo", str(folder), "--steps", "2"]) == 0
+    printed = capsys.readouterr()
+    header, base, hc = printed.out.splitlines()
+    assert header.split() == ["held-out", "loss", "converted", "trained", "on"]
+    assert base.split()[1] == hc.split()[2], "the conversion does not have its base's loss"
+    assert "equal to the base, bit for bit" in printed.err
+    assert demo.PROMPT in printed.err
+    assert sorted(path.name for path in folder.iterdir()) == ["base", "base-HCx4"]
+    assert cli.main(["demo", str(folder)]) == 1
+    assert "already exists. Choose another DIR." in capsys.readouterr().err
+    shutil.rmtree(folder)

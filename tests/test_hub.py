@@ -1,0 +1,300 @@
+"""Converting, verifying and loading from the Hub, and what is said when it refuses, against a stand-in on loopback."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import hf_hyperconn
+from tests.hub import Hub
+
+PACKAGE = Path(hf_hyperconn.__file__).parents[1]
+FIRST_REQUEST = 100_001  # bytes of a safetensors file that huggingface_hub asks for to read its header
+LEFT_BEHIND = {"README.md", "pytorch_model.bin", "original/params.json", "original/consolidated.00.pth"}
+COPIED = {"LICENSE", "chat_template.jinja", "generation_config.json"}
+
+BATCH = """
+import contextlib, io, json, sys
+from hf_hyperconn.conversion.cli import main
+
+results = {}
+for name, arguments in json.loads(sys.argv[1]).items():
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    results[name] = code, out.getvalue(), err.getvalue()
+print(json.dumps(results))
+"""
+
+LOAD = """
+import json, sys, torch
+from hf_hyperconn import HCLlamaForCausalLM
+from huggingface_hub import snapshot_download
+from transformers import LlamaForCausalLM
+
+snapshot_download("org/snapshot")
+loaded = HCLlamaForCausalLM.from_prenorm("org/loaded", hc_mult=4)
+base = LlamaForCausalLM.from_pretrained(sys.argv[1])
+ids = torch.arange(48).reshape(2, 24)
+with torch.no_grad():
+    equal = torch.equal(loaded(ids).logits, base(ids).logits)
+print(json.dumps({"class": type(loaded).__name__, "hc_mult": loaded.config.hc_mult, "equal": equal}))
+"""
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def run(folder: Path, *arguments: str, endpoint: str, offline: bool = False, home: str = "home") -> Result:
+    """Run Python in `folder`, with the stand-in for the Hub and a cache of its own."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    env |= {
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(folder / home),
+        "HF_HUB_OFFLINE": str(int(offline)),
+        "HF_HUB_DISABLE_XET": "1",
+        "no_proxy": "127.0.0.1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")])),
+    }
+    process = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=300
+    )
+    return Result(process.returncode, process.stdout, process.stderr)
+
+
+def run_batch(folder: Path, commands: dict[str, list[str]], **options) -> dict[str, Result]:
+    """Run several command lines in one process."""
+    process = run(folder, "-c", BATCH, json.dumps(commands), **options)
+    assert process.code == 0, process.err
+    return {name: Result(*result) for name, result in json.loads(process.out.splitlines()[-1]).items()}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory) -> dict[str, Path]:
+    """A tiny Llama as one file and as shards, and an older one, each with more files around it."""
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        initializer_range=0.2,
+        max_position_embeddings=64,
+    )
+    folders = {}
+    for seed, (name, shard_size) in enumerate({"older": "1GB", "tiny": "1GB", "sharded": "50KB"}.items()):
+        folders[name] = folder = tmp_path_factory.mktemp("bases") / name
+        torch.manual_seed(seed)
+        LlamaForCausalLM(config).save_pretrained(folder, max_shard_size=shard_size)
+        for file in sorted({*LEFT_BEHIND, "LICENSE", "chat_template.jinja"}):
+            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).write_text(f"{file} of {name}")
+    assert (folders["tiny"] / "model.safetensors").stat().st_size > FIRST_REQUEST
+    return folders
+
+
+@pytest.fixture(scope="module")
+def commits() -> dict[str, str]:
+    """The newest commit of each repo, and `v1` of org/tiny; the `hub` fills it."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def hub(bases, commits):
+    with Hub() as hub:
+        commits["v1"] = hub.push("org/tiny", bases["older"], "v1")
+        for name in ("tiny", "dry", "gated", "loaded", "snapshot"):
+            commits[name] = hub.push(f"org/{name}", bases["tiny"])
+        commits["sharded"] = hub.push("org/sharded", bases["sharded"])
+        hub.gated.add("org/gated")
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "dry").mkdir()
+    (folder / "refused").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def converted(hub, work) -> Result:
+    arguments = ["convert", "org/tiny", "tiny-hc", "-n", "2", "--verify", "structure"]
+    return run(work, "-m", "hf_hyperconn.conversion", *arguments, endpoint=hub.url)
+
+
+@pytest.fixture(scope="module")
+def online(hub, work, converted) -> dict[str, Result]:
+    structure = ["--verify", "structure"]
+    commands = {
+        "sharded": ["convert", "org/sharded", "sharded-hc", *structure],
+        "v1": ["convert", "org/tiny", "v1-hc", "--revision", "v1", *structure],
+        "dry run": ["convert", "org/dry", "dry/out", "--dry-run"],
+        "verify": ["verify", "tiny-hc", "--against", "org/tiny", "--mode", "structure"],
+        "verify v1": ["verify", "tiny-hc", "--against", "org/tiny", "--revision", "v1", "--mode", "structure"],
+        "unknown revision": ["convert", "org/tiny", "refused/out", "--revision", "v2"],
+        "unknown repo": ["convert", "org/nothing", "refused/out"],
+        "unknown name": ["convert", "nothing", "refused/out"],
+        "gated": ["convert", "org/gated", "refused/out"],
+    }
+    return run_batch(work, commands, endpoint=hub.url)
+
+
+@pytest.fixture(scope="module")
+def loaded(hub, work, bases) -> Result:
+    return run(work, "-c", LOAD, str(bases["tiny"]), endpoint=hub.url)
+
+
+@pytest.fixture(scope="module")
+def offline(hub, work, online, loaded) -> dict[str, Result]:
+    """Conversions offline, from a cache that `online` and `loaded` have filled, and of a repo that it lacks."""
+    commands = {
+        name: ["convert", f"org/{name}", f"offline-{name}", "--verify", "structure"]
+        for name in ("tiny", "snapshot", "loaded")
+    }
+    commands["v1"] = ["convert", "org/tiny", "offline-v1", "--revision", "v1", "--verify", "structure"]
+    commands["not cached"] = ["convert", "org/nothing", "refused/out"]
+    before = len(hub.requests)
+    results = run_batch(work, commands, endpoint=hub.url, offline=True)
+    assert len(hub.requests) == before
+    return results
+
+
+def assert_refused(result: Result, message: str, work: Path):
+    assert result.err == f"error: {message}\n"
+    assert (result.code, result.out) == (1, "")
+    assert list((work / "refused").iterdir()) == []
+
+
+def assert_converted(out: Path, base: Path, repo: str, commit: str):
+    record = json.loads((out / "hyperconn_conversion.json").read_text())
+    assert record["base"] == {"model": repo, "commit": commit}
+    assert record["base_shards"]
+    for shard in record["base_shards"]:
+        assert (out / shard["file"]).read_bytes() == (base / shard["source"]).read_bytes()
+    assert {shard["source"] for shard in record["base_shards"]} == {file.name for file in base.glob("*.safetensors")}
+
+
+def unreachable(repo: str, reason: str) -> str:
+    return (
+        f"'{repo}' is no local folder, and the Hub can't be reached for it ({reason}). Go online, or give a local "
+        f"folder."
+    )
+
+
+def test_convert(converted, work, bases, commits):
+    assert converted.code == 0, converted.err
+    assert converted.out == "tiny-hc\n"
+    assert "Traceback" not in converted.err
+    assert_converted(work / "tiny-hc", bases["tiny"], "org/tiny", commits["tiny"])
+    assert json.loads((work / "tiny-hc" / "config.json").read_text())["hc_mult"] == 2
+
+
+def test_convert_sharded(online, work, bases, commits):
+    assert online["sharded"].code == 0, online["sharded"].err
+    assert len(list(bases["sharded"].glob("*.safetensors"))) > 2
+    assert_converted(work / "sharded-hc", bases["sharded"], "org/sharded", commits["sharded"])
+
+
+def test_only_what_is_copied_is_downloaded(online, hub, work, bases):
+    assert hub.asked("org/tiny") == {"config.json", "model.safetensors", *COPIED}
+    for out, base in (("tiny-hc", "tiny"), ("sharded-hc", "sharded")):
+        files = {file.relative_to(work / out).as_posix() for file in (work / out).rglob("*") if file.is_file()}
+        assert files >= COPIED
+        assert not files & LEFT_BEHIND
+        assert not hub.asked(f"org/{base}") & LEFT_BEHIND
+        for file in COPIED:
+            assert (work / out / file).read_bytes() == (bases[base] / file).read_bytes()
+
+
+def test_dry_run_downloads_no_weights_and_writes_nothing(online, hub, work, commits):
+    result = online["dry run"]
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"Plan: org/dry@{commits['dry'][:7]} (llama, 2 layers, hidden 32, F32)")
+    assert hub.asked("org/dry") == {"config.json", "model.safetensors"}
+    assert hub.sent("org/dry", "model.safetensors") == FIRST_REQUEST
+    assert list((work / "dry").iterdir()) == []
+
+
+def test_revision(online, work, bases, commits):
+    assert online["v1"].code == 0, online["v1"].err
+    assert commits["v1"] != commits["tiny"]
+    assert_converted(work / "v1-hc", bases["older"], "org/tiny", commits["v1"])
+
+
+def test_verify_against_the_hub(online):
+    assert online["verify"].code == 0, online["verify"].err
+    assert "base tensors  the same bytes as the base's" in online["verify"].out
+
+
+def test_verify_against_another_revision_fails(online):
+    assert online["verify v1"].code == 3
+    assert "tensors differ from the base's" in online["verify v1"].err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("unknown revision", "'org/tiny' has no revision 'v2'. Check --revision."),
+        (
+            "unknown repo",
+            "there is no folder 'org/nothing' and no such repo on the Hub. Check the name; if it is private, log in "
+            "with `hf auth login`.",
+        ),
+        (
+            "unknown name",
+            "there is no folder 'nothing' and no such repo on the Hub. Check the name; if it is private, log in "
+            "with `hf auth login`.",
+        ),
+        (
+            "gated",
+            "access to 'org/gated' is gated. Ask for it on the model's page, then log in with `hf auth login`.",
+        ),
+    ],
+    ids=("revision", "repo", "name", "gated"),
+)
+def test_refused_by_the_hub(online, work, name, message):
+    assert_refused(online[name], message, work)
+
+
+def test_unreachable_hub(work):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    arguments = ["-m", "hf_hyperconn.conversion", "convert", "org/tiny", "refused/out"]
+    result = run(work, *arguments, endpoint=f"http://127.0.0.1:{port}", home="empty-home")
+    assert_refused(result, unreachable("org/tiny", "ConnectError"), work)
+
+
+def test_offline_without_the_repo(offline, work):
+    assert_refused(offline["not cached"], unreachable("org/nothing", "OfflineModeIsEnabled"), work)
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "repo"),
+    [
+        pytest.param("snapshot", "tiny", "org/snapshot", id="downloaded"),
+        pytest.param("loaded", "tiny", "org/loaded", id="loaded"),
+        pytest.param("tiny", "tiny", "org/tiny", id="converted"),
+        pytest.param("v1", "older", "org/tiny", id="converted-revision"),
+    ],
+)
+def test_offline_from_the_cache(offline, work, bases, commits, name, base, repo):
+    assert offline[name].code == 0, offline[name].err
+    assert_converted(work / f"offline-{name}", bases[base], repo, commits[name])
+
+
+def test_from_prenorm(loaded, hub, bases):
+    assert loaded.code == 0, loaded.err
+    assert json.loads(loaded.out.splitlines()[-1]) == {"class": "HCLlamaForCausalLM", "hc_mult": 4, "equal": True}
+    assert hub.sent("org/loaded", "model.safetensors") == (bases["tiny"] / "model.safetensors").stat().st_size

@@ -1,0 +1,79 @@
+"""Who imports whom, read from the source."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import hf_hyperconn
+from hf_hyperconn.families import FAMILIES
+
+PACKAGE = Path(hf_hyperconn.__file__).parent
+MODELS = sorted(path for path in (PACKAGE / "models").glob("*.py") if path.name != "__init__.py")
+CONVERSION = PACKAGE.parent / "conversion"
+SHIPPED_IMPORTS = {"torch", "transformers", "huggingface_hub", "typing", "contextlib", "functools", "dataclasses"}
+
+
+def imports(path: Path) -> set[str]:
+    """Absolute names of all modules a file imports, those of ours from `hf_hyperconn`."""
+    package = ["hf_hyperconn", *path.parent.relative_to(PACKAGE).parts] if PACKAGE in path.parents else []
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parents = package[: len(package) - node.level + 1] if node.level else []
+            found.add(".".join([*parents, *filter(None, [node.module])]))
+    return found
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
+def test_what_ships_to_the_hub_is_flat(path):
+    source = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            assert {alias.name.split(".")[0] for alias in node.names} <= SHIPPED_IMPORTS
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            assert node.module.split(".")[0] in SHIPPED_IMPORTS
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 1
+            assert node.module is not None
+            assert (path.parent / f"{node.module}.py").is_file()
+    statements = {f".{node.module}" for node in ast.walk(ast.parse(source)) if getattr(node, "level", 0) == 1}
+    assert set(re.findall(r"^\s*from\s+(\.\S+)\s+import", source, flags=re.MULTILINE)) == statements
+    assert "isinstance(config" not in source
+
+
+def test_imports_go_one_way():
+    for path in PACKAGE.rglob("*.py"):
+        ours = {name for name in imports(path) if name.startswith("hf_hyperconn")}
+        assert not any(name.startswith("hf_hyperconn.conversion") for name in ours), path
+        if path.parent.name == "models":
+            assert all(name.startswith("hf_hyperconn.models") for name in ours), path
+
+
+def test_the_command_line_starts_light():
+    """Nothing heavy at the top of what `--help`, `--dry-run` and a refusal need."""
+    for name in ("cli.py", "plan.py", "source.py", "checkpoint.py", "header.py", "convert.py", "transfer.py"):
+        top = ast.parse((CONVERSION / name).read_text(encoding="utf-8")).body
+        modules = {node.module for node in top if isinstance(node, ast.ImportFrom)}
+        modules |= {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
+        assert not modules & {"torch", "transformers", "safetensors", "huggingface_hub"}, name
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_the_table_of_families_agrees_with_the_classes(family):
+    modeling, configuration = family.modeling_module(), family.configuration_module()
+    base_class = getattr(modeling, f"HC{family.name}PreTrainedModel")
+    assert base_class.auto_map == family.auto_map
+    assert getattr(configuration, f"HC{family.name}Config").model_type == family.hc_model_type
+    reached, pending = set(), [f"modeling_{family.hc_model_type}.py", f"configuration_{family.hc_model_type}.py"]
+    while pending:
+        name = pending.pop()
+        reached.add(name)
+        siblings = {
+            module for module in imports(PACKAGE / "models" / name) if module.startswith("hf_hyperconn.models.")
+        }
+        pending += {f"{module.rpartition('.')[2]}.py" for module in siblings} - reached
+    assert reached == set(family.code)

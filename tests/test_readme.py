@@ -1,0 +1,68 @@
+"""Every snippet of the README runs, with a stand-in Hub that serves a tiny Llama under the name it uses."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import LlamaForCausalLM
+
+from hf_hyperconn.conversion.demo import byte_tokenizer
+
+from .conftest import llama_config
+from .hub import Hub
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SNIPPETS = re.findall(r"^```(\w*)\n(.*?)^```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+MODEL = "meta-llama/Llama-3.2-1B"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder to work in and an environment whose Hub serves a tiny model."""
+    folder = tmp_path_factory.mktemp("readme")
+    model = LlamaForCausalLM(llama_config(vocab_size=256, initializer_range=0.2))
+    model.save_pretrained(folder / "base")
+    byte_tokenizer().save_pretrained(folder / "base")
+    with Hub() as hub:
+        hub.push(MODEL, folder / "base")
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0"}
+        yield {"cwd": folder, "env": {**environment, "PYTHONPATH": str(REPOSITORY), "HF_HUB_DISABLE_XET": "1"}}
+
+
+def test_snippets_run_in_their_order(place):
+    ran = []
+    for language, code in SNIPPETS:
+        if language == "bash":
+            commands = [shlex.split(line) for line in code.splitlines()]
+            assert all(command.pop(0) == "hf-hyperconn" for command in commands)
+            commands = [[sys.executable, "-m", "hf_hyperconn.conversion", *command] for command in commands]
+        elif language == "python":
+            commands = [[sys.executable, "-c", code]]
+        else:
+            continue
+        for command in commands:
+            done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, **place)
+            assert done.returncode == 0, f"{code}\n{done.stderr}"
+        ran.append(language)
+    assert ran.count("bash") == 1
+    assert ran.count("python") >= 4
+
+
+def test_the_two_commands_are_in_the_makefile():
+    plain = "".join(code for language, code in SNIPPETS if not language)
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^make (\w+)", plain, re.M)
+    assert targets == ["demo", "test"]
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.M)
+
+
+def test_links_lead_somewhere():
+    pages = [REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md"), REPOSITORY / "CONTRIBUTING.md"]
+    for page in pages:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,244 @@
+"""What the command line refuses: one line that says what to do, the exit code, and nothing written."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from hf_hyperconn.conversion import plan
+from hf_hyperconn.conversion.cli import main
+
+
+@pytest.fixture
+def source(llama_folder, tmp_path) -> Path:
+    return shutil.copytree(llama_folder, tmp_path / "base")
+
+
+@pytest.fixture
+def refusal(tmp_path, capsys):
+    """Run `convert` on a model, require the refusal and return its message."""
+
+    def run(model, *options: str, out: str = "out") -> str:
+        before = sorted(tmp_path.rglob("*"))
+        assert main(["convert", str(model), str(tmp_path / out), *options]) == 1
+        assert sorted(tmp_path.rglob("*")) == before, "something was written"
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        (line,) = printed.err.splitlines()
+        assert line.startswith("error: ")
+        assert "unexpected" not in line
+        return line
+
+    return run
+
+
+def configure(source: Path, **changes) -> Path:
+    path = source / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+    return source
+
+
+def test_other_model_type(source, refusal):
+    assert "has model_type 'mamba'; hf-hyperconn converts: llama." in refusal(configure(source, model_type="mamba"))
+
+
+def test_no_model_type(source, refusal):
+    assert "has model_type None" in refusal(configure(source, model_type=None))
+
+
+@pytest.mark.parametrize("model_type", ["olmo2", "exaone4"])
+def test_post_norm(model_type, source, refusal):
+    assert f"no Pre-Norm model ({model_type} norms after" in refusal(configure(source, model_type=model_type))
+
+
+@pytest.mark.parametrize("model_type", ["cohere", "gpt_neox", "falcon"])
+def test_parallel_blocks(model_type, source, refusal):
+    assert f"has parallel blocks ({model_type} runs" in refusal(configure(source, model_type=model_type))
+
+
+def test_already_converted(source, refusal):
+    message = refusal(configure(source, model_type="hc_llama", hc_mult=4))
+    assert "is already a hyper-connection model (n=4). Convert its base instead." in message
+
+
+def test_quantised(source, refusal):
+    message = refusal(configure(source, quantization_config={"quant_method": "awq"}))
+    assert "is quantised (quant_method=awq); convert the full-precision checkpoint" in message
+
+
+def test_code_of_its_own(source, refusal):
+    message = refusal(configure(source, auto_map={"AutoModelForCausalLM": "modeling_x.X"}))
+    assert "brings code of its own (auto_map), which is not run" in message
+
+
+def test_unknown_architecture(source, refusal):
+    message = refusal(configure(source, architectures=["LlamaForVision"]))
+    assert "is a LlamaForVision; hf-hyperconn converts: LlamaModel, LlamaForCausalLM" in message
+
+
+def test_pickle_only(source, refusal):
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    assert "no safetensors weights, only pytorch_model.bin, and pickles are not read" in refusal(source)
+
+
+def test_no_weights(source, refusal):
+    (source / "model.safetensors").unlink()
+    assert "has no weights: neither model.safetensors nor" in refusal(source)
+
+
+def test_adapter(source, refusal):
+    (source / "model.safetensors").rename(source / "adapter_model.safetensors")
+    (source / "adapter_config.json").write_text("{}")
+    assert "is an adapter (adapter_config.json), not a model. Merge it" in refusal(source)
+    (source / "config.json").unlink()
+    assert "is an adapter" in refusal(source)
+
+
+def test_no_config(source, refusal):
+    (source / "config.json").unlink()
+    assert "has no config.json" in refusal(source)
+
+
+@pytest.mark.parametrize("content", ["not json", "[1]", "\udcff"])
+def test_broken_config(content, source, refusal):
+    (source / "config.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    assert "is not" in refusal(source)
+
+
+def test_config_without_sizes(source, refusal):
+    assert "has no hidden_size" in refusal(configure(source, hidden_size=None))
+
+
+def shard(source: Path, *names: str) -> None:
+    """Spread the checkpoint over shards with these names."""
+    tensors = list(load_file(source / "model.safetensors").items())
+    (source / "model.safetensors").unlink()
+    weight_map = {}
+    for i, name in enumerate(names):
+        part = dict(tensors[i :: len(names)])
+        weight_map.update(dict.fromkeys(part, name))
+        save_file(part, source / Path(name).name, metadata={"format": "pt"})
+    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def test_missing_shard(source, refusal):
+    shard(source, "a.safetensors", "b.safetensors")
+    (source / "b.safetensors").unlink()
+    assert "index.json of" in (message := refusal(source))
+    assert "names b.safetensors, which is missing. Copy or download the checkpoint again." in message
+
+
+@pytest.mark.parametrize("keep", [4, 100, 2000, -1])
+def test_corrupt_shard(keep, source, refusal):
+    content = (source / "model.safetensors").read_bytes()
+    (source / "model.safetensors").write_bytes(content[:keep])
+    assert "is cut short or no safetensors file" in refusal(source)
+
+
+def test_shard_of_something_else(source, refusal):
+    (source / "model.safetensors").write_bytes(b"<html>404 Not Found</html>" * 10)
+    assert "is cut short or no safetensors file" in refusal(source)
+
+
+def test_shard_without_its_tensor(source, refusal):
+    shard(source, "a.safetensors", "b.safetensors")
+    shutil.copy(source / "a.safetensors", source / "b.safetensors")
+    assert "in b.safetensors, which does not hold it" in refusal(source)
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/secret.safetensors", "sub/../../secret.safetensors"])
+def test_index_that_names_a_path_outside(name, source, refusal):
+    shard(source, name)
+    (source / "secret.safetensors").rename(source.parent / "secret.safetensors")
+    assert "which is not a file beside it. Do not trust this checkpoint." in refusal(source)
+
+
+@pytest.mark.parametrize("index", ["{}", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}', "not json"])
+def test_broken_index(index, source, refusal):
+    (source / "model.safetensors").unlink()
+    (source / "model.safetensors.index.json").write_text(index)
+    assert "Download it again." in refusal(source)
+
+
+def test_no_layers(source, refusal):
+    save_file({"x": load_file(source / "model.safetensors")["model.norm.weight"]}, source / "model.safetensors")
+    assert "hold no decoder layer 0" in refusal(source)
+
+
+def test_out_exists(source, refusal, tmp_path):
+    (tmp_path / "out").mkdir()
+    assert "already exists. Choose another OUT, or replace it with --force." in refusal(source)
+    (tmp_path / "file").write_text("")
+    assert "already exists" in refusal(source, out="file")
+
+
+def test_no_such_parent(source, refusal):
+    assert "there is no folder" in refusal(source, out="nowhere/out")
+
+
+def test_no_space(source, refusal, monkeypatch):
+    usage = shutil.disk_usage(source)
+    monkeypatch.setattr(plan.shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
+    message = refusal(source)
+    assert "1 MB free. Free some space, or use --link hard." in message
+
+
+@pytest.fixture
+def refusal_to_a_stranger(source, tmp_path):
+    """As `refusal`, in a child that is not the owner of anything (and not root, which no permission stops)."""
+    for path in [tmp_path, *tmp_path.parents, *tmp_path.rglob("*")]:
+        if path.is_relative_to(tmp_path.parents[1]):
+            path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
+
+    def run(out: Path) -> str:
+        log = tmp_path / "log"
+        child = os.fork()
+        if child == 0:
+            code = 99
+            try:
+                with log.open("w") as sys.stderr:
+                    if os.geteuid() == 0:
+                        os.setuid(65534)
+                    code = main(["convert", str(source), str(out)])
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 1, log.read_text()
+        return log.read_text()
+
+    return run
+
+
+def test_no_permission_to_write(refusal_to_a_stranger, tmp_path):
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    expected = f"error: no permission to write in '{locked}'. Choose another OUT.\n"
+    assert refusal_to_a_stranger(locked / "out") == expected
+
+
+def test_no_permission_to_read(refusal_to_a_stranger, source, tmp_path):
+    (source / "model.safetensors").chmod(0)
+    message = refusal_to_a_stranger(tmp_path / "out")
+    assert message.endswith("model.safetensors': Permission denied. Check its permissions.\n")
+
+
+def test_no_such_folder(refusal):
+    assert "there is no folder './nowhere', nor can it be a Hub id" in refusal("./nowhere")
+
+
+def test_a_file(source, refusal):
+    assert "is a file; give the folder of a checkpoint" in refusal(source / "model.safetensors")
+
+
+def test_revision_of_a_folder(source, refusal):
+    assert "has no revision 'main'; drop --revision" in refusal(source, "--revision", "main")
+
+
+@pytest.mark.parametrize("n", ["0", "-3"])
+def test_no_streams(n, source, refusal):
+    assert f"{n} residual streams were asked for; give -n 1 or more." in refusal(source, "-n", n)

@@ -1,0 +1,83 @@
+"""A saved or converted folder in a process that cannot import hf_hyperconn."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hf_hyperconn import HCLlamaForSequenceClassification, convert_model
+from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.families import FAMILIES
+
+from .conftest import llama_config
+
+LOAD = """
+import json, sys
+sys.modules["hf_hyperconn"] = None
+import torch, transformers
+transformers.logging.set_verbosity_error()
+folder, again, autos, ids = sys.argv[1], sys.argv[2], *map(json.loads, sys.argv[3:])
+report = {}
+for auto in autos:
+    model = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
+    with torch.no_grad():
+        output = model(torch.tensor(ids))[0].tolist()
+    report[auto] = [type(model).__module__.partition(".")[0], type(model).__name__, output]
+model.save_pretrained(again)
+print(json.dumps(report))
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """Load a folder by some Auto classes, save the last model again, and return class and output of each."""
+
+    def run(folder, again, autos, ids) -> dict:
+        environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / f"modules {again.name}"), "PYTHONPATH": ""}
+        arguments = [str(folder), str(again), json.dumps(autos), json.dumps(ids.tolist())]
+        command = [sys.executable, "-c", LOAD, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+def test_every_auto_class_loads_saves_and_loads_again(llama, llama_folder, ids, tmp_path, elsewhere):
+    converted = convert_checkpoint(str(llama_folder), tmp_path / "converted", verify="structure").path
+    with torch.no_grad():
+        expected = llama(ids).logits
+    autos = [auto for auto in FAMILIES["llama"].auto_map if auto not in ("AutoConfig", "AutoModelForCausalLM")]
+    first = elsewhere(converted, tmp_path / "again", [*autos, "AutoModelForCausalLM"], ids)
+    second = elsewhere(tmp_path / "again", tmp_path / "third", ["AutoModelForCausalLM"], ids)
+    for auto, (origin, name, _) in first.items():
+        assert origin == "transformers_modules"
+        assert FAMILIES["llama"].auto_map[auto].endswith(f".{name}")
+    for report in (first, second):
+        assert torch.equal(torch.tensor(report["AutoModelForCausalLM"][2]), expected)
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("converted", "again", "third")]
+    assert configs[0]["auto_map"] == configs[1]["auto_map"] == configs[2]["auto_map"]
+    for name in FAMILIES["llama"].code:
+        assert (tmp_path / "third" / name).read_bytes() == (converted / name).read_bytes()
+
+
+def test_what_save_pretrained_writes_loads(llama, ids, tmp_path, elsewhere):
+    hc = convert_model(llama, hc_mult=3)
+    hc.save_pretrained(tmp_path / "saved")
+    report = elsewhere(tmp_path / "saved", tmp_path / "again", ["AutoModelForCausalLM"], ids)
+    with torch.no_grad():
+        assert torch.equal(torch.tensor(report["AutoModelForCausalLM"][2]), hc(ids).logits)
+
+
+def test_a_saved_head_loads(ids, tmp_path, elsewhere):
+    from hf_hyperconn import HCLlamaConfig
+
+    config = HCLlamaConfig.from_prenorm(llama_config(), hc_mult=2)
+    model = HCLlamaForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path / "saved")
+    report = elsewhere(tmp_path / "saved", tmp_path / "again", ["AutoModelForSequenceClassification"], ids)
+    with torch.no_grad():
+        assert torch.equal(torch.tensor(report["AutoModelForSequenceClassification"][2]), model(ids).logits)

@@ -1,0 +1,182 @@
+"""The verifier: what it passes, what it reports and what it fails."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from hf_hyperconn.conversion import numeric
+from hf_hyperconn.conversion.checkpoint import read_weights
+from hf_hyperconn.conversion.cli import main
+from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.conversion.source import LocalSource
+from hf_hyperconn.conversion.verify import verify_checkpoint
+from hf_hyperconn.errors import UnsupportedCheckpointError, VerificationError
+
+BASE, ADDED = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture(scope="module")
+def pristine(llama_folder, tmp_path_factory) -> Path:
+    return convert_checkpoint(str(llama_folder), tmp_path_factory.mktemp("v") / "out", verify="structure").path
+
+
+@pytest.fixture
+def out(pristine, tmp_path) -> Path:
+    return shutil.copytree(pristine, tmp_path / "out")
+
+
+def change(path: Path, edit) -> None:
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_passes_a_conversion(out, llama_folder):
+    report = verify_checkpoint(out, str(llama_folder))
+    assert report.passed
+    assert (report.trained, report.changed, report.layers) == (False, 0, (3, 3))
+    assert all(comparison.equal for comparison in report.comparisons)
+    assert verify_checkpoint(out).passed
+
+
+def test_reports_a_trained_checkpoint_without_failing(out, llama_folder, ids, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(out)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(ids, labels=ids).loss.backward()
+    optimizer.step()
+    model.save_pretrained(tmp_path / "trained")
+    report = verify_checkpoint(tmp_path / "trained", str(llama_folder))
+    assert report.passed
+    assert report.trained
+    assert report.changed > 0
+    (comparison,) = report.comparisons
+    assert not comparison.equal
+    assert comparison.max_difference > 0
+    assert comparison.kl > 0
+    assert 0 <= comparison.top1 <= 1
+    assert "trained" in report.lines()[0]
+    assert "top-1 agreement" in report.lines()[-1]
+
+
+def test_fails_a_changed_base_tensor(out, llama_folder, capsys):
+    change(out / BASE, lambda tensors: tensors["model.norm.weight"].mul_(1.5))
+    assert main(["verify", str(out), "--against", str(llama_folder)]) == 3
+    printed = capsys.readouterr()
+    assert printed.err == (
+        "error: verification failed: 1 tensors differ from the base's, though the hyper-connections are untrained.\n"
+    )
+    assert "1 differ from the base's" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda t: t.pop("model.layers.1.mlp_hc.static_beta"), "mlp_hc.static_beta is missing"),
+        (lambda t: t.update({"model.layers.0.attn_hc.static_beta": torch.ones(5)}), "F32 [5], not F32 [4]"),
+        (
+            lambda t: t.update({"model.layers.0.attn_hc.static_beta": torch.ones(4).half()}),
+            "F16 [4], not F32 [4]",
+        ),
+    ],
+)
+def test_fails_wrong_hyper_connections(edit, message, out):
+    change(out / ADDED, edit)
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    tensors = load_file(out / ADDED)
+    index["weight_map"] = {k: v for k, v in index["weight_map"].items() if v != ADDED or k in tensors}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    report = verify_checkpoint(out)
+    assert not report.passed
+    assert message in report.failure
+
+
+def test_fails_a_base_tensor_too_few(out, llama_folder):
+    change(out / BASE, lambda tensors: tensors.pop("model.norm.weight"))
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    del index["weight_map"]["model.norm.weight"]
+    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert verify_checkpoint(out, str(llama_folder)).failure == "model.norm.weight is missing in the checkpoint"
+
+
+def test_fails_missing_code_and_classes(out):
+    (out / "hyper_connections.py").unlink()
+    assert verify_checkpoint(out).failure == "the code file hyper_connections.py is missing"
+    config = json.loads((out / "config.json").read_text())
+    del config["auto_map"]["AutoModel"]
+    (out / "config.json").write_text(json.dumps(config))
+    assert "auto_map" in verify_checkpoint(out).failure
+
+
+def test_a_difference_in_the_computation_fails(out, llama_folder):
+    """Equal tensors are not enough: a readout that sums gives other logits."""
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, "hc_readout": "sum"}))
+    report = verify_checkpoint(out, str(llama_folder))
+    assert report.changed == 0
+    assert "in float32, logits, hidden states" in report.failure
+
+
+def test_a_conversion_that_fails_verification_is_kept_but_not_put_in_place(llama_folder, tmp_path, monkeypatch):
+    from hf_hyperconn.conversion import equivalent
+
+    def wrong(*arguments):
+        tensors = correct(*arguments)
+        tensors["model.layers.0.attn_hc.static_beta"][0] = 2.0
+        return tensors
+
+    correct = equivalent.hyper_connection_tensors
+    calls = iter([wrong, correct])
+    monkeypatch.setattr(equivalent, "hyper_connection_tensors", lambda *arguments: next(calls)(*arguments))
+    with pytest.raises(VerificationError, match="not at the equivalent initialisation. The result is kept in"):
+        convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure")
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / ".out.incomplete" / ADDED).is_file()
+
+
+def test_runs_the_layers_that_fit(out, llama_folder, monkeypatch):
+    weights = read_weights(LocalSource(out))
+    total = 4 * weights.parameters
+    for free, expected in ((10 * total, 3), (0.85 * total, 1), (0, 1)):
+        memory = type("Memory", (), {"available": free})
+        monkeypatch.setattr(numeric.psutil, "virtual_memory", lambda memory=memory: memory)
+        assert numeric.layers_that_fit(weights, 3) == expected
+    report = verify_checkpoint(out, str(llama_folder))
+    assert report.passed
+    assert report.layers == (1, 3)
+    assert "layers        the first 1 of 3" in report.lines()
+    assert verify_checkpoint(out, str(llama_folder), layers=2).layers == (2, 3)
+    assert verify_checkpoint(out, str(llama_folder), mode="full").layers == (3, 3)
+
+
+def test_the_base_is_freed_before_the_conversion_is_loaded(out, llama_folder, monkeypatch):
+    import weakref
+
+    alive = []
+    load = numeric._run
+
+    def watch(model_class, *arguments):
+        assert not any(reference() for reference in alive)
+        original = model_class.from_pretrained
+
+        def remember(*args, **kwargs):
+            model = original(*args, **kwargs)
+            alive.append(weakref.ref(model))
+            return model
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model_class, "from_pretrained", remember)
+            return load(model_class, *arguments)
+
+    monkeypatch.setattr(numeric, "_run", watch)
+    verify_checkpoint(out, str(llama_folder))
+    assert len(alive) == 2
+
+
+def test_refuses_what_is_no_conversion(llama_folder):
+    with pytest.raises(UnsupportedCheckpointError, match="model_type 'llama'; give a converted checkpoint"):
+        verify_checkpoint(llama_folder)
