@@ -1,13 +1,19 @@
-"""What a checkpoint holds, read from its config, its index and the headers of its weights, never from their data."""
+"""What a checkpoint holds, read from its config, its index and the headers of its weights."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .header import TensorInfo
 from .source import CONFIG, Source
+
+if TYPE_CHECKING:
+    import torch
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -72,6 +78,23 @@ def read_weights(source: Source) -> Weights:
             )
         tensors.update(header)
     return Weights(files, tensors)
+
+
+@contextmanager
+def open_tensors(source: Source, weights: Weights) -> "Iterator[Callable[[str], torch.Tensor]]":
+    """A function that reads one tensor by its name; each file is opened once."""
+    from safetensors import safe_open
+
+    with ExitStack() as stack:
+        opened = {}
+
+        def read(name: str) -> "torch.Tensor":
+            file = weights.tensors[name].file
+            if file not in opened:
+                opened[file] = stack.enter_context(safe_open(source.path(file), framework="pt"))
+            return opened[file].get_tensor(name)
+
+        yield read
 
 
 def read_config(source: Source) -> dict:

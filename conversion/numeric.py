@@ -13,7 +13,7 @@ from transformers.utils import logging
 from hf_hyperconn.families import Family
 
 from .checkpoint import INDEX, Weights
-from .source import Source
+from .source import CONFIG, Source
 
 TOKENS, NEW_TOKENS = 64, 16
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -81,26 +81,26 @@ def layers_that_fit(weights: Weights, layers: int) -> int:
 
 
 def compare_models(
-    target: Source, base: Source, family: Family, config: dict, weights: Weights, *, layers: int
+    target: tuple[Source, Weights], base: tuple[Source, Weights], family: Family, config: dict, *, layers: int
 ) -> tuple[Comparison, ...]:
-    """Run base and conversion in the checkpoint's dtype and in float32; the base is freed before the other is loaded.
+    """Run base and conversion in the base's dtype and in float32; the base is freed before the other is loaded.
 
+    config: of the conversion.
     layers: how many of the first layers to run.
     """
-    (architecture,) = config["architectures"]
+    architecture = config["architectures"][0]
     base_class = getattr(transformers, architecture.removeprefix("HC"))
     hc_class = getattr(family.modeling_module(), architecture)
-    dtypes = dict.fromkeys([DTYPES.get(weights.dtype, torch.float32), torch.float32])
     results = []
-    for dtype in dtypes:
-        expected = _run(base_class, base, dtype, layers)
-        results.append(_compare(str(dtype).removeprefix("torch."), expected, _run(hc_class, target, dtype, layers)))
+    for dtype in dict.fromkeys([DTYPES.get(base[1].dtype, torch.float32), torch.float32]):
+        expected = _run(base_class, *base, dtype, layers)
+        results.append(_compare(str(dtype).removeprefix("torch."), expected, _run(hc_class, *target, dtype, layers)))
     return tuple(results)
 
 
-def _run(model_class, source: Source, dtype: torch.dtype, layers: int) -> dict:
+def _run(model_class, source: Source, weights: Weights, dtype: torch.dtype, layers: int) -> dict:
     """Logits (or last hidden state), hidden states and greedy continuation on a fixed sequence of tokens."""
-    names = [name for name in source.files if name == "config.json" or name == INDEX or name.endswith(".safetensors")]
+    names = [name for name in (CONFIG, INDEX, "generation_config.json", *weights.files) if name in source.files]
     with _quiet():
         model = model_class.from_pretrained(
             source.folder(names), dtype=dtype, num_hidden_layers=layers, attn_implementation="sdpa"

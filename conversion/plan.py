@@ -10,8 +10,8 @@ from pathlib import Path
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 from hf_hyperconn.families import FAMILIES, Family
 
-from .checkpoint import CONFIG, Weights, read_config, read_weights
-from .source import Source, open_source
+from .checkpoint import Weights, read_config, read_weights
+from .source import CONFIG, Source, open_source
 
 RECORD = "hyperconn_conversion.json"
 
@@ -170,6 +170,8 @@ def plan_conversion(
     count = len(weights.files) + 1
     shards = {name: f"model-{i:05}-of-{count:05}.safetensors" for i, name in enumerate(weights.files, start=1)}
     companions = tuple(sorted(name for name in source.files if not any(fnmatch(name, p) for p in LEFT_BEHIND)))
+    if outside := [name for name in companions if name.startswith("/") or ".." in name.split("/")]:
+        raise UnsupportedCheckpointError(f"{source.name!r} lists {outside[0]!r}, a path outside it. Do not trust it.")
     out = Path(out) if out is not None else Path(f"{Path(os.path.abspath(model)).name}-HCx{fields.hc_mult}")
     plan = ConversionPlan(
         source=source,
@@ -278,6 +280,14 @@ def _with_space_checked(plan: ConversionPlan, force: bool) -> ConversionPlan:
         work = workspace(plan.out)
         done = {target for target in plan.shards.values() if (work / target).is_file()}
         needed += sum(plan.source.files[name] for name, target in plan.shards.items() if target not in done)
+    cache, download = plan.source.to_download([*plan.shards, *plan.companions])
+    if download and os.stat(cache).st_dev == os.stat(parent).st_dev:
+        needed += download
+    elif download > (cache_free := shutil.disk_usage(cache).free):
+        raise ConversionError(
+            f"downloading {plan.source.name!r} needs {gigabytes(download)} in '{cache}', "
+            f"{gigabytes(cache_free)} free. Free some space, or set HF_HOME elsewhere."
+        )
     free = shutil.disk_usage(parent).free
     if needed > free:
         raise ConversionError(

@@ -35,6 +35,10 @@ class Source(ABC):
     def header(self, name: str) -> dict[str, TensorInfo]:
         """The tensors of a safetensors file, without downloading its data."""
 
+    @abstractmethod
+    def to_download(self, names: list[str]) -> tuple[Path, int]:
+        """Where files would be downloaded to, and how many bytes of the files `names` are not there yet."""
+
     def path(self, name: str) -> Path:
         """A local path of one file, downloaded first if need be; never a symbolic link."""
         return Path(os.path.realpath(self.folder([name]) / name))
@@ -54,6 +58,9 @@ class LocalSource(Source):
 
     def header(self, name: str) -> dict[str, TensorInfo]:
         return read_header(self._folder / name)
+
+    def to_download(self, names: list[str]) -> tuple[Path, int]:
+        return self._folder, 0
 
 
 class HubSource(Source):
@@ -87,6 +94,15 @@ class HubSource(Source):
         return {
             key: tensor_info(info.dtype, info.shape, info.data_offsets, name) for key, info in metadata.tensors.items()
         }
+
+    def to_download(self, names: list[str]) -> tuple[Path, int]:
+        from huggingface_hub import constants, try_to_load_from_cache
+
+        cache = Path(constants.HF_HUB_CACHE)
+        while not cache.is_dir():
+            cache = cache.parent
+        held = [name for name in names if try_to_load_from_cache(self.name, name, revision=self.commit)]
+        return cache, sum(self.files[name] for name in names if name not in held)
 
 
 class _Unreachable(UnsupportedCheckpointError):

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import FAMILIES, Family
 
-from .checkpoint import CONFIG, INDEX, Weights, read_config, read_weights
-from .source import LocalSource, Source, open_source
+from .checkpoint import INDEX, Weights, open_tensors, read_config, read_weights
+from .plan import RECORD
+from .source import CONFIG, LocalSource, Source, open_source
+from .transfer import compare
 
 if TYPE_CHECKING:
     from .numeric import Comparison
@@ -94,8 +96,12 @@ def verify_checkpoint(
     failure, trained = _check_own(target, config, family, weights)
     base = open_source(against, revision) if isinstance(against, str) else against
     if failure or base is None:
+        failure = failure or (None if trained else _damage(target))
         return VerificationReport(len(weights.tensors), trained, None, failure=failure)
-    failure, changed = _check_base_tensors(target, weights, base, compare=not fresh)
+
+    base_weights = read_weights(base)
+    failure = _check_against(weights, base_weights, trained)
+    changed = 0 if fresh or failure else _count_changed(target, weights, base, base_weights)
     if fresh and trained:
         failure = failure or "the hyper-connections are not at the equivalent initialisation"
     if changed and not trained:
@@ -107,7 +113,7 @@ def verify_checkpoint(
 
     total = config["num_hidden_layers"]
     run = min(layers or (total if mode == "full" else layers_that_fit(weights, total)), total)
-    comparisons = compare_models(target, base, family, config, weights, layers=run)
+    comparisons = compare_models((target, weights), (base, base_weights), family, config, layers=run)
     if not trained:
         failure = next((c.failure() for c in comparisons if not c.equal), None)
     return VerificationReport(len(weights.tensors), trained, changed, comparisons, (run, total), failure)
@@ -116,14 +122,12 @@ def verify_checkpoint(
 def _check_own(target: Source, config: dict, family: Family, weights: Weights) -> tuple[str | None, bool]:
     """What is wrong with the checkpoint by itself, and whether its hyper-connections have been trained."""
     import torch
-    from safetensors import safe_open
 
     from .equivalent import hyper_connection_tensors
 
     if config.get("auto_map") != family.auto_map:
         return f"{CONFIG} does not name the classes of {family.hc_model_type} in auto_map", False
-    absent = [name for name in family.code if name not in target.files]
-    if absent:
+    if absent := [name for name in family.code if name not in target.files]:
         return f"the code file {absent[0]} is missing", False
     if INDEX in target.files and len(weights.files) > 1:
         weight_map = json.loads(target.path(INDEX).read_text(encoding="utf-8"))["weight_map"]
@@ -131,48 +135,64 @@ def _check_own(target: Source, config: dict, family: Family, weights: Weights) -
             return f"{INDEX} does not list {min(unlisted)}", False
     prefix = next((name.partition("layers.0.")[0] for name in weights.tensors if "layers.0." in name), "")
     trained = False
-    for name, value in hyper_connection_tensors(config, family, prefix).items():
-        stored = weights.tensors.get(name)
-        if stored is None:
-            return f"the tensor {name} is missing", False
-        if (stored.dtype, stored.shape) != ("F32", tuple(value.shape)):
-            return f"{name} is {stored.dtype} {list(stored.shape)}, not F32 {list(value.shape)}", False
-        with safe_open(target.path(stored.file), framework="pt") as file:
-            trained = trained or not torch.equal(file.get_tensor(name), value)
+    with open_tensors(target, weights) as read:
+        for name, value in hyper_connection_tensors(config, family, prefix).items():
+            stored = weights.tensors.get(name)
+            if stored is None:
+                return f"the tensor {name} is missing", False
+            if (stored.dtype, stored.shape) != ("F32", tuple(value.shape)):
+                return f"{name} is {stored.dtype} {list(stored.shape)}, not F32 {list(value.shape)}", False
+            trained = trained or not torch.equal(read(name), value)
     return None, trained
 
 
-def _check_base_tensors(target: Source, weights: Weights, base: Source, *, compare: bool) -> tuple[str | None, int]:
-    """What is wrong with the tensors taken from the base, and how many differ from it in their bytes."""
-    base_weights = read_weights(base)
-    ours = {
-        name: tensor for name, tensor in weights.tensors.items() if "attn_hc." not in name and "mlp_hc." not in name
-    }
+def _damage(target: Source) -> str | None:
+    """What differs from the checksums that the conversion recorded, if it did."""
+    if RECORD not in target.files:
+        return None
+    for shard in json.loads(target.path(RECORD).read_text(encoding="utf-8"))["base_shards"]:
+        path = target.path(shard["file"])
+        if not path.is_file() or f"{compare(path, path):08x}" != shard["crc32"]:
+            return f"{shard['file']} is not what the conversion wrote"
+    return None
+
+
+def _check_against(weights: Weights, base_weights: Weights, trained: bool) -> str | None:
+    """What is wrong with the tensors taken from the base, by their headers.
+
+    Training may have changed dtypes, and saving may have left out tensors that the model does not know.
+    """
+    ours = {name: tensor for name, tensor in weights.tensors.items() if not _is_added(name)}
     for name in sorted(set(ours) ^ set(base_weights.tensors)):
-        where = "the base" if name in ours else "the checkpoint"
-        return f"{name} is missing in {where}", 0
-    for name, tensor in base_weights.tensors.items():
-        if (tensor.dtype, tensor.shape) != (ours[name].dtype, ours[name].shape):
+        if name in ours or not trained:
+            return f"{name} is missing in {'the base' if name in ours else 'the checkpoint'}"
+    for name, tensor in ours.items():
+        expected = base_weights.tensors[name]
+        if tensor.shape != expected.shape or (tensor.dtype != expected.dtype and not trained):
             return (
-                f"{name} is {ours[name].dtype} {list(ours[name].shape)}, in the base "
-                f"{tensor.dtype} {list(tensor.shape)}"
-            ), 0
-    return None, _count_changed(target, weights, base, base_weights) if compare else 0
+                f"{name} is {tensor.dtype} {list(tensor.shape)}, in the base {expected.dtype} {list(expected.shape)}"
+            )
+    return None
 
 
 def _count_changed(target: Source, weights: Weights, base: Source, base_weights: Weights) -> int:
+    """How many tensors taken from the base differ from it in their bytes."""
     import torch
     from huggingface_hub.utils import tqdm
-    from safetensors import safe_open
 
     changed = 0
-    with tqdm(total=base_weights.nbytes, unit="B", unit_scale=True, desc="Comparing tensors", disable=None) as bar:
+    with (
+        tqdm(total=base_weights.nbytes, unit="B", unit_scale=True, desc="Comparing tensors", disable=None) as bar,
+        open_tensors(base, base_weights) as theirs,
+        open_tensors(target, weights) as ours,
+    ):
         for name, tensor in base_weights.tensors.items():
-            with (
-                safe_open(base.path(tensor.file), framework="pt") as theirs,
-                safe_open(target.path(weights.tensors[name].file), framework="pt") as ours,
-            ):
-                a, b = theirs.get_tensor(name).flatten(), ours.get_tensor(name).flatten()
+            if name in weights.tensors:
+                a, b = theirs(name).flatten(), ours(name).flatten()
                 changed += not torch.equal(a.view(torch.uint8), b.view(torch.uint8))
             bar.update(tensor.nbytes)
     return changed
+
+
+def _is_added(name: str) -> bool:
+    return "attn_hc." in name or "mlp_hc." in name

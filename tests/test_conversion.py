@@ -23,6 +23,7 @@ from transformers import (
 from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.plan import HyperConnectionFields, plan_conversion
+from hf_hyperconn.conversion.source import LocalSource
 from hf_hyperconn.errors import ConversionError
 
 from .conftest import llama_config
@@ -255,6 +256,12 @@ def test_tensors_the_model_does_not_know_pass_through(tmp_path):
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
     result = convert_checkpoint(str(source), tmp_path / "out")
     assert result.verification.passed
+
+
+def test_what_is_still_to_download_needs_space_too(llama_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(LocalSource, "to_download", lambda self, names: (tmp_path, 10**18))
+    with pytest.raises(ConversionError, match="needs 1000000000.00 GB in"):
+        plan_conversion(str(llama_folder), tmp_path / "out")
 
 
 @pytest.mark.parametrize("fields", [{"hc_mult": 0}, {"hc_mult": -1}, {"connection": "mhc"}])

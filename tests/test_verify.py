@@ -1,5 +1,6 @@
 """The verifier: what it passes, what it reports and what it fails."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion import numeric
 from hf_hyperconn.conversion.checkpoint import read_weights
 from hf_hyperconn.conversion.cli import main
@@ -61,6 +63,25 @@ def test_reports_a_trained_checkpoint_without_failing(out, llama_folder, ids, tm
     assert 0 <= comparison.top1 <= 1
     assert "trained" in report.lines()[0]
     assert "top-1 agreement" in report.lines()[-1]
+
+
+def test_a_trained_checkpoint_may_be_saved_in_another_dtype(tmp_path, llama, ids):
+    copy.deepcopy(llama).bfloat16().save_pretrained(tmp_path / "base")
+    model = HCLlamaForCausalLM.from_prenorm(tmp_path / "base", dtype=torch.float32)
+    with torch.no_grad():
+        model.model.layers[0].attn_hc.static_beta.add_(0.1)
+    model.save_pretrained(tmp_path / "trained")
+    report = verify_checkpoint(tmp_path / "trained", str(tmp_path / "base"))
+    assert report.passed
+    assert report.trained
+    assert {comparison.dtype for comparison in report.comparisons} == {"bfloat16", "float32"}
+
+
+def test_finds_a_damaged_file_without_the_base(out):
+    content = bytearray((out / BASE).read_bytes())
+    content[-5] ^= 1
+    (out / BASE).write_bytes(content)
+    assert verify_checkpoint(out).failure == f"{BASE} is not what the conversion wrote"
 
 
 def test_fails_a_changed_base_tensor(out, llama_folder, capsys):

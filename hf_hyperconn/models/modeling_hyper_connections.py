@@ -58,13 +58,13 @@ class HyperConnectionDecoderLayer:
         """Norm and MLP, `[B, S, D]` to `[B, S, D]`."""
         return self.mlp(self.post_attention_layernorm(hidden_states))
 
-    def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
         """One decoder layer on streams `[B, S, N, D]`; the first takes and the last returns `[B, S, D]`."""
         is_first, is_last = self.layer_idx == 0, self.layer_idx == self.config.num_hidden_layers - 1
         streams = expand_streams(hidden_states, self.config.hc_mult) if is_first else hidden_states
 
         branch_input, carry = self.attn_hc.width_connection(streams)
-        branch_output = self.attention_branch(branch_input, *args, **kwargs)
+        branch_output = self.attention_branch(branch_input, **kwargs)
         streams = self.attn_hc.depth_connection(carry, branch_output)
 
         branch_input, carry = self.mlp_hc.width_connection(streams)
