@@ -9,8 +9,10 @@ output to n streams, the least that n streams can cost.
 
 import argparse
 import json
+import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,14 +47,14 @@ def ours(dynamic: bool) -> Callable:
     return run
 
 
-def peer() -> Callable:
-    """The PyPI package hyper-connections; its streams lie in the batch."""
-    module = HyperConnections(STREAMS, dim=SIZE, branch=nn.Identity(), layer_index=0)
+def peer(dtype: torch.dtype) -> Callable:
+    """The PyPI package hyper-connections, in one dtype throughout; its streams lie in the batch."""
+    module = HyperConnections(STREAMS, dim=SIZE, branch=nn.Identity(), layer_index=0).to(dtype)
     randomise(module)
 
     def run(streams: torch.Tensor) -> torch.Tensor:
         packed = streams.permute(0, 2, 1, 3).reshape(STREAMS, TOKENS, SIZE)
-        return module.to(streams.dtype)(packed).reshape(1, STREAMS, TOKENS, SIZE).permute(0, 2, 1, 3)
+        return module(packed).reshape(1, STREAMS, TOKENS, SIZE).permute(0, 2, 1, 3)
 
     return run
 
@@ -78,12 +80,12 @@ def form(matrix: bool | None) -> Iterator[None]:
 
 
 CASES = {
-    "residual, 1 stream": (lambda: plain, None),
-    "residual, n streams": (lambda: plain_streams, None),
-    "SHC, as chosen": (lambda: ours(False), None),
-    "DHC, as chosen": (lambda: ours(True), None),
-    "DHC, matrix form": (lambda: ours(True), True),
-    "DHC, unrolled form": (lambda: ours(True), False),
+    "residual, 1 stream": (lambda dtype: plain, None),
+    "residual, n streams": (lambda dtype: plain_streams, None),
+    "SHC, as chosen": (lambda dtype: ours(False), None),
+    "DHC, as chosen": (lambda dtype: ours(True), None),
+    "DHC, matrix form": (lambda dtype: ours(True), True),
+    "DHC, unrolled form": (lambda dtype: ours(True), False),
     "hyper-connections (PyPI)": (peer, None),
 }
 
@@ -101,7 +103,13 @@ def median_ms(function: Callable, dtype: torch.dtype, backward: bool) -> float:
     return 1e3 * statistics.median(times[WARM_UP:])
 
 
+# without them, glibc returns every large buffer to the system and page faults are what is measured
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "100000000000", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
+
+
 def main() -> None:
+    if not ALLOCATOR.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ALLOCATOR})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     torch.set_num_threads(parser.parse_args().threads)
@@ -112,7 +120,7 @@ def main() -> None:
                 torch.manual_seed(0)
                 torch._dynamo.reset()
                 with form(matrix):
-                    function = torch.compile(make(), fullgraph=True) if mode == "compiled" else make()
+                    function = torch.compile(make(dtype), fullgraph=True) if mode == "compiled" else make(dtype)
                     forward, both = (median_ms(function, dtype, backward) for backward in (False, True))
                 rows.append(
                     {"case": name, "dtype": str(dtype)[6:], "mode": mode, "forward_ms": forward, "both_ms": both}

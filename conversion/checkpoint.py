@@ -5,15 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .header import TensorInfo
 from .source import CONFIG, Source
-
-if TYPE_CHECKING:
-    import torch
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -81,17 +78,17 @@ def read_weights(source: Source) -> Weights:
 
 
 @contextmanager
-def open_tensors(source: Source, weights: Weights) -> "Iterator[Callable[[str], torch.Tensor]]":
-    """A function that reads one tensor by its name; each file is opened once."""
+def open_tensors(source: Source, weights: Weights, framework: str) -> Iterator[Callable[[str], Any]]:
+    """A function that reads one tensor by its name, for "torch" or "numpy"; each file is opened once."""
     from safetensors import safe_open
 
     with ExitStack() as stack:
         opened = {}
 
-        def read(name: str) -> "torch.Tensor":
+        def read(name: str) -> Any:
             file = weights.tensors[name].file
             if file not in opened:
-                opened[file] = stack.enter_context(safe_open(source.path(file), framework="pt"))
+                opened[file] = stack.enter_context(safe_open(source.path(file), framework=framework))
             return opened[file].get_tensor(name)
 
         yield read

@@ -16,7 +16,7 @@ from hf_hyperconn.errors import ConversionError, VerificationError
 
 from .checkpoint import CONFIG, INDEX
 from .plan import RECORD, ConversionPlan, HyperConnectionFields, plan_conversion, workspace
-from .transfer import bring
+from .transfer import bring, compare
 
 if TYPE_CHECKING:
     from .verify import VerificationReport
@@ -80,11 +80,12 @@ def carry_out(
     """Do what `plan` says; arguments and errors as for `convert_checkpoint`."""
     with _file_errors(plan.out.absolute().parent):
         work = _open_workspace(plan)
-        checksums = _write_weights(plan, work)
-        say(f"base weights  {len(plan.shards)} file(s), byte for byte")
+        _write_weights(plan, work)
+        say(f"base weights  {len(plan.shards)} file(s), passed through")
         say(f"hc weights    {plan.hc_parameters:,} parameters, n={plan.fields.hc_mult}, {plan.fields.connection}")
         _write_companions(plan, work)
-        record = _record(plan, checksums)
+        digests = _compare_shards(plan, work) if verify in ("auto", "full") else {}
+        record = _record(plan, digests)
         _write_json(work / RECORD, record)
     report = None
     if verify != "off":
@@ -116,13 +117,39 @@ def _open_workspace(plan: ConversionPlan) -> Path:
     return work
 
 
-def _write_weights(plan: ConversionPlan, work: Path) -> dict[str, int]:
-    """Bring the base shards, write the hyper-connection shard and the index. Returns CRC-32 by new name."""
+def _write_weights(plan: ConversionPlan, work: Path) -> None:
+    """Bring the base shards, and meanwhile write the hyper-connection shard and the index."""
+
+    def bring_shard(name: str, progress: Callable[[int], None]) -> None:
+        bring(plan.source.path(name), work / plan.shards[name], plan.link, progress)
+
+    _for_each_shard(plan, "Base weights", bring_shard, meanwhile=lambda: _write_hyper_connections(plan, work))
+
+
+def _compare_shards(plan: ConversionPlan, work: Path) -> dict[str, str]:
+    """Read the shards back beside the base's. Returns the SHA-256 of each by its name in the base."""
+
+    def compare_shard(name: str, progress: Callable[[int], None]) -> str:
+        digest = compare(plan.source.path(name), work / plan.shards[name], progress)
+        if plan.source.sha256.get(name, digest) != digest:
+            raise VerificationError(
+                f"'{plan.source.path(name)}' is not the file that the Hub holds. Download it again."
+            )
+        return digest
+
+    return _for_each_shard(plan, "Comparing", compare_shard)
+
+
+def _for_each_shard(plan: ConversionPlan, title: str, work, meanwhile=lambda: None) -> dict:
+    """Run `work(name, progress)` for every base shard, two at a time, with one bar of bytes; results by name.
+
+    meanwhile: called on this thread. An error or Ctrl-C stops all of it.
+    """
     from huggingface_hub.utils import tqdm
 
     stop = Event()
     with (
-        tqdm(total=plan.base_bytes, unit="B", unit_scale=True, desc="Base weights", disable=None) as bar,
+        tqdm(total=plan.base_bytes, unit="B", unit_scale=True, desc=title, disable=None) as bar,
         ThreadPoolExecutor(2) as pool,
     ):
 
@@ -131,25 +158,19 @@ def _write_weights(plan: ConversionPlan, work: Path) -> dict[str, int]:
             if stop.is_set():
                 raise InterruptedError("stopped")
 
-        pending = {
-            target: pool.submit(_bring_shard, plan, name, work / target, advance)
-            for name, target in plan.shards.items()
-        }
+        pending = {name: pool.submit(work, name, advance) for name in plan.shards}
         try:
-            # meanwhile, on this thread: it imports torch
-            weight_map, metadata = _write_hyper_connections(plan, work)
-            checksums = {target: future.result() for target, future in pending.items()}
+            meanwhile()
+            return {name: future.result() for name, future in pending.items()}
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-    _write_json(work / INDEX, {"metadata": metadata, "weight_map": weight_map})
-    return checksums
 
 
-def _write_hyper_connections(plan: ConversionPlan, work: Path) -> tuple[dict[str, str], dict[str, int]]:
-    """Write the hyper-connection shard. Returns the index's weight_map and metadata."""
-    from safetensors.torch import save
+def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
+    """Write the hyper-connection shard, and the index of all shards."""
+    from safetensors.numpy import save
 
     from .equivalent import hyper_connection_tensors
 
@@ -158,14 +179,10 @@ def _write_hyper_connections(plan: ConversionPlan, work: Path) -> tuple[dict[str
     weight_map = {name: plan.shards[tensor.file] for name, tensor in plan.weights.tensors.items()}
     weight_map.update(dict.fromkeys(tensors, plan.hc_shard))
     metadata = {
-        "total_parameters": plan.weights.parameters + sum(tensor.numel() for tensor in tensors.values()),
+        "total_parameters": plan.weights.parameters + sum(tensor.size for tensor in tensors.values()),
         "total_size": plan.weights.nbytes + sum(tensor.nbytes for tensor in tensors.values()),
     }
-    return weight_map, metadata
-
-
-def _bring_shard(plan: ConversionPlan, name: str, target: Path, progress: Callable[[int], None]) -> int:
-    return bring(plan.source.path(name), target, plan.link, progress)
+    _write_json(work / INDEX, {"metadata": metadata, "weight_map": weight_map})
 
 
 def _write_companions(plan: ConversionPlan, work: Path) -> None:
@@ -178,12 +195,16 @@ def _write_companions(plan: ConversionPlan, work: Path) -> None:
     _write_json(work / CONFIG, plan.config)
 
 
-def _record(plan: ConversionPlan, checksums: dict[str, int]) -> dict:
-    """What hyperconn_conversion.json says of where the checkpoint comes from."""
+def _record(plan: ConversionPlan, digests: dict[str, str]) -> dict:
+    """What hyperconn_conversion.json says of where the checkpoint comes from.
+
+    The SHA-256 of a base shard is null where neither the Hub told it nor a verification read the shard.
+    """
     from importlib.metadata import version
 
+    known = {**plan.source.sha256, **digests}
     shards = [
-        {"file": target, "source": name, "size": plan.source.files[name], "crc32": f"{checksums[target]:08x}"}
+        {"file": target, "source": name, "size": plan.source.files[name], "sha256": known.get(name)}
         for name, target in plan.shards.items()
     ]
     return {

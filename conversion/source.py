@@ -21,11 +21,13 @@ class Source(ABC):
     name: as the user gave it.
     commit: the full commit of a Hub repo; None for a folder.
     files: size in bytes by path inside the checkpoint, "/" between folders.
+    sha256: of the files whose digest is known without reading them.
     """
 
     name: str
     commit: str | None
     files: dict[str, int]
+    sha256: dict[str, str]
 
     @abstractmethod
     def folder(self, names: Iterable[str]) -> Path:
@@ -48,7 +50,7 @@ class LocalSource(Source):
     """A folder."""
 
     def __init__(self, folder: Path, name: str | None = None, commit: str | None = None):
-        self._folder, self.name, self.commit = folder, name or str(folder), commit
+        self._folder, self.name, self.commit, self.sha256 = folder, name or str(folder), commit, {}
         self.files = {
             path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()
         }
@@ -76,7 +78,9 @@ class HubSource(Source):
         with _hub_errors(repo_id, revision):
             info = self._api.model_info(repo_id, revision=revision, files_metadata=True)
             self.commit = info.sha
-            self.files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
+            siblings = info.siblings or []
+            self.files = {sibling.rfilename: sibling.size or 0 for sibling in siblings}
+            self.sha256 = {sibling.rfilename: sibling.lfs.sha256 for sibling in siblings if sibling.lfs}
             if (
                 CONFIG in self.files
             ):  # by its revision, so that the cache knows the commit when the Hub is out of reach

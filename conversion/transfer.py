@@ -1,31 +1,29 @@
 """Bringing weight files to the output, byte for byte."""
 
+import hashlib
 import os
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 from hf_hyperconn.errors import ConversionError, VerificationError
 
-CHUNK = 4 * 2**20
+CHUNK = 2**20
+COPIED_AT_ONCE = 2**26
 
 FICLONE = 0x40049409  # Linux: share the extents of another file, on file systems that can
 
 
-def bring(source: Path, target: Path, link: str, progress: Callable[[int], None]) -> int:
+def bring(source: Path, target: Path, link: str, progress: Callable[[int], None]) -> None:
     """Make `target` hold the bytes of `source`; it appears under its name only when complete.
 
     link: "copy" (sharing extents where the file system can), "hard" or "symlink".
     progress: called with each number of bytes done.
 
-    Returns the CRC-32 of the bytes. Raises `ConversionError` when the file system refuses and `VerificationError` when
-    what was written reads back differently.
+    Raises `ConversionError` when the file system refuses.
     """
-    if target.exists():
-        try:
-            return compare(source, target, progress)
-        except VerificationError:
-            target.unlink()  # of an earlier attempt, from a source that has changed since
+    if target.exists() and _is_of(source, target):
+        progress(source.stat().st_size)
+        return
     part = target.with_name(target.name + ".part")
     part.unlink(missing_ok=True)
     try:
@@ -33,65 +31,74 @@ def bring(source: Path, target: Path, link: str, progress: Callable[[int], None]
             os.link(source, part)
         elif link == "symlink":
             os.symlink(source, part)
-        elif not _reflink(source, part):
-            checksum = _copy(source, part, progress)
-            part.rename(target)
-            return checksum
+        else:
+            _copy(source, part, progress)
+        part.replace(target)
     except OSError as error:
         advice = "Use --link copy." if link != "copy" else "Free some space or choose another OUT."
         raise ConversionError(f"can't bring '{source}' to '{target.parent}': {error.strerror}. {advice}") from error
-    checksum = compare(source, part, progress)
-    part.rename(target)
-    return checksum
 
 
-def compare(source: Path, target: Path, progress: Callable[[int], None] = lambda count: None) -> int:
-    """Read two files side by side and return their common CRC-32.
+def compare(source: Path, target: Path, progress: Callable[[int], None] = lambda count: None) -> str:
+    """Read two files side by side and return their common SHA-256.
 
     Raises `VerificationError` when they differ.
     """
-    checksum, here, there = 0, bytearray(CHUNK), bytearray(CHUNK)
     same = os.path.samefile(source, target)
     if not same and source.stat().st_size != target.stat().st_size:
         raise VerificationError(f"'{target}' and '{source}' differ in size.")
-    with open(source, "rb", buffering=0) as a, open(target, "rb", buffering=0) as b:
+    digest, here, there = hashlib.sha256(), bytearray(CHUNK), bytearray(CHUNK)
+    with open(source, "rb") as a, open(target, "rb") as b:
         while count := a.readinto(here):
             if not same and (b.readinto(there) != count or here[:count] != there[:count]):
                 raise VerificationError(f"'{target}' differs from '{source}'.")
-            checksum = zlib.crc32(memoryview(here)[:count], checksum)
+            digest.update(memoryview(here)[:count])
             progress(count)
-    return checksum
+    return digest.hexdigest()
 
 
-def _copy(source: Path, target: Path, progress: Callable[[int], None]) -> int:
-    """Copy in chunks, each read back while it is warm."""
-    checksum, sent, echo = 0, bytearray(CHUNK), bytearray(CHUNK)
-    with open(source, "rb", buffering=0) as a, open(target, "w+b", buffering=0) as b:
-        offset = 0
-        while count := a.readinto(sent):
-            _write_all(b.fileno(), memoryview(sent)[:count])
-            os.preadv(b.fileno(), [memoryview(echo)[:count]], offset)
-            if sent[:count] != echo[:count]:
-                raise VerificationError(f"'{target}' does not read back as it was written; check the disk.")
-            checksum = zlib.crc32(memoryview(sent)[:count], checksum)
-            offset += count
+def _is_of(source: Path, target: Path) -> bool:
+    """Whether what an earlier attempt brought is still what the source holds."""
+    try:
+        compare(source, target)
+    except VerificationError:
+        return False
+    return True
+
+
+def _copy(source: Path, target: Path, progress: Callable[[int], None]) -> None:
+    with open(source, "rb", buffering=0) as a, open(target, "wb", buffering=0) as b:
+        size = os.fstat(a.fileno()).st_size
+        if _reflink(a.fileno(), b.fileno()):
+            progress(size)
+            return
+        done = 0
+        while count := _copy_some(a.fileno(), b.fileno(), done):
+            done += count
             progress(count)
-    return checksum
+        if done != size:
+            raise OSError(0, f"only {done} of {size} bytes could be read")
 
 
-def _write_all(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+def _copy_some(source: int, target: int, offset: int) -> int:
+    """Copy the next bytes between two open files, by the kernel where it can, and return how many."""
+    try:
+        return os.copy_file_range(source, target, COPIED_AT_ONCE, offset, offset)
+    except (AttributeError, OSError):  # not Linux, or not between these file systems
+        os.lseek(source, offset, os.SEEK_SET)
+        os.lseek(target, offset, os.SEEK_SET)
+        data = memoryview(os.read(source, CHUNK))
+        count = len(data)
+        while data:
+            data = data[os.write(target, data) :]
+        return count
 
 
-def _reflink(source: Path, target: Path) -> bool:
+def _reflink(source: int, target: int) -> bool:
     try:
         from fcntl import ioctl
-    except ImportError:  # not a Unix
+
+        ioctl(target, FICLONE, source)
+    except (ImportError, OSError):
         return False
-    with open(source, "rb") as a, open(target, "wb") as b:
-        try:
-            ioctl(b.fileno(), FICLONE, a.fileno())
-        except OSError:
-            return False
     return True

@@ -79,8 +79,8 @@ def verify_checkpoint(
     mode: "structure" checks tensors and files; "full" also runs both models, one after the other, in the checkpoint's
         dtype and in float32; "auto" does so with as many of the first layers as fit in free memory.
     layers: run only this many of the first layers.
-    fresh: the folder was just made from `against`: its shards were compared when they were brought, and it must still
-        be at the equivalent initialisation.
+    fresh: the folder was just made from `against` by the converter, which compares the shards itself, so it must be at
+        the equivalent initialisation.
 
     Raises `UnsupportedCheckpointError` when either can't be read or `folder` is no hyper-connection checkpoint.
     """
@@ -101,7 +101,7 @@ def verify_checkpoint(
 
     base_weights = read_weights(base)
     failure = _check_against(weights, base_weights, trained)
-    changed = 0 if fresh or failure else _count_changed(target, weights, base, base_weights)
+    changed = None if fresh or failure else _count_changed(target, weights, base, base_weights)
     if fresh and trained:
         failure = failure or "the hyper-connections are not at the equivalent initialisation"
     if changed and not trained:
@@ -121,7 +121,7 @@ def verify_checkpoint(
 
 def _check_own(target: Source, config: dict, family: Family, weights: Weights) -> tuple[str | None, bool]:
     """What is wrong with the checkpoint by itself, and whether its hyper-connections have been trained."""
-    import torch
+    import numpy as np
 
     from .equivalent import hyper_connection_tensors
 
@@ -135,24 +135,24 @@ def _check_own(target: Source, config: dict, family: Family, weights: Weights) -
             return f"{INDEX} does not list {min(unlisted)}", False
     prefix = next((name.partition("layers.0.")[0] for name in weights.tensors if "layers.0." in name), "")
     trained = False
-    with open_tensors(target, weights) as read:
+    with open_tensors(target, weights, "numpy") as read:
         for name, value in hyper_connection_tensors(config, family, prefix).items():
             stored = weights.tensors.get(name)
             if stored is None:
                 return f"the tensor {name} is missing", False
-            if (stored.dtype, stored.shape) != ("F32", tuple(value.shape)):
+            if (stored.dtype, stored.shape) != ("F32", value.shape):
                 return f"{name} is {stored.dtype} {list(stored.shape)}, not F32 {list(value.shape)}", False
-            trained = trained or not torch.equal(read(name), value)
+            trained = trained or not np.array_equal(read(name), value)
     return None, trained
 
 
 def _damage(target: Source) -> str | None:
-    """What differs from the checksums that the conversion recorded, if it did."""
+    """What differs from the digests that the conversion recorded, if it did."""
     if RECORD not in target.files:
         return None
     for shard in json.loads(target.path(RECORD).read_text(encoding="utf-8"))["base_shards"]:
         path = target.path(shard["file"])
-        if not path.is_file() or f"{compare(path, path):08x}" != shard["crc32"]:
+        if not path.is_file() or shard["sha256"] not in (None, compare(path, path)):
             return f"{shard['file']} is not what the conversion wrote"
     return None
 
@@ -183,8 +183,8 @@ def _count_changed(target: Source, weights: Weights, base: Source, base_weights:
     changed = 0
     with (
         tqdm(total=base_weights.nbytes, unit="B", unit_scale=True, desc="Comparing tensors", disable=None) as bar,
-        open_tensors(base, base_weights) as theirs,
-        open_tensors(target, weights) as ours,
+        open_tensors(base, base_weights, "torch") as theirs,
+        open_tensors(target, weights, "torch") as ours,
     ):
         for name, tensor in base_weights.tensors.items():
             if name in weights.tensors:

@@ -1,5 +1,6 @@
 """The converter on local checkpoints of every shape."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -21,10 +22,11 @@ from transformers import (
 )
 
 from hf_hyperconn import HCLlamaForCausalLM
+from hf_hyperconn.conversion import convert, transfer
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.plan import HyperConnectionFields, plan_conversion
 from hf_hyperconn.conversion.source import LocalSource
-from hf_hyperconn.errors import ConversionError
+from hf_hyperconn.errors import ConversionError, VerificationError
 
 from .conftest import llama_config
 
@@ -143,7 +145,8 @@ def test_record(llama_folder, tmp_path):
     assert record["arguments"] == {"hc_mult": 2, "connection": "shc", "hc_tanh": True, "link": "copy"}
     assert record["versions"].keys() == {"hf_hyperconn", "safetensors", "torch", "transformers"}
     (shard,) = record["base_shards"]
-    assert shard["size"] == (llama_folder / "model.safetensors").stat().st_size
+    content = (llama_folder / "model.safetensors").read_bytes()
+    assert (shard["size"], shard["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
     assert record["verification"]["passed"] is True
     assert record["verification"]["comparisons"][0]["max_difference"] == 0.0
 
@@ -185,8 +188,6 @@ def test_a_cache_snapshot_is_read_through_its_links(llama_folder, tmp_path):
 
 
 def test_resumes_without_copying_again(tmp_path, monkeypatch):
-    from hf_hyperconn.conversion import convert, transfer
-
     source = saved(tmp_path / "base", shard="20KB")
     copied = []
     copy = transfer._copy
@@ -228,6 +229,27 @@ def test_a_shard_of_an_earlier_attempt_is_not_trusted(llama_folder, tmp_path):
     (work / "model-00001-of-00002.safetensors").write_bytes(base[:-1] + b"!")
     out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure").path
     assert (out / "model-00001-of-00002.safetensors").read_bytes() == base
+
+
+def test_copies_where_the_kernel_can_not(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    monkeypatch.setattr(transfer, "CHUNK", 1000)
+    source = saved(tmp_path / "base")
+    out = convert_checkpoint(str(source), tmp_path / "out").path
+    assert (out / "model-00001-of-00002.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+def test_a_copy_that_differs_is_found(llama_folder, tmp_path, monkeypatch):
+    def spoil(source, target, link, progress):
+        target.write_bytes(source.read_bytes()[:-1] + b"!")
+
+    monkeypatch.setattr(convert, "bring", spoil)
+    with pytest.raises(VerificationError, match="differs from"):
+        convert_checkpoint(str(llama_folder), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_force_replaces_a_conversion(llama_folder, tmp_path):

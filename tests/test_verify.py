@@ -77,7 +77,9 @@ def test_a_trained_checkpoint_may_be_saved_in_another_dtype(tmp_path, llama, ids
     assert {comparison.dtype for comparison in report.comparisons} == {"bfloat16", "float32"}
 
 
-def test_finds_a_damaged_file_without_the_base(out):
+def test_finds_a_damaged_file_without_the_base(llama_folder, tmp_path):
+    out = convert_checkpoint(str(llama_folder), tmp_path / "out", layers=1).path
+    assert verify_checkpoint(out).passed
     content = bytearray((out / BASE).read_bytes())
     content[-5] ^= 1
     (out / BASE).write_bytes(content)

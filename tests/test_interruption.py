@@ -1,0 +1,240 @@
+"""A conversion killed at any moment leaves OUT whole or absent and the source as it was; run again, it completes."""
+
+import hashlib
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+KILLS, KILLS_WITH_FORCE = 50, 20
+LAYERS, HIDDEN, INTERMEDIATE, VOCABULARY, SHARDS = 8, 512, 1536, 8000, 4
+CONVERTER = "hf_hyperconn.conversion"
+PRELOADED = ("torch", "safetensors.torch", "huggingface_hub.utils", f"{CONVERTER}.verify", f"{CONVERTER}.equivalent")
+FOLDER_CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link")
+
+
+class Conversions:
+    """Runs conversions in forks of one process that has imported all they need, so that kills fall in their work."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __call__(self, source: Path, out: Path, delay=None, change=None, **options) -> tuple[bool, float]:
+        """Convert; kill after `delay` seconds, or before the given change of a folder. Returns (finished, seconds)."""
+        options = {"model": str(source), "out": str(out), "verify": "structure", **options}
+        self.process.stdin.write(json.dumps([options, delay, change]) + "\n")
+        self.process.stdin.flush()
+        exit_code, seconds = json.loads(self.process.stdout.readline())
+        assert exit_code in (0, -signal.SIGKILL)
+        return exit_code == 0, seconds
+
+
+def serve():
+    """The process behind `Conversions`: a request a line."""
+    for name in PRELOADED:
+        import_module(name)
+    for line in sys.stdin:
+        options, delay, change = json.loads(line)
+        start = time.monotonic()
+        if not (child := os.fork()):
+            convert_and_exit(options, change)
+        if delay is not None:
+            time.sleep(delay)
+            os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+        print(json.dumps([os.waitstatus_to_exitcode(status), time.monotonic() - start]), flush=True)
+
+
+def convert_and_exit(options: dict, change: int | None):
+    changes = itertools.count()
+
+    def die_at_change(event: str, arguments: tuple):
+        if event in FOLDER_CHANGES and next(changes) == change:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(die_at_change)
+    try:
+        import_module(f"{CONVERTER}.convert").convert_checkpoint(**options)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+@pytest.fixture(scope="module")
+def convert():
+    conversions = Conversions()
+    yield conversions
+    conversions.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """A Llama checkpoint of random bytes in several shards."""
+    folder = tmp_path_factory.mktemp("source") / "llama"
+    folder.mkdir()
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "vocab_size": VOCABULARY,
+        "tie_word_embeddings": True,
+        "dtype": "float16",
+    }
+    shapes = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    for layer in range(LAYERS):
+        names = {f"self_attn.{name}_proj": (HIDDEN, HIDDEN) for name in "qkvo"}
+        names |= {f"mlp.{name}_proj": (INTERMEDIATE, HIDDEN) for name in ("gate", "up")}
+        names |= {"mlp.down_proj": (HIDDEN, INTERMEDIATE)}
+        names |= {"input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,)}
+        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in names.items()}
+    generator, weight_map = np.random.default_rng(0), {}
+    for shard in range(SHARDS):
+        file = f"model-{shard + 1:05}-of-{SHARDS:05}.safetensors"
+        names = list(shapes)[shard::SHARDS]
+        tensors = {name: generator.integers(2**16, size=shapes[name], dtype=np.uint16) for name in names}
+        save_file({name: tensor.view(np.float16) for name, tensor in tensors.items()}, folder / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text("{}")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(convert, source, tmp_path_factory) -> dict[str, str]:
+    """What an undisturbed conversion makes."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "out"
+    assert convert(source, folder)[0]
+    return contents(folder)
+
+
+@pytest.fixture(scope="module")
+def old(convert, source, tmp_path_factory) -> Path:
+    """An earlier conversion of the same source, with other hyper-connections."""
+    folder = tmp_path_factory.mktemp("old") / "out"
+    assert convert(source, folder, hc_mult=2, link="hard")[0]
+    return folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Digest by path of every file in a folder."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def seconds_undisturbed(convert, source: Path, parent: Path) -> float:
+    """How long a conversion takes now; it is asked again and again, as the machine may be busy."""
+    finished, seconds = convert(source, parent / "measured")
+    assert finished
+    shutil.rmtree(parent / "measured")
+    return seconds
+
+
+def put_back(old: Path, out: Path):
+    for folder in out.parent.iterdir():
+        shutil.rmtree(folder)
+    shutil.copytree(old, out, copy_function=os.link)
+
+
+def check_replaced(out: Path, old: dict[str, str], new: dict[str, str]):
+    """OUT is the whole new checkpoint, the whole old one, or absent while the old one is kept beside it."""
+    if out.exists():
+        assert contents(out) in (old, new)
+    else:
+        assert contents(out.with_name(f".{out.name}.previous")) == old
+
+
+def test_killed_at_random_moments(convert, source, undisturbed, tmp_path):
+    before, moments, out = contents(source), random.Random(0), tmp_path / "out"
+    unfinished = copying = 0
+    for kill in range(KILLS):
+        if not os.listdir(tmp_path):
+            duration = seconds_undisturbed(convert, source, tmp_path)
+        convert(source, out, delay=moments.uniform(0, duration))
+        assert contents(source) == before
+        unfinished += not out.exists()
+        copying += any(tmp_path.glob(f".out.incomplete/*-of-{SHARDS + 1:05}.safetensors.part"))
+        if not out.exists() and kill % 4 == 3:
+            assert convert(source, out)[0]
+        if out.exists():
+            assert contents(out) == undisturbed
+            assert os.listdir(tmp_path) == ["out"]
+            shutil.rmtree(out)
+    assert unfinished >= KILLS / 2
+    assert copying >= KILLS / 10
+
+
+def test_killed_at_random_moments_while_replacing(convert, source, undisturbed, old, tmp_path):
+    before, before_out, moments, out = contents(source), contents(old), random.Random(1), tmp_path / "out"
+    unfinished = 0
+    for kill in range(KILLS_WITH_FORCE):
+        if kill % 4 == 0:
+            duration = seconds_undisturbed(convert, source, tmp_path)
+            put_back(old, out)
+        finished, _ = convert(source, out, delay=moments.uniform(0, duration), force=True)
+        unfinished += not finished
+        assert contents(source) == before
+        check_replaced(out, before_out, undisturbed)
+        if kill % 4 == 3:
+            assert convert(source, out, force=True)[0]
+            assert contents(out) == undisturbed
+            assert os.listdir(tmp_path) == ["out"]
+    assert unfinished >= KILLS_WITH_FORCE / 2
+
+
+def test_killed_before_each_change_of_a_folder(convert, source, old, tmp_path):
+    before, before_out, out = contents(source), contents(old), tmp_path / "out"
+    assert convert(source, out, link="hard")[0]
+    new = contents(out)
+    for change in itertools.count():
+        put_back(old, out)
+        finished, _ = convert(source, out, change=change, link="hard", force=True)
+        assert contents(source) == before
+        check_replaced(out, before_out, new)
+        if finished:
+            break
+        assert convert(source, out, link="hard", force=True)[0]
+        assert contents(out) == new
+        assert os.listdir(tmp_path) == ["out"]
+    assert change > 2 * (SHARDS + 1)
+
+
+def test_interrupted_from_the_keyboard(source, undisturbed, tmp_path):
+    command = [Path(sys.executable).with_name("hf-hyperconn"), "convert", source, "out", "--verify", "structure"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not (tmp_path / ".out.incomplete" / "plan.json").exists():
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        message = process.communicate()[1]
+    assert process.returncode == 130
+    assert "interrupted" in message
+    assert "Traceback" not in message
+    assert not (tmp_path / "out").exists()
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert contents(tmp_path / "out") == undisturbed
+
+
+if __name__ == "__main__":
+    serve()
