@@ -1,11 +1,11 @@
 """Run as a script, where hf_hyperconn can't be imported: compares converted folders with their base, bit for bit.
 
-Arguments: the base's folder, then the converted folders. Prints JSON: for each case the names of what differs.
+Arguments: an attention implementation, the base's folder, the converted folders. Prints JSON: for each case the names
+of what differs.
 """
 
 import json
 import sys
-from itertools import product
 
 sys.modules["hf_hyperconn"] = None
 
@@ -20,7 +20,7 @@ def outputs(folder, dtype, attention) -> dict[str, torch.Tensor]:
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation=attention, trust_remote_code=True
     ).eval()
-    tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], padding_side="left", pad_token="<unk>")
+    tokenizer = AutoTokenizer.from_pretrained(sys.argv[2], padding_side="left", pad_token="<unk>")
     single, batch = tokenizer(PROMPTS[:1], return_tensors="pt"), tokenizer(PROMPTS, return_tensors="pt", padding=True)
     found = {}
     with torch.no_grad():
@@ -37,9 +37,10 @@ def outputs(folder, dtype, attention) -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
-    base, *folders = sys.argv[1:]
+    attention, base, *folders = sys.argv[1:]
+    torch.set_num_threads(1)
     differing = {}
-    for dtype, attention in product(("float32", "bfloat16", "float16"), ("sdpa", "eager")):
+    for dtype in ("float32", "bfloat16", "float16"):
         expected = outputs(base, dtype, attention)
         for folder in folders:
             found = outputs(folder, dtype, attention)
