@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
 
 import hf_hyperconn
 from hf_hyperconn.errors import ConversionError, VerificationError
@@ -17,9 +16,7 @@ from hf_hyperconn.errors import ConversionError, VerificationError
 from .checkpoint import CONFIG, INDEX
 from .plan import RECORD, ConversionPlan, HyperConnectionFields, plan_conversion, workspace
 from .transfer import bring, compare
-
-if TYPE_CHECKING:
-    from .verify import VerificationReport
+from .verify import MODES, VerificationReport, verify_checkpoint
 
 PLAN = "plan.json"
 PREVIOUS = "previous"
@@ -31,7 +28,7 @@ class ConversionResult:
 
     path: Path
     plan: ConversionPlan
-    verification: "VerificationReport | None"
+    verification: VerificationReport | None
 
 
 def convert_checkpoint(
@@ -78,6 +75,10 @@ def carry_out(
     say: Callable[[str], None] = lambda line: None,
 ) -> ConversionResult:
     """Do what `plan` says; arguments and errors as for `convert_checkpoint`."""
+    if verify not in (*MODES, "off"):
+        raise ConversionError(
+            f"verify={verify!r} was asked for; accepted are {', '.join(map(repr, MODES))} and 'off'."
+        )
     with _file_errors(plan.out.absolute().parent):
         work = _open_workspace(plan)
         _write_weights(plan, work)
@@ -89,8 +90,6 @@ def carry_out(
         _write_json(work / RECORD, record)
     report = None
     if verify != "off":
-        from .verify import verify_checkpoint
-
         report = verify_checkpoint(work, plan.source, mode=verify, layers=layers, fresh=True)
         for line in report.lines():
             say(line)

@@ -14,6 +14,7 @@ from .checkpoint import Weights, read_config, read_weights
 from .source import CONFIG, Source, open_source
 
 RECORD = "hyperconn_conversion.json"
+LINKS = ("copy", "hard", "symlink")
 
 # what does not come along: weights in any format, what the conversion writes itself, records of training
 LEFT_BEHIND = (
@@ -163,6 +164,8 @@ def plan_conversion(
     Raises `UnsupportedCheckpointError` for a model that can't be converted, `ConversionError` for an OUT that can't be
     written.
     """
+    if link not in LINKS:
+        raise ConversionError(f"link {link!r} was asked for; accepted are {', '.join(map(repr, LINKS))}.")
     source = open_source(model, revision)
     config = read_config(source)
     family = _family(source, config)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError
 from hf_hyperconn.families import FAMILIES, Family
 
 from .checkpoint import INDEX, Weights, open_tensors, read_config, read_weights
@@ -82,8 +82,11 @@ def verify_checkpoint(
     fresh: the folder was just made from `against` by the converter, which compares the shards itself, so it must be at
         the equivalent initialisation.
 
-    Raises `UnsupportedCheckpointError` when either can't be read or `folder` is no hyper-connection checkpoint.
+    Raises `UnsupportedCheckpointError` when either can't be read or `folder` is no hyper-connection checkpoint, and
+    `HyperConnError` for an unknown mode.
     """
+    if mode not in MODES:
+        raise HyperConnError(f"mode {mode!r} was asked for; accepted are {', '.join(map(repr, MODES))}.")
     target = LocalSource(Path(folder))
     config = read_config(target)
     family = next((f for f in FAMILIES.values() if f.hc_model_type == config.get("model_type")), None)

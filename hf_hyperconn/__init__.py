@@ -35,5 +35,5 @@ def __dir__() -> list[str]:
 
 
 # the command line registers when it loads a model, so that `hf-hyperconn --help` need not import torch
-if Path(sys.argv[0]).stem != "hf-hyperconn":
+if Path(*sys.argv[:1]).stem != "hf-hyperconn":
     import_module(".registration", __name__).register_auto_classes()

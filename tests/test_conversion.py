@@ -286,7 +286,9 @@ def test_what_is_still_to_download_needs_space_too(llama_folder, tmp_path, monke
         plan_conversion(str(llama_folder), tmp_path / "out")
 
 
-@pytest.mark.parametrize("fields", [{"hc_mult": 0}, {"hc_mult": -1}, {"connection": "mhc"}])
+@pytest.mark.parametrize(
+    "fields", [{"hc_mult": 0}, {"hc_mult": -1}, {"connection": "mhc"}, {"link": "soft"}, {"verify": "no"}]
+)
 def test_fields_that_are_not_accepted(fields, llama_folder, tmp_path):
     with pytest.raises(ConversionError, match="asked for"):
         convert_checkpoint(str(llama_folder), tmp_path / "out", **fields)

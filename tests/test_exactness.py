@@ -61,9 +61,16 @@ def test_equal_to_the_base_without_the_package(connection, n, dtype, attention, 
 
 
 @pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize(("dtype", "emulate"), [(torch.float32, False), (torch.bfloat16, True)])
+@pytest.mark.parametrize(
+    ("dtype", "emulate"),
+    [
+        (torch.float32, False),
+        (torch.bfloat16, True),
+        pytest.param(torch.float16, True, marks=pytest.mark.slow),
+    ],
+)
 def test_equal_to_the_compiled_base_when_compiled(n, dtype, emulate, stories, converted):
-    """In bfloat16, when Inductor is told to keep the roundings of eager mode."""
+    """In 16 bits, when Inductor is told to keep the roundings of eager mode."""
     ids = torch.randint(3, 512, (2, 48), generator=torch.Generator().manual_seed(0))
     logits = []
     for folder, auto in ((stories, LlamaForCausalLM), (converted["dhc", n], AutoModelForCausalLM)):

@@ -17,7 +17,7 @@ from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.source import LocalSource
 from hf_hyperconn.conversion.verify import verify_checkpoint
-from hf_hyperconn.errors import UnsupportedCheckpointError, VerificationError
+from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
 
 BASE, ADDED = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -198,6 +198,11 @@ def test_the_base_is_freed_before_the_conversion_is_loaded(out, llama_folder, mo
     monkeypatch.setattr(numeric, "_run", watch)
     verify_checkpoint(out, str(llama_folder))
     assert len(alive) == 2
+
+
+def test_refuses_an_unknown_mode(out):
+    with pytest.raises(HyperConnError, match="accepted are 'auto', 'full', 'structure'"):
+        verify_checkpoint(out, mode="quick")
 
 
 def test_refuses_what_is_no_conversion(llama_folder):
