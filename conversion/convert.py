@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,41 +79,72 @@ def carry_out(
         raise ConversionError(
             f"verify={verify!r} was asked for; accepted are {', '.join(map(repr, MODES))} and 'off'."
         )
-    with _file_errors(plan.out.absolute().parent):
-        work = _open_workspace(plan)
-        _write_weights(plan, work)
-        say(f"base weights  {len(plan.shards)} file(s), passed through")
-        say(f"hc weights    {plan.hc_parameters:,} parameters, n={plan.fields.hc_mult}, {plan.fields.connection}")
-        _write_companions(plan, work)
-        digests = _compare_shards(plan, work) if verify in ("auto", "full") else {}
-        record = _record(plan, digests)
-        _write_json(work / RECORD, record)
-    report = None
-    if verify != "off":
-        report = verify_checkpoint(work, plan.source, mode=verify, layers=layers, fresh=True)
-        for line in report.lines():
-            say(line)
-        if not report.passed:
-            raise VerificationError(f"verification failed: {report.failure}. The result is kept in '{work}'.")
-    with _file_errors(plan.out.absolute().parent):
-        _write_json(work / RECORD, {**record, "verification": report and report.as_dict()})
-        (work / PLAN).unlink()
-        _put_in_place(work, plan.out)
+    with _open_workspace(plan) as work:
+        with _file_errors(work.parent):
+            _write_weights(plan, work)
+            say(f"base weights  {len(plan.shards)} file(s), passed through")
+            say(f"hc weights    {plan.hc_parameters:,} parameters, n={plan.fields.hc_mult}, {plan.fields.connection}")
+            _write_companions(plan, work)
+            digests = _compare_shards(plan, work) if verify in ("auto", "full") else {}
+            record = _record(plan, digests)
+            _write_json(work / RECORD, record)
+        report = None
+        if verify != "off":
+            report = verify_checkpoint(work, plan.source, mode=verify, layers=layers, fresh=True)
+            for line in report.lines():
+                say(line)
+            if not report.passed:
+                raise VerificationError(f"verification failed: {report.failure}. The result is kept in '{work}'.")
+        with _file_errors(work.parent):
+            _write_json(work / RECORD, {**record, "verification": report and report.as_dict()})
+            (work / PLAN).unlink()
+            _put_in_place(work, plan.out)
     return ConversionResult(plan.out, plan, report)
 
 
-def _open_workspace(plan: ConversionPlan) -> Path:
-    """The folder to work in: an interrupted conversion's if it had the same plan, else an empty one."""
-    work = workspace(plan.out)
+@contextmanager
+def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
+    """The folder to work in, ours alone: an interrupted conversion's if it had the same plan, else an empty one.
+
+    Raises `ConversionError` when another conversion is at work in it.
+    """
+    work = workspace(plan.out.absolute())
+    with _file_errors(work.parent):
+        if plan.out.exists():
+            shutil.rmtree(_aside(plan.out), ignore_errors=True)  # of a replacement that was cut off at its end
+        work.mkdir(exist_ok=True)
+        lock = _lock(work)
     try:
-        same = json.loads((work / PLAN).read_text(encoding="utf-8")) == plan.fingerprint()
-    except (OSError, ValueError):
-        same = False
-    if not same:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        _write_json(work / PLAN, plan.fingerprint())
-    return work
+        with _file_errors(work.parent):
+            try:
+                same = json.loads((work / PLAN).read_text(encoding="utf-8")) == plan.fingerprint()
+            except (OSError, ValueError):
+                same = False
+            if not same:
+                for path in work.iterdir():
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                _write_json(work / PLAN, plan.fingerprint())
+        yield work
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Hold a folder for this process, where the system can; it lets go by itself when the process ends."""
+    try:
+        from fcntl import LOCK_EX, LOCK_NB, flock
+    except ImportError:  # not a Unix
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        flock(descriptor, LOCK_EX | LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConversionError(
+            f"another conversion is at work in '{folder}'. Wait for it, or choose another OUT."
+        ) from error
+    return descriptor
 
 
 def _write_weights(plan: ConversionPlan, work: Path) -> None:

@@ -50,11 +50,16 @@ def compare(source: Path, target: Path, progress: Callable[[int], None] = lambda
     digest, here, there = hashlib.sha256(), bytearray(CHUNK), bytearray(CHUNK)
     with open(source, "rb") as a, open(target, "rb") as b:
         while count := a.readinto(here):
-            if not same and (b.readinto(there) != count or here[:count] != there[:count]):
+            if not same and (b.readinto(there) != count or not _equal(here, there, count)):
                 raise VerificationError(f"'{target}' differs from '{source}'.")
             digest.update(memoryview(here)[:count])
             progress(count)
     return digest.hexdigest()
+
+
+def _equal(here: bytearray, there: bytearray, count: int) -> bool:
+    """Whether the first `count` bytes are equal; whole buffers are compared without copying them."""
+    return here == there if count == len(here) else here[:count] == there[:count]
 
 
 def _is_of(source: Path, target: Path) -> bool:

@@ -252,6 +252,27 @@ def test_a_copy_that_differs_is_found(llama_folder, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
+def test_two_conversions_do_not_meet(llama_folder, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def meanwhile(plan, work):
+        with pytest.raises(ConversionError, match="another conversion is at work in"):
+            convert_checkpoint(str(llama_folder), out, hc_mult=2)
+        return write(plan, work)
+
+    write = convert._write_companions
+    monkeypatch.setattr(convert, "_write_companions", meanwhile)
+    convert_checkpoint(str(llama_folder), out, hc_mult=3, verify="structure")
+    assert json.loads((out / "config.json").read_text())["hc_mult"] == 3
+
+
+def test_what_a_cut_off_replacement_left_is_removed(llama_folder, tmp_path):
+    out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="off").path
+    (tmp_path / ".out.previous").mkdir()
+    convert_checkpoint(str(llama_folder), out, verify="off", force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
 def test_force_replaces_a_conversion(llama_folder, tmp_path):
     out = tmp_path / "out"
     convert_checkpoint(str(llama_folder), out, hc_mult=2, verify="structure")
