@@ -172,7 +172,7 @@ def plan_conversion(
     weights = read_weights(source)
     count = len(weights.files) + 1
     shards = {name: f"model-{i:05}-of-{count:05}.safetensors" for i, name in enumerate(weights.files, start=1)}
-    companions = tuple(sorted(name for name in source.files if not any(fnmatch(name, p) for p in LEFT_BEHIND)))
+    companions = _companions(source)
     if outside := [name for name in companions if name.startswith("/") or ".." in name.split("/")]:
         raise UnsupportedCheckpointError(f"{source.name!r} lists {outside[0]!r}, a path outside it. Do not trust it.")
     out = Path(out) if out is not None else Path(f"{Path(os.path.abspath(model)).name}-HCx{fields.hc_mult}")
@@ -247,6 +247,13 @@ def _family(source: Source, config: dict) -> Family:
         if not isinstance(config.get(field), int):
             raise UnsupportedCheckpointError(f"{CONFIG} of {name!r} has no {field}. Download it again.")
     return family
+
+
+def _companions(source: Source) -> tuple[str, ...]:
+    """The files that come along: all but what is left behind and other models in folders of the checkpoint."""
+    models = tuple(name.removesuffix(CONFIG) for name in source.files if name.endswith(f"/{CONFIG}"))
+    left = [name for name in source.files if name.startswith(models) or any(fnmatch(name, p) for p in LEFT_BEHIND)]
+    return tuple(sorted(set(source.files) - set(left)))
 
 
 def _architectures(config: dict, family: Family) -> list[str]:

@@ -81,9 +81,8 @@ class HubSource(Source):
             siblings = info.siblings or []
             self.files = {sibling.rfilename: sibling.size or 0 for sibling in siblings}
             self.sha256 = {sibling.rfilename: sibling.lfs.sha256 for sibling in siblings if sibling.lfs}
-            if (
-                CONFIG in self.files
-            ):  # by its revision, so that the cache knows the commit when the Hub is out of reach
+            if CONFIG in self.files:
+                # asked for by its revision, so that the cache knows the commit when the Hub is out of reach
                 self._api.hf_hub_download(repo_id, CONFIG, revision=revision)
 
     def folder(self, names: Iterable[str]) -> Path:

@@ -123,6 +123,7 @@ def test_everything_useful_comes_along(llama_folder, tmp_path):
     source = shutil.copytree(llama_folder, tmp_path / "base")
     kept = ["tokenizer.json", "chat_template.jinja", "LICENSE.txt", "USE_POLICY.md", "templates/tool.jinja"]
     left = ["README.md", ".gitattributes", "pytorch_model.bin", "consolidated.safetensors", "original/params.json"]
+    left += ["tiny-llama-HCx2/config.json", "tiny-llama-HCx2/tokenizer.json"]
     left += ["modeling_llama.py", "model.gguf", "onnx/model.onnx", "optimizer.pt", ".cache/huggingface/x.lock"]
     for name in kept + left:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -164,6 +165,16 @@ def test_links(link, llama_folder, tmp_path):
         model.lm_head.weight.zero_()
     model.save_pretrained(out)
     assert contents(source) == before, "saving over a linked conversion changed the base"
+
+
+def test_converts_into_the_checkpoint_s_own_folder(llama_folder, tmp_path, monkeypatch):
+    source = shutil.copytree(llama_folder, tmp_path / "base")
+    monkeypatch.chdir(source)
+    for _ in range(2):
+        out = convert_checkpoint(".", verify="structure", force=True).path
+        assert out == Path("base-HCx4")
+        assert sorted(path.name for path in source.iterdir() if path.is_dir()) == ["base-HCx4"]
+        assert not any(path.is_dir() for path in out.iterdir())
 
 
 def test_links_across_file_systems_say_what_to_do(llama_folder, tmp_path, monkeypatch):
