@@ -221,10 +221,16 @@ def test_killed_before_each_change_of_a_folder(convert, source, old, tmp_path):
     assert change > 2 * (SHARDS + 1)
 
 
+def heed_interrupts():
+    """A suite that runs in the background of a shell ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_interrupted_from_the_keyboard(source, undisturbed, tmp_path):
     command = [Path(sys.executable).with_name("hf-hyperconn"), "convert", source, "out", "--verify"]
     # running the models takes seconds, so the signal comes before the end on any machine
-    with subprocess.Popen([*command, "auto"], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    options = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True, "preexec_fn": heed_interrupts}
+    with subprocess.Popen([*command, "auto"], **options) as process:
         while process.poll() is None and not (tmp_path / ".out.incomplete" / "plan.json").exists():
             time.sleep(0.001)
         process.send_signal(signal.SIGINT)
