@@ -143,7 +143,8 @@ def _train(
 @torch.no_grad()
 def _loss(model: PreTrainedModel, tokens: torch.Tensor) -> float:
     model.eval()
-    rows = tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)[:64]
+    rows = tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)
+    rows = rows[:: max(len(rows) // 64, 1)]
     return model(input_ids=rows, labels=rows).loss.item()
 
 
