@@ -35,6 +35,11 @@ class Weights:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
+    def prefix(self) -> str | None:
+        """What comes before `layers.0` in the names of the tensors; None when there is no layer 0."""
+        return next((name.partition("layers.0.")[0] for name in self.tensors if "layers.0." in name), None)
+
+    @property
     def dtype(self) -> str:
         """The dtype that holds most elements, as safetensors spells it."""
         sizes: dict[str, int] = {}
@@ -52,7 +57,7 @@ def read_weights(source: Source) -> Weights:
         return Weights((WEIGHTS,), source.header(WEIGHTS))
     if INDEX not in source.files:
         raise UnsupportedCheckpointError(_no_weights(source))
-    weight_map = _read_weight_map(source)
+    weight_map = read_weight_map(source)
     files = tuple(sorted(set(weight_map.values())))
     for name in files:
         if Path(name).name != name or name in ("", ".", ".."):
@@ -105,17 +110,19 @@ def read_config(source: Source) -> dict:
         raise UnsupportedCheckpointError(
             f"{source.name!r} has no {CONFIG}; give a checkpoint in the format of Transformers."
         )
-    return _read_json(source, CONFIG)
+    return read_json(source, CONFIG)
 
 
-def _read_weight_map(source: Source) -> dict[str, str]:
-    weight_map = _read_json(source, INDEX).get("weight_map")
+def read_weight_map(source: Source) -> dict[str, str]:
+    """Which file holds each tensor, by the index. Raises `UnsupportedCheckpointError` when the index does not tell."""
+    weight_map = read_json(source, INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise UnsupportedCheckpointError(f"{INDEX} of {source.name!r} has no weight_map. Download it again.")
     return weight_map
 
 
-def _read_json(source: Source, name: str) -> dict:
+def read_json(source: Source, name: str) -> dict:
+    """A JSON file of the checkpoint. Raises `UnsupportedCheckpointError` when it holds no JSON object."""
     path = source.path(name)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -8,6 +8,9 @@ import sys
 import hf_hyperconn
 from hf_hyperconn.errors import HyperConnError, VerificationError
 
+from .plan import LINKS, HyperConnectionFields, plan_conversion
+from .verify import MODES, verify_checkpoint
+
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
 
 CONVERT_EXAMPLES = """examples:
@@ -47,7 +50,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _convert(options: argparse.Namespace) -> int:
     from .convert import carry_out
-    from .plan import HyperConnectionFields, plan_conversion
 
     fields = HyperConnectionFields(options.hc_mult, "shc" if options.static else "dhc", options.tanh)
     plan = plan_conversion(
@@ -70,8 +72,6 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from .verify import verify_checkpoint
-
     report = verify_checkpoint(
         options.folder, options.against, revision=options.revision, mode=options.mode, layers=options.layers
     )
@@ -133,13 +133,13 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--revision", help="branch, tag or commit of MODEL; the commit is recorded")
     convert.add_argument(
         "--link",
-        choices=("copy", "hard", "symlink"),
+        choices=LINKS,
         default="copy",
         help="how base weights reach OUT (default: copy)",
     )
     convert.add_argument(
         "--verify",
-        choices=("auto", "full", "structure", "off"),
+        choices=(*MODES, "off"),
         default="auto",
         help="structure: files and tensors; full: also run both models; auto: with the layers that fit (default)",
     )
@@ -151,9 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("folder", metavar="OUT", help="folder of the converted checkpoint")
     verify.add_argument("--against", metavar="MODEL", help="its base: local folder or Hub id")
     verify.add_argument("--revision", help="branch, tag or commit of MODEL")
-    verify.add_argument(
-        "--mode", "--verify", choices=("auto", "full", "structure"), default="auto", help="as in convert"
-    )
+    verify.add_argument("--mode", "--verify", choices=MODES, default="auto", help="as in convert")
     verify.add_argument("--layers", type=_positive, metavar="K", help="run the first K layers only")
 
     demo = command(

@@ -13,13 +13,13 @@ from threading import Event
 import hf_hyperconn
 from hf_hyperconn.errors import ConversionError, VerificationError
 
-from .checkpoint import CONFIG, INDEX
+from .checkpoint import INDEX
 from .plan import RECORD, ConversionPlan, HyperConnectionFields, plan_conversion, workspace
+from .source import CONFIG
 from .transfer import bring, compare
 from .verify import MODES, VerificationReport, verify_checkpoint
 
 PLAN = "plan.json"
-PREVIOUS = "previous"
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
 
     from .equivalent import hyper_connection_tensors
 
-    tensors = hyper_connection_tensors(plan.config, plan.family, plan.prefix)
+    tensors = hyper_connection_tensors(plan.config, plan.family, plan.weights.prefix)
     _write(work / plan.hc_shard, save(tensors, metadata={"format": "pt"}))
     weight_map = {name: plan.shards[tensor.file] for name, tensor in plan.weights.tensors.items()}
     weight_map.update(dict.fromkeys(tensors, plan.hc_shard))
@@ -259,7 +259,7 @@ def _put_in_place(work: Path, out: Path) -> None:
 
 
 def _aside(out: Path) -> Path:
-    return out.parent / f".{out.name}.{PREVIOUS}"
+    return out.parent / f".{out.name}.previous"
 
 
 def _write_json(path: Path, content) -> None:

@@ -62,7 +62,6 @@ class ConversionPlan:
     fields: HyperConnectionFields
     base_config: dict
     weights: Weights
-    prefix: str
     shards: dict[str, str]
     hc_shard: str
     companions: tuple[str, ...]
@@ -170,6 +169,10 @@ def plan_conversion(
     config = read_config(source)
     family = _family(source, config)
     weights = read_weights(source)
+    if weights.prefix is None:
+        raise UnsupportedCheckpointError(
+            f"the weights of {source.name!r} hold no decoder layer 0. Give a complete checkpoint."
+        )
     count = len(weights.files) + 1
     shards = {name: f"model-{i:05}-of-{count:05}.safetensors" for i, name in enumerate(weights.files, start=1)}
     companions = _companions(source)
@@ -183,7 +186,6 @@ def plan_conversion(
         fields=fields,
         base_config=config,
         weights=weights,
-        prefix=_prefix(source, weights),
         shards=shards,
         hc_shard=f"model-{count:05}-of-{count:05}.safetensors",
         companions=companions,
@@ -258,17 +260,6 @@ def _companions(source: Source) -> tuple[str, ...]:
 
 def _architectures(config: dict, family: Family) -> list[str]:
     return config.get("architectures") or [f"{family.name}ForCausalLM"]
-
-
-def _prefix(source: Source, weights: Weights) -> str:
-    """What comes before `layers.0` in the names of the checkpoint's tensors."""
-    for name in weights.tensors:
-        prefix, found, _ = name.partition("layers.0.")
-        if found:
-            return prefix
-    raise UnsupportedCheckpointError(
-        f"the weights of {source.name!r} hold no decoder layer 0. Give a complete checkpoint."
-    )
 
 
 def _with_space_checked(plan: ConversionPlan, force: bool) -> ConversionPlan:

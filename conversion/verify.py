@@ -1,6 +1,5 @@
 """Whether a hyper-connection checkpoint is what it should be, and computes what its base computes."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError
 from hf_hyperconn.families import FAMILIES, Family
 
-from .checkpoint import INDEX, Weights, open_tensors, read_config, read_weights
+from .checkpoint import INDEX, Weights, open_tensors, read_config, read_json, read_weight_map, read_weights
 from .plan import RECORD
 from .source import CONFIG, LocalSource, Source, open_source
 from .transfer import compare
@@ -132,14 +131,12 @@ def _check_own(target: Source, config: dict, family: Family, weights: Weights) -
         return f"{CONFIG} does not name the classes of {family.hc_model_type} in auto_map", False
     if absent := [name for name in family.code if name not in target.files]:
         return f"the code file {absent[0]} is missing", False
-    if INDEX in target.files and len(weights.files) > 1:
-        weight_map = json.loads(target.path(INDEX).read_text(encoding="utf-8"))["weight_map"]
-        if unlisted := set(weights.tensors) - set(weight_map):
-            return f"{INDEX} does not list {min(unlisted)}", False
-    prefix = next((name.partition("layers.0.")[0] for name in weights.tensors if "layers.0." in name), "")
+    listed = read_weight_map(target) if INDEX in target.files and len(weights.files) > 1 else weights.tensors
+    if unlisted := weights.tensors.keys() - listed.keys():
+        return f"{INDEX} does not list {min(unlisted)}", False
     trained = False
     with open_tensors(target, weights, "numpy") as read:
-        for name, value in hyper_connection_tensors(config, family, prefix).items():
+        for name, value in hyper_connection_tensors(config, family, weights.prefix or "").items():
             stored = weights.tensors.get(name)
             if stored is None:
                 return f"the tensor {name} is missing", False
@@ -153,9 +150,9 @@ def _damage(target: Source) -> str | None:
     """What differs from the digests that the conversion recorded, if it did."""
     if RECORD not in target.files:
         return None
-    for shard in json.loads(target.path(RECORD).read_text(encoding="utf-8"))["base_shards"]:
+    for shard in read_json(target, RECORD)["base_shards"]:
         path = target.path(shard["file"])
-        if not path.is_file() or shard["sha256"] not in (None, compare(path, path)):
+        if shard["file"] not in target.files or shard["sha256"] not in (None, compare(path, path)):
             return f"{shard['file']} is not what the conversion wrote"
     return None
 

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import hf_hyperconn
+from tests.conftest import llama_config
 from tests.hub import Hub
 
 PACKAGE = Path(hf_hyperconn.__file__).parents[1]
@@ -82,15 +83,7 @@ def run_batch(folder: Path, commands: dict[str, list[str]], **options) -> dict[s
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory) -> dict[str, Path]:
     """A tiny Llama as one file and as shards, and an older one, each with more files around it."""
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        initializer_range=0.2,
-        max_position_embeddings=64,
-    )
+    config = llama_config(vocab_size=64, intermediate_size=96, num_hidden_layers=2, initializer_range=0.2)
     folders = {}
     for seed, (name, shard_size) in enumerate({"older": "1GB", "tiny": "1GB", "sharded": "50KB"}.items()):
         folders[name] = folder = tmp_path_factory.mktemp("bases") / name
