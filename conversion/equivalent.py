@@ -27,7 +27,6 @@ def hyper_connection_tensors(config: dict, family: Family, prefix: str) -> dict[
             tensors[f"{name}.dynamic_beta_fn"] = np.zeros(size, np.float32)
             tensors[f"{name}.dynamic_alpha_scale"] = np.full(1, 0.01, np.float32)
             tensors[f"{name}.dynamic_beta_scale"] = np.full(1, 0.01, np.float32)
-            for parameter in family.norm_parameters:
-                fill = 1.0 if parameter == "weight" else 0.0
-                tensors[f"{name}.norm.{parameter}"] = np.full(size, fill, np.float32)
+            for parameter, value in family.norm.items():
+                tensors[f"{name}.norm.{parameter}"] = np.full(size, value, np.float32)
     return tensors

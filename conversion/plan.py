@@ -78,7 +78,7 @@ class ConversionPlan:
     def hc_parameters(self) -> int:
         """Number of parameters the hyper-connections add (the paper's Table 7 formulas, with the norm's)."""
         n, d = self.fields.hc_mult, self.base_config["hidden_size"]
-        dynamic = d * len(self.family.norm_parameters) + d * (n + 2) + 2 if self.fields.connection == "dhc" else 0
+        dynamic = d * len(self.family.norm) + d * (n + 2) + 2 if self.fields.connection == "dhc" else 0
         return 2 * self.base_config["num_hidden_layers"] * (n * (n + 2) + dynamic)
 
     @property

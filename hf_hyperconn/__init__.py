@@ -8,14 +8,10 @@ from importlib import import_module
 from pathlib import Path
 
 from ._version import __version__
+from .families import FAMILIES
 
 _EXPORTS = {
-    "HCLlamaConfig": "models.configuration_hc_llama",
-    "HCLlamaForCausalLM": "models.modeling_hc_llama",
-    "HCLlamaForQuestionAnswering": "models.modeling_hc_llama",
-    "HCLlamaForSequenceClassification": "models.modeling_hc_llama",
-    "HCLlamaForTokenClassification": "models.modeling_hc_llama",
-    "HCLlamaModel": "models.modeling_hc_llama",
+    **{name: f"models.{file}" for family in FAMILIES.values() for name, file in family.exports.items()},
     "HyperConnection": "models.hyper_connections",
     "convert_model": "in_memory",
     "register_auto_classes": "registration",

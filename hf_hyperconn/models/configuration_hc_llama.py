@@ -13,7 +13,6 @@ class HCLlamaConfig(HyperConnectionConfig, LlamaConfig):
 
     model_type = "hc_llama"
     base_model_type = "llama"
-    base_model_pp_plan = None  # pipeline stages exchange [B, S, D]; streams are [B, S, N, D]
 
 
 __all__ = ["HCLlamaConfig"]

@@ -26,6 +26,7 @@ class HyperConnectionConfig:
     """
 
     base_model_type: ClassVar[str]
+    base_model_pp_plan: ClassVar[None] = None  # pipeline stages exchange [B, S, D]; streams are [B, S, N, D]
 
     connection: str = "dhc"
     hc_mult: int = 4

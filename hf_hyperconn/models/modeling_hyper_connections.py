@@ -6,11 +6,14 @@ reads them out, so that the rest of a Transformers model never meets them.
 """
 
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import wraps
 
 import torch
-from transformers import AutoConfig
+from torch import nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.utils import logging
 
 from .hyper_connections import HyperConnection, expand_streams, reduce_streams
@@ -19,26 +22,29 @@ logger = logging.get_logger(__name__)
 
 
 class HyperConnectionDecoderLayer:
-    """Mixin before a family's Pre-Norm decoder layer: its two residual additions become hyper-connections.
+    """Mixin before a family's decoder layer: its two residual additions become hyper-connections.
 
-    `output_projections` names the modules that write to the residual stream. A family whose branches are not
-    norm + attention and norm + MLP under the usual names overrides `attention_branch` and `mlp_branch`.
+    A branch is whatever the family computes between reading the residual stream and adding to it. Here it is norm +
+    attention and norm + MLP; a family whose branches are something else overrides `attention_branch` or `mlp_branch`.
+    `output_projections` are the names of the weights that write to the residual stream.
     """
 
-    output_projections = ("self_attn.o_proj", "mlp.down_proj")
+    output_projections = ("o_proj", "down_proj")
 
     def __init__(self, config, layer_idx: int):
         super().__init__(config, layer_idx)
+        for path, _ in list(self.named_parameters()):
+            owner, _, name = path.rpartition(".")
+            if path.removesuffix(".weight").rpartition(".")[2] in self.output_projections:
+                self.get_submodule(owner).hc_output_projection = name
         self.config = config
         self.layer_idx = layer_idx
         self.attn_hc = self.make_connection(2 * layer_idx)
         self.mlp_hc = self.make_connection(2 * layer_idx + 1)
-        for name in self.output_projections:
-            self.get_submodule(name).hc_init_scale = config.hc_mult**-0.5
 
-    def make_norm(self) -> torch.nn.Module:
-        """A new norm of the family's own kind and width, for the prediction of DHC's coefficients."""
-        return type(self.input_layernorm)(self.config.hidden_size, eps=self.config.rms_norm_eps)
+    def make_norm(self) -> nn.Module:
+        """A new norm of the family's own kind, for the prediction of DHC's coefficients."""
+        return deepcopy(self.post_attention_layernorm)
 
     def make_connection(self, sub_layer: int) -> HyperConnection:
         """The connection around sub-layer k, as the config asks for."""
@@ -77,12 +83,37 @@ class HyperConnectionDecoderLayer:
 class HyperConnectionPreTrainedModel:
     """Mixin before a family's `PreTrainedModel`.
 
-    `auto_map` names the class behind every Auto class, as `file.Class`: a saved model ships these files.
+    decoder_layer_class: the family's decoder layer on residual streams.
+    heads: suffixes of the classes with a head; each belongs to the Auto class of that suffix.
+    auto_map: `file.Class` behind every Auto class; a saved model ships these files.
     """
 
+    decoder_layer_class: type[nn.Module]
+    heads: tuple[str, ...]
     auto_map: dict[str, str]
-    _keep_in_fp32_modules_strict = ["attn_hc", "mlp_hc"]
     _pp_plan = None
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "decoder_layer_class" in vars(cls):
+            cls._adopt_family(cls.__bases__[-1])
+
+    @classmethod
+    def _adopt_family(cls, base: type[PreTrainedModel]):
+        """Take over what Transformers looks up by class or model type, which the family says of its own classes."""
+        name, model_type = cls.config_class.__name__.removesuffix("Config"), cls.config_class.model_type
+        cls.auto_map = {
+            "AutoConfig": f"configuration_{model_type}.{name}Config",
+            "AutoModel": f"modeling_{model_type}.{name}Model",
+            **{f"AutoModel{suffix}": f"modeling_{model_type}.{name}{suffix}" for suffix in cls.heads},
+        }
+        cls._no_split_modules = [cls.decoder_layer_class.__name__]
+        cls._can_record_outputs = {**base._can_record_outputs, "hidden_states": cls.decoder_layer_class}
+        cls._keep_in_fp32_modules_strict = [*(base._keep_in_fp32_modules_strict or ()), "attn_hc", "mlp_hc"]
+        # found by searching the source file of the class, which here is not the family's
+        cls._can_set_experts_implementation_cached_value = base._can_set_experts_implementation()
+        if (mapping := get_checkpoint_conversion_mapping(cls.config_class.base_model_type)) is not None:
+            register_checkpoint_conversion_mapping(model_type, mapping, overwrite=True)
 
     def post_init(self):
         # the base's own __init__ has collected the layer classes of the modules that were replaced since
@@ -94,8 +125,9 @@ class HyperConnectionPreTrainedModel:
         if isinstance(module, HyperConnection):
             for name, value in module.initial_values().items():
                 init.copy_(getattr(module, name), value)
-        elif (scale := getattr(module, "hc_init_scale", None)) is not None:
-            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range * scale)
+        elif (name := getattr(module, "hc_output_projection", None)) is not None:
+            std = self.config.initializer_range * self.config.hc_mult**-0.5
+            init.normal_(getattr(module, name), mean=0.0, std=std)
 
     def save_pretrained(self, save_directory, **kwargs):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""
@@ -154,6 +186,32 @@ class HyperConnectionPreTrainedModel:
                 "Save a conversion first (hf-hyperconn convert) and load that."
             )
         return (model, info) if with_info else model
+
+
+class HyperConnectionModel:
+    """Mixin before a family's base model: its decoder layers work on residual streams.
+
+    The family's `forward` stays, inside `reduce_recorded_streams`.
+    """
+
+    def __init__(self, config):
+        with no_decoder_layers(config):
+            super().__init__(config)
+        self.layers = nn.ModuleList(self.decoder_layer_class(config, i) for i in range(config.num_hidden_layers))
+        self.post_init()
+
+
+class HyperConnectionHead:
+    """Mixin before a family's class with a head: its base model is `model_class`."""
+
+    model_class: type[PreTrainedModel]
+
+    def __init__(self, config):
+        AutoModel.register(type(config), self.model_class, exist_ok=True)  # some heads ask AutoModel for their base
+        with no_decoder_layers(config):
+            super().__init__(config)
+        setattr(self, self.base_model_prefix, self.model_class(config))
+        self.post_init()
 
 
 def reduce_recorded_streams(forward):

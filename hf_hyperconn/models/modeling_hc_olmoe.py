@@ -1,0 +1,50 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""OLMoE with hyper-connections."""
+
+from transformers import GenerationMixin
+from transformers.models.olmoe.modeling_olmoe import (
+    OlmoeDecoderLayer,
+    OlmoeForCausalLM,
+    OlmoeModel,
+    OlmoePreTrainedModel,
+)
+
+from .configuration_hc_olmoe import HCOlmoeConfig
+from .modeling_hyper_connections import (
+    HyperConnectionDecoderLayer,
+    HyperConnectionHead,
+    HyperConnectionModel,
+    HyperConnectionPreTrainedModel,
+    reduce_recorded_streams,
+)
+
+
+class HCOlmoeDecoderLayer(HyperConnectionDecoderLayer, OlmoeDecoderLayer):
+    """An OLMoE decoder layer on residual streams."""
+
+
+class HCOlmoePreTrainedModel(HyperConnectionPreTrainedModel, OlmoePreTrainedModel):
+    """What the HC-OLMoE classes share."""
+
+    config: HCOlmoeConfig
+    decoder_layer_class = HCOlmoeDecoderLayer
+    heads = ("ForCausalLM",)
+
+
+class HCOlmoeModel(HyperConnectionModel, HCOlmoePreTrainedModel, OlmoeModel):
+    """`OlmoeModel` with hyper-connections."""
+
+    forward = reduce_recorded_streams(OlmoeModel.forward)
+
+
+class HCOlmoeForCausalLM(HyperConnectionHead, HCOlmoePreTrainedModel, OlmoeForCausalLM, GenerationMixin):
+    """`OlmoeForCausalLM` with hyper-connections."""
+
+    model_class = HCOlmoeModel
+
+
+__all__ = [
+    "HCOlmoeForCausalLM",
+    "HCOlmoeModel",
+    "HCOlmoePreTrainedModel",
+]
