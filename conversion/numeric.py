@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 import transformers
+from transformers import PreTrainedConfig
 from transformers.utils import logging
 
 from hf_hyperconn.families import Family
@@ -16,6 +17,7 @@ from .checkpoint import INDEX, Weights
 from .source import CONFIG, Source
 
 TOKENS, NEW_TOKENS = 64, 16
+PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -101,10 +103,10 @@ def compare_models(
 def _run(model_class, source: Source, weights: Weights, dtype: torch.dtype, layers: int) -> dict:
     """Logits (or last hidden state), hidden states and greedy continuation on a fixed sequence of tokens."""
     names = [name for name in (CONFIG, INDEX, "generation_config.json", *weights.files) if name in source.files]
+    folder = source.folder(names)
     with _quiet():
-        model = model_class.from_pretrained(
-            source.folder(names), dtype=dtype, num_hidden_layers=layers, attn_implementation="sdpa"
-        ).eval()
+        config = _first_layers(model_class.config_class.from_pretrained(folder), layers)
+        model = model_class.from_pretrained(folder, config=config, dtype=dtype).eval()
     generator = torch.Generator().manual_seed(0)
     tokens = min(TOKENS, model.config.max_position_embeddings - NEW_TOKENS)
     ids = torch.randint(model.config.vocab_size, (1, tokens), generator=generator)
@@ -122,6 +124,12 @@ def _run(model_class, source: Source, weights: Weights, dtype: torch.dtype, laye
     del model
     gc.collect()
     return result
+
+
+def _first_layers(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
+    """The config of the same model, cut after some layers."""
+    per_layer = {name: getattr(config, name)[:layers] for name in PER_LAYER if getattr(config, name, None) is not None}
+    return type(config).from_dict({**config.to_dict(), **per_layer, "num_hidden_layers": layers})
 
 
 def _compare(dtype: str, expected: dict, found: dict) -> Comparison:

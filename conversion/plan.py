@@ -24,9 +24,17 @@ LEFT_BEHIND = (
     *("trainer_state.json", "*.incomplete/*", "*/.*"),
 )
 
-# model types whose layers are no Pre-Norm layers, and in what they differ
-POST_NORM = ("olmo2", "olmo3", "flex_olmo", "exaone4", "bert", "roberta", "distilbert")
-PARALLEL = ("cohere", "cohere2", "codegen", "gptj", "phi", "falcon", "gpt_neox", "stablelm")
+# model types whose layers do not add two branches, one after the other, to a residual stream of weight one
+PARALLEL = ("cohere", "cohere2", "cohere2_moe", "codegen", "falcon", "gpt_neox", "gptj", "phi", "stablelm")
+SCALED_RESIDUAL = ("minimax",)
+NORMED_RESIDUAL = ("bert", "distilbert", "roberta")
+SINGLE_BRANCH = ("mamba", "mamba2", "nemotron_h", "zamba", "zamba2")
+OTHERWISE = {
+    **dict.fromkeys(PARALLEL, "runs attention and MLP side by side on one input"),
+    **dict.fromkeys(SCALED_RESIDUAL, "scales the residual stream itself"),
+    **dict.fromkeys(NORMED_RESIDUAL, "norms the residual stream itself"),
+    **dict.fromkeys(SINGLE_BRANCH, "has layers of one branch"),
+}
 
 
 @dataclass(frozen=True)
@@ -217,15 +225,10 @@ def _family(source: Source, config: dict) -> Family:
         raise UnsupportedCheckpointError(
             f"{name!r} is already a hyper-connection model (n={config.get('hc_mult')}). Convert its base instead."
         )
-    if model_type in POST_NORM:
+    if model_type in OTHERWISE:
         raise UnsupportedCheckpointError(
-            f"{name!r} is no Pre-Norm model ({model_type} norms after its branches); "
-            f"hyper-connections start from Pre-Norm. Convert one of: {accepted}."
-        )
-    if model_type in PARALLEL:
-        raise UnsupportedCheckpointError(
-            f"{name!r} has parallel blocks ({model_type} runs attention and MLP on one input); hyper-connections need "
-            f"one after the other. Convert one of: {accepted}."
+            f"{name!r} can't be converted: {model_type} {OTHERWISE[model_type]}; hyper-connections stand for two "
+            f"additions, one after the other, to a residual stream. Convert one of: {accepted}."
         )
     if model_type not in FAMILIES:
         raise UnsupportedCheckpointError(f"{name!r} has model_type {model_type!r}; hf-hyperconn converts: {accepted}.")

@@ -83,6 +83,8 @@ FAMILIES = {
         Family("Gemma2", "gemma2", CLASSIFIERS, norm={"weight": 0.0}),
         Family("Olmo", "olmo", ("ForCausalLM", "ForSequenceClassification"), norm={}),
         Family("Olmo2", "olmo2", ("ForCausalLM", "ForSequenceClassification")),
+        Family("Olmo3", "olmo3", ("ForCausalLM", "ForSequenceClassification")),
+        Family("Granite", "granite", ("ForCausalLM",)),
         Family("Olmoe", "olmoe", ("ForCausalLM",)),
         Family("Mixtral", "mixtral", ALL_HEADS),
         Family("Qwen2Moe", "qwen2_moe", ALL_HEADS),

@@ -5,7 +5,9 @@ from transformers import PreTrainedModel
 
 from .errors import UnsupportedCheckpointError
 from .families import FAMILIES
+from .generic import hyper_connection_class
 from .models.hyper_connections import HyperConnection
+from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel
 
 
 def convert_model(
@@ -21,23 +23,28 @@ def convert_model(
     The returned model shares the parameters and buffers of `model`: training one trains the other. It computes the
     same logits, bit for bit (with the mean readout).
 
-    model: a Transformers model of a family in `hf_hyperconn.families.FAMILIES`.
+    model: a Transformers model of a family in `hf_hyperconn.families.FAMILIES`, or any other whose decoder layers add
+        two branches to a residual stream; the latter's conversion can be trained, but not saved whole.
     hc_mult, connection, hc_tanh, hc_readout: see `HyperConnectionConfig`.
 
     Raises `UnsupportedCheckpointError` for another kind of model, a quantised one or one spread over devices.
     """
-    family = FAMILIES.get(getattr(getattr(model, "config", None), "model_type", None))
     name = type(model).__name__
-    if family is None or name not in family.architectures:
-        accepted = ", ".join(base for family in FAMILIES.values() for base in family.architectures)
-        raise UnsupportedCheckpointError(f"convert_model got a {name}; it converts: {accepted}.")
+    if not isinstance(model, PreTrainedModel) or isinstance(model, HyperConnectionPreTrainedModel):
+        raise UnsupportedCheckpointError(
+            f"convert_model got a {name}; give it a Transformers model on one residual stream."
+        )
     if getattr(model, "hf_quantizer", None) is not None:
         raise UnsupportedCheckpointError(f"this {name} is quantised; load it in full precision and convert that.")
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         raise UnsupportedCheckpointError(
             f"this {name} is spread over several devices; use from_prenorm(..., device_map=...) instead."
         )
-    hc_class = getattr(family.modeling_module(), family.architectures[name])
+    family = FAMILIES.get(model.config.model_type)
+    if family is not None and name in family.architectures:
+        hc_class = getattr(family.modeling_module(), family.architectures[name])
+    else:
+        hc_class = hyper_connection_class(model)
     config = hc_class.config_class.from_prenorm(
         model.config, hc_mult=hc_mult, connection=connection, hc_tanh=hc_tanh, hc_readout=hc_readout
     )

@@ -1,7 +1,7 @@
 """Run as a script, where hf_hyperconn can't be imported: compares converted folders with their base, bit for bit.
 
-Arguments: an attention implementation, the base's folder, the converted folders. Prints JSON: for each case the names
-of what differs.
+Reads JSON from stdin: `comparisons`, each with a `base` and `converted` folders, `attention`, `dtypes` and `prompts`
+(lists of token ids); and `new_tokens`. Prints JSON: for each case the names of what differs.
 """
 
 import json
@@ -10,19 +10,28 @@ import sys
 sys.modules["hf_hyperconn"] = None
 
 import torch  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers.utils import logging  # noqa: E402
 
-PROMPTS = ["Once upon a time, there was a", "The big dog", "One day, Lily went to the park with her mom and"]
 
-
-def outputs(folder, dtype, attention) -> dict[str, torch.Tensor]:
-    """Everything that must be equal."""
-    model = AutoModelForCausalLM.from_pretrained(
+def load(folder, dtype, attention):
+    """The model of a folder, by its own code."""
+    return AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation=attention, trust_remote_code=True
     ).eval()
-    tokenizer = AutoTokenizer.from_pretrained(sys.argv[2], padding_side="left", pad_token="<unk>")
-    single, batch = tokenizer(PROMPTS[:1], return_tensors="pt"), tokenizer(PROMPTS, return_tensors="pt", padding=True)
+
+
+def outputs(model, prompts, new_tokens) -> dict[str, torch.Tensor]:
+    """Everything that must be equal."""
+    longest = max(map(len, prompts))
+    single = {"input_ids": torch.tensor(prompts[:1])}
+    single["attention_mask"] = torch.ones_like(single["input_ids"])
+    batch = {
+        "input_ids": torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompts]),
+        "attention_mask": torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]),
+    }
     found = {}
+    settings = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
         for name, inputs in (("single", single), ("left-padded", batch)):
             result = model(**inputs, output_hidden_states=True)
@@ -30,25 +39,26 @@ def outputs(folder, dtype, attention) -> dict[str, torch.Tensor]:
             for i, state in enumerate(result.hidden_states):
                 found[f"{name} hidden state {i}"] = state
         for use_cache in (True, False):
-            settings = {"max_new_tokens": 100, "min_new_tokens": 100, "do_sample": False, "use_cache": use_cache}
-            found[f"greedy, cache {use_cache}"] = model.generate(**single, **settings, pad_token_id=0)
-        found["greedy, left-padded"] = model.generate(**batch, max_new_tokens=100, do_sample=False, pad_token_id=0)
+            found[f"greedy, cache {use_cache}"] = model.generate(**single, **settings, use_cache=use_cache)
+        found["greedy, left-padded"] = model.generate(**batch, **settings)
     return found
 
 
 def main() -> None:
-    attention, base, *folders = sys.argv[1:]
+    job = json.load(sys.stdin)
     torch.set_num_threads(1)
+    logging.disable_progress_bar()
     differing = {}
-    for dtype in ("float32", "bfloat16", "float16"):
-        expected = outputs(base, dtype, attention)
-        for folder in folders:
-            found = outputs(folder, dtype, attention)
-            assert found.keys() == expected.keys()
-            assert found["greedy, cache True"].shape[1] >= 100
-            differing[f"{folder} {dtype} {attention}"] = [
-                name for name, value in expected.items() if not torch.equal(value, found[name])
-            ]
+    for case in job["comparisons"]:
+        for dtype in case["dtypes"]:
+            arguments = case["prompts"], job["new_tokens"]
+            expected = outputs(load(case["base"], dtype, case["attention"]), *arguments)
+            for folder in case["converted"]:
+                found = outputs(load(folder, dtype, case["attention"]), *arguments)
+                assert found.keys() == expected.keys()
+                differing[f"{folder} {dtype} {case['attention']}"] = [
+                    name for name, value in expected.items() if not torch.equal(value, found[name])
+                ]
     print(json.dumps(differing))
 
 

@@ -12,7 +12,16 @@ from hf_hyperconn.families import FAMILIES
 PACKAGE = Path(hf_hyperconn.__file__).parent
 MODELS = sorted(path for path in (PACKAGE / "models").glob("*.py") if path.name != "__init__.py")
 CONVERSION = PACKAGE.parent / "conversion"
-SHIPPED_IMPORTS = {"torch", "transformers", "huggingface_hub", "typing", "contextlib", "copy", "functools", "dataclasses"}
+SHIPPED_IMPORTS = {
+    "torch",
+    "transformers",
+    "huggingface_hub",
+    "typing",
+    "contextlib",
+    "copy",
+    "functools",
+    "dataclasses",
+}
 
 
 def imports(path: Path) -> set[str]:

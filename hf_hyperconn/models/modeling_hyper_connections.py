@@ -5,6 +5,7 @@ The streams live between the first and the last decoder layer: the first expands
 reads them out, so that the rest of a Transformers model never meets them.
 """
 
+import re
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import wraps
@@ -14,6 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, WeightTransform
 from transformers.utils import logging
 
 from .hyper_connections import HyperConnection, expand_streams, reduce_streams
@@ -108,12 +110,12 @@ class HyperConnectionPreTrainedModel:
             **{f"AutoModel{suffix}": f"modeling_{model_type}.{name}{suffix}" for suffix in cls.heads},
         }
         cls._no_split_modules = [cls.decoder_layer_class.__name__]
-        cls._can_record_outputs = {**base._can_record_outputs, "hidden_states": cls.decoder_layer_class}
+        cls._can_record_outputs = {**(base._can_record_outputs or {}), "hidden_states": cls.decoder_layer_class}
         cls._keep_in_fp32_modules_strict = [*(base._keep_in_fp32_modules_strict or ()), "attn_hc", "mlp_hc"]
         # found by searching the source file of the class, which here is not the family's
         cls._can_set_experts_implementation_cached_value = base._can_set_experts_implementation()
         if (mapping := get_checkpoint_conversion_mapping(cls.config_class.base_model_type)) is not None:
-            register_checkpoint_conversion_mapping(model_type, mapping, overwrite=True)
+            register_checkpoint_conversion_mapping(model_type, list(map(_with_literal_dots, mapping)), overwrite=True)
 
     def post_init(self):
         # the base's own __init__ has collected the layer classes of the modules that were replaced since
@@ -246,3 +248,11 @@ def no_decoder_layers(config):
     finally:
         config.num_hidden_layers = num_hidden_layers
         config.__dict__.update(waiting)
+
+
+def _with_literal_dots(transform: WeightTransform) -> WeightTransform:
+    """The transform of checkpoint names, where a `.` in `.mlp.` no longer matches the `_` of `mlp_hc`."""
+    if not isinstance(transform, WeightRenaming):
+        return transform
+    sides = (transform._original_source_patterns, transform._original_target_patterns)
+    return WeightRenaming(*([re.sub(r"(?<!\\)\.(?![*+?])", r"\.", pattern) for pattern in side] for side in sides))

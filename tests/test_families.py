@@ -1,0 +1,156 @@
+"""Every family: saved by Transformers, converted by the command line, loaded where this package is not."""
+
+import dataclasses
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+
+import hf_hyperconn
+from hf_hyperconn import convert_model
+from hf_hyperconn.conversion import cli
+from hf_hyperconn.families import FAMILIES
+
+from .processes import elsewhere
+from .tiny import FIELDS, tiny
+
+families = pytest.mark.parametrize("model_type", FAMILIES)
+VARIANTS = {
+    "dhc2": ["-n", "2", "--verify", "structure"],
+    "dhc4": ["-n", "4", "--verify", "full"],
+    "shc4": ["-n", "4", "--static", "--verify", "structure"],
+}
+PROMPTS = torch.randint(3, 96, (3, 24), generator=torch.Generator().manual_seed(0)).tolist()
+DTYPES = ("float32", "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Every family's base and its conversions, `<model type>/base`, `<model type>/<variant>`."""
+    place = tmp_path_factory.mktemp("families")
+    for model_type in FAMILIES:
+        base = place / model_type / "base"
+        tiny(model_type).save_pretrained(base)
+        for variant, options in VARIANTS.items():
+            assert cli.main(["convert", str(base), str(base.with_name(variant)), "-q", *options]) == 0
+    return place
+
+
+@pytest.fixture(scope="module")
+def differing(place) -> dict[str, list[str]]:
+    """What two processes without this package, each with half of the families, find to differ."""
+    comparisons = [
+        {
+            "base": str(place / model_type / "base"),
+            "converted": [str(place / model_type / variant) for variant in VARIANTS],
+            "attention": None,
+            "dtypes": DTYPES,
+            "prompts": [PROMPTS[0], PROMPTS[1][:5], PROMPTS[2][:17]],
+        }
+        for model_type in FAMILIES
+    ]
+    halves = [{"comparisons": comparisons[i::2], "new_tokens": 12} for i in range(2)]
+    return elsewhere(halves, place)
+
+
+@families
+def test_every_switch_of_the_family_is_on(model_type):
+    """What `tiny` asks for are fields that the config knows."""
+    config = type(tiny(model_type).config)
+    known = {field.name for field in dataclasses.fields(config)} | config.attribute_map.keys()
+    source = inspect.getsource(sys.modules[type(tiny(model_type)).__module__])
+    assert [name for name in FIELDS[model_type] if name not in known and f'"{name}"' not in source] == []
+
+
+@families
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equal_to_the_base_without_the_package(model_type, variant, dtype, place, differing):
+    assert differing[f"{place / model_type / variant} {dtype} None"] == []
+
+
+@families
+def test_saving_a_trained_model_again_keeps_every_tensor(model_type, place, tmp_path):
+    """By name, dtype and value; experts under the names of the base's checkpoint."""
+    model = AutoModelForCausalLM.from_pretrained(place / model_type / "dhc4", dtype="auto")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "_hc." in name:
+                parameter.normal_()
+    model.save_pretrained(tmp_path / "first")
+    converted, first = stored(place / model_type / "dhc4"), stored(tmp_path / "first")
+    assert first.keys() == converted.keys()
+    assert [name for name in first if "_hc." not in name and first[name] != converted[name]] == []
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "first", dtype="auto")
+    again.save_pretrained(tmp_path / "second")
+    assert stored(tmp_path / "second") == first
+    ids = torch.tensor(PROMPTS)
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model.eval()(ids).logits)
+
+
+@families
+def test_from_prenorm_equals_the_base(model_type, place):
+    hc_class = getattr(hf_hyperconn, f"HC{FAMILIES[model_type].name}ForCausalLM")
+    ids, base = torch.tensor(PROMPTS), place / model_type / "base"
+    with torch.no_grad():
+        expected = type(tiny(model_type)).from_pretrained(base)(ids).logits
+        assert torch.equal(hc_class.from_prenorm(base, hc_mult=2)(ids).logits, expected)
+
+
+@families
+def test_every_class_equals_its_base(model_type):
+    ids = torch.tensor(PROMPTS)
+    for suffix in FAMILIES[model_type].heads:
+        base = tiny(model_type, suffix)
+        converted = convert_model(base)
+        assert type(converted) is getattr(hf_hyperconn, f"HC{type(base).__name__}")
+        with torch.no_grad():
+            assert torch.equal(converted(ids)[0], base(ids)[0]), suffix
+    base = tiny(model_type).base_model
+    with torch.no_grad():
+        assert torch.equal(convert_model(base)(ids)[0], base(ids)[0])
+
+
+@families
+def test_the_coefficients_are_predicted_from_the_familys_own_norm(model_type):
+    family = FAMILIES[model_type]
+    layer = convert_model(tiny(model_type)).base_model.layers[0]
+    assert type(layer.attn_hc.norm) is type(layer.post_attention_layernorm)
+    initial = {name: values.unique().tolist() for name, values in layer.attn_hc.norm.named_parameters()}
+    assert initial == {name: [value] for name, value in family.norm.items()}
+    for name in ("eps", "variance_epsilon"):
+        assert getattr(layer.attn_hc.norm, name, None) == getattr(layer.post_attention_layernorm, name, None)
+
+
+@families
+def test_training_moves_every_parameter_and_separates_the_streams(model_type):
+    """Gradients of the second step, when DHC's prediction has left zero, reach everything that is used."""
+    torch.manual_seed(0)
+    config = getattr(hf_hyperconn, f"HC{FAMILIES[model_type].name}Config").from_prenorm(tiny(model_type).config)
+    model = getattr(hf_hyperconn, f"HC{FAMILIES[model_type].name}ForCausalLM")(config).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ids = torch.randint(3, 96, (8, 32))
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+    unmoved = [
+        name for name, p in model.named_parameters() if "_hc." in name and not (p.grad is not None and p.grad.any())
+    ]
+    assert unmoved == []
+
+
+def stored(folder: Path) -> dict[str, bytes]:
+    """Dtype and bytes of every tensor of a folder."""
+    tensors = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                tensor = file.get_tensor(name)
+                tensors[name] = (str(tensor.dtype), tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return tensors

@@ -1,0 +1,288 @@
+"""Families without files of their own: hyper-connections cut from the layer's own forward, in memory."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from hf_hyperconn import convert_model
+from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.families import FAMILIES
+from hf_hyperconn.generic import split_branches
+
+# asked of every config that knows the field
+FIELDS = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "sliding_window": 8,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_k": 2,
+    "moe_topk": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "query_pre_attn_scalar": 8,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LATENT_ATTENTION = ["axk1", "axk2", "deepseek_v2", "deepseek_v32", "glm4_moe_lite", "minicpm3", "youtu"]
+COMMON = [
+    "apertus",
+    "deepseek_v2",
+    "ernie4_5",
+    "exaone4",
+    "gemma3_text",
+    "glm4",
+    "granitemoe",
+    "minimax_m2",
+    "nemotron",
+]
+LONG_TAIL = [
+    *("afmoe", "apertus", "arcee", "aria_text", "biogpt", "bitnet", "cwm", "diffllama", "dots1", "ernie4_5"),
+    *("ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "flint", "gemma3_text", "glm", "glm4", "glm4_moe"),
+    *("granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared", "helium", "hunyuan_v1_dense"),
+    *("hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna"),
+    *("lfm3", "mellum", "mimo_v2_flash", "minimax_m2", "ministral", "ministral3", "modernbert-decoder", "nanochat"),
+    *("nemotron", "phimoe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "solar_open", "vaultgemma"),
+    *LATENT_ATTENTION,
+]
+REFUSED = {
+    "cohere": "CohereDecoderLayer",
+    "phi": "PhiDecoderLayer",
+    "gptj": "GPTJBlock",
+    "minimax": "MiniMaxDecoderLayer",
+    "gemma4": "Gemma4TextDecoderLayer",
+    "llama4": "Llama4TextDecoderLayer",
+    "longcat_flash": "LongcatFlashDecoderLayer",
+    "falcon_mamba": "FalconMambaBlock",
+    "doge": "DogeDecoderLayer",
+    "opt": "OPTDecoderLayer",
+    "gpt2": "GPT2Block",
+}
+IDS = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0))
+
+
+def tiny(model_type: str):
+    """A random model of any family."""
+    config_class = CONFIG_MAPPING[model_type]
+    known = {field.name for field in dataclasses.fields(config_class)} | set(dir(config_class))
+    config = config_class(**{name: value for name, value in FIELDS.items() if name in known})
+    if model_type in LATENT_ATTENTION:
+        config.num_key_value_heads = config.num_attention_heads
+    torch.manual_seed(0)
+    model = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize(
+    "model_type", [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow) for name in LONG_TAIL]
+)
+@torch.no_grad()
+def test_equal_to_the_base(model_type):
+    base = tiny(model_type)
+    assert model_type not in FAMILIES
+    settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    for dtype in (torch.float32, torch.bfloat16):
+        base.to(dtype)
+        converted = convert_model(base, hc_mult=4)
+        assert type(converted).__name__ == f"HC{type(base).__name__}"
+        expected, found = (model(IDS, output_hidden_states=True) for model in (base, converted))
+        assert torch.equal(found.logits, expected.logits)
+        assert len(found.hidden_states) == len(expected.hidden_states)
+        assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
+        assert torch.equal(converted.generate(IDS, **settings), base.generate(IDS, **settings))
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+@torch.no_grad()
+def test_the_cut_branches_compute_what_the_familys_file_says(family):
+    """On trained streams, which differ: a family's own file against the branches of its base's forward."""
+    from .tiny import tiny as tiny_of_family
+
+    layer = convert_model(tiny_of_family(family.model_type)).base_model.layers[1]
+    attention_branch, mlp_branch = split_branches(type(layer).__mro__[2])
+    hidden_states = torch.randn(2, 5, 32)
+    assert torch.equal(mlp_branch(layer, hidden_states), layer.mlp_branch(hidden_states))
+    seen = {}
+
+    class Attention(nn.Module):
+        def forward(self, hidden_states, **kwargs):
+            seen[len(seen)] = kwargs
+            return hidden_states.sin(), None
+
+    layer.self_attn = Attention()
+    kwargs = dict.fromkeys(("attention_mask", "position_ids", "past_key_values", "position_embeddings"), torch.ones(1))
+    kwargs["something_else"] = torch.ones(1)
+    found = layer.attention_branch(hidden_states, **kwargs)
+    assert torch.equal(attention_branch(layer, hidden_states, **kwargs), found)
+    assert seen[0].items() <= seen[1].items()
+    assert not any(seen[1][name] for name in seen[1].keys() - seen[0].keys())
+
+
+@pytest.mark.parametrize(("model_type", "layer"), REFUSED.items())
+def test_another_form_is_refused(model_type, layer):
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    module = __import__(getattr(transformers, name).__module__, fromlist=[layer])
+    with pytest.raises(UnsupportedCheckpointError, match=f"the forward of {layer} is not two branches"):
+        split_branches(getattr(module, layer))
+
+
+class Layer(nn.Module):
+    """The form, once more: what the next layers change."""
+
+    def forward(self, hidden_states, scale=2.0):
+        residual = hidden_states
+        half = hidden_states / 2
+        hidden_states = residual + half * scale
+        residual = hidden_states
+        hidden_states = hidden_states**2
+        hidden_states = residual + hidden_states
+        return hidden_states
+
+
+class UsesAnArgumentTwice(nn.Module):
+    def forward(self, hidden_states, scale=2.0):
+        residual = hidden_states
+        hidden_states = residual + hidden_states * scale
+        residual = hidden_states
+        hidden_states = residual + hidden_states * scale
+        return hidden_states
+
+
+class CarriesOver(nn.Module):
+    def forward(self, hidden_states):
+        residual = hidden_states
+        half = hidden_states / 2
+        hidden_states = residual + half
+        residual = hidden_states
+        hidden_states = residual + half
+        return hidden_states
+
+
+class ScalesTheResidual(nn.Module):
+    def forward(self, hidden_states):
+        residual = hidden_states
+        hidden_states = residual * 2 + hidden_states
+        residual = hidden_states
+        hidden_states = residual + hidden_states
+        return hidden_states
+
+
+class ReadsTheResidual(nn.Module):
+    def forward(self, hidden_states):
+        residual = hidden_states
+        hidden_states = hidden_states / residual
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        hidden_states = residual + hidden_states
+        return hidden_states
+
+
+class NormsTheResidual(nn.Module):
+    def forward(self, hidden_states):
+        hidden_states = hidden_states / 2
+        residual = hidden_states
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        hidden_states = residual + hidden_states
+        return hidden_states
+
+
+class ChangesTheSum(nn.Module):
+    def forward(self, hidden_states):
+        residual = hidden_states
+        hidden_states = residual + hidden_states
+        hidden_states = hidden_states * 2
+        residual = hidden_states
+        hidden_states = residual + hidden_states
+        return hidden_states
+
+
+def test_branches_are_the_layers_own_code():
+    attention_branch, mlp_branch = split_branches(Layer)
+    x, layer = torch.randn(3), Layer()
+    assert torch.equal(attention_branch(layer, x), x)
+    assert torch.equal(attention_branch(layer, x, scale=4.0), 2 * x)
+    assert torch.equal(mlp_branch(layer, x), x**2)
+    first = x + attention_branch(layer, x)
+    assert torch.equal(first + mlp_branch(layer, first), layer(x))
+
+
+@pytest.mark.parametrize(
+    "layer", [UsesAnArgumentTwice, CarriesOver, ScalesTheResidual, ReadsTheResidual, NormsTheResidual, ChangesTheSum]
+)
+def test_what_would_not_be_exact_is_refused(layer):
+    with pytest.raises(UnsupportedCheckpointError, match=f"the forward of {layer.__name__} is not"):
+        split_branches(layer)
+
+
+def test_layers_of_several_classes_are_refused():
+    model = tiny("glm")
+    model.model.layers[0] = nn.Identity()
+    with pytest.raises(UnsupportedCheckpointError, match="has no `layers` of one class"):
+        convert_model(model)
+
+
+def test_saving_is_refused_and_the_state_can_be_kept(tmp_path):
+    base = tiny("glm")
+    model = convert_model(base)
+    with pytest.raises(UnsupportedCheckpointError, match="Save its state_dict"):
+        model.save_pretrained(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with torch.no_grad():
+        model.model.layers[0].attn_hc.static_beta.add_(torch.arange(4))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    again = convert_model(tiny("glm"))
+    again.load_state_dict(state)
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+    assert not torch.equal(again(IDS).logits, base(IDS).logits)
+
+
+def test_training_and_compilation():
+    torch.manual_seed(0)
+    model = convert_model(tiny("glm4"), hc_mult=2).train()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        compiled(IDS, labels=IDS).loss.backward()
+        optimizer.step()
+    unmoved = [name for name, p in model.named_parameters() if "_hc." in name and not p.grad.any()]
+    assert unmoved == []
+
+
+def test_the_docs_name_every_family():
+    text = (Path(__file__).resolve().parents[1] / "docs" / "families.md").read_text(encoding="utf-8")
+    in_memory = text.partition("## In memory")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`([\w-]+)`", in_memory.partition("Tested:")[2])) == set(LONG_TAIL)
+    assert set(FAMILIES) <= set(re.findall(r"`(\w+)`", text.partition("## In memory")[0]))
