@@ -13,14 +13,8 @@ PACKAGE = Path(hf_hyperconn.__file__).parent
 MODELS = sorted(path for path in (PACKAGE / "models").glob("*.py") if path.name != "__init__.py")
 CONVERSION = PACKAGE.parent / "conversion"
 SHIPPED_IMPORTS = {
-    "torch",
-    "transformers",
-    "huggingface_hub",
-    "typing",
-    "contextlib",
-    "copy",
-    "functools",
-    "dataclasses",
+    *("torch", "transformers", "huggingface_hub"),
+    *("contextlib", "copy", "dataclasses", "functools", "re", "typing"),
 }
 
 
