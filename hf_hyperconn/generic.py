@@ -1,8 +1,8 @@
 """Hyper-connection classes for any Transformers model whose layers add two branches to a residual stream.
 
 The branches are taken out of the source of the decoder layer's own `forward`: what stands between
-`residual = hidden_states` and `hidden_states = residual + ...`. A layer of any other form is refused. The classes live in
-this process only; a family that should be saved has files of its own in `models`.
+`residual = hidden_states` and `hidden_states = residual + ...`. A layer of any other form is refused. The classes live
+in this process only; a family that should be saved has files of its own in `models`.
 """
 
 import ast
@@ -43,8 +43,8 @@ class _GenericPreTrainedModel(HyperConnectionPreTrainedModel):
         """
         raise UnsupportedCheckpointError(
             f"{type(self).__name__} was made in this process and has no file that could be saved with it. Save its "
-            f"state_dict (safetensors.torch.save_model) and load that into a new convert_model(base); or convert one of "
-            f"the families that are saved whole: {', '.join(FAMILIES)}."
+            f"state_dict (safetensors.torch.save_model) and load that into a new convert_model(base); or convert one "
+            f"of the families that are saved whole: {', '.join(FAMILIES)}."
         )
 
 
