@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-range lint style clean
+.PHONY: demo test test-slow test-range test-transformers lint style clean
 
 demo: $(INSTALLED)
 	$(BIN)/hf-hyperconn demo
@@ -14,6 +14,10 @@ test: lint
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
+
+# Transformers' own tests of models, on four families; their source is downloaded once
+test-transformers: $(INSTALLED)
+	$(BIN)/python tests/transformers_suite/run.py
 
 # the whole suite on the oldest and the newest supported release of Transformers
 test-range: $(INSTALLED)

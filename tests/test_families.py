@@ -103,6 +103,16 @@ def test_from_prenorm_equals_the_base(model_type, place):
 
 
 @families
+def test_connections_stay_in_float32_and_the_rest_has_the_bases_dtypes(model_type, place):
+    base = type(tiny(model_type)).from_pretrained(place / model_type / "base", dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(place / model_type / "dhc4", dtype=torch.bfloat16)
+    expected = {name: tensor.dtype for name, tensor in base.state_dict().items()}
+    found = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    assert {name: dtype for name, dtype in found.items() if "_hc." not in name} == expected
+    assert {dtype for name, dtype in found.items() if "_hc." in name} == {torch.float32}
+
+
+@families
 def test_every_class_equals_its_base(model_type):
     ids = torch.tensor(PROMPTS)
     for suffix in FAMILIES[model_type].heads:

@@ -1,5 +1,6 @@
 """Every snippet of the README runs, with a stand-in Hub that serves a tiny Llama under the name it uses."""
 
+import json
 import os
 import re
 import shlex
@@ -66,3 +67,12 @@ def test_links_lead_somewhere():
     for page in pages:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_counts_of_transformers_own_tests_are_those_recorded():
+    recorded = json.loads((REPOSITORY / "docs" / "transformers_suite.json").read_text(encoding="utf-8"))
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    (release,) = re.findall(r"On Transformers ([\d.]+):\n", text)
+    rows = re.findall(r"^\| (HC\w+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.M)
+    counts = {name: dict(zip(("passed", "failed", "skipped"), map(int, row), strict=True)) for name, *row in rows}
+    assert counts == recorded[release]

@@ -1,0 +1,96 @@
+"""What Transformers' tests have to be told about models that live outside Transformers, and the count of outcomes."""
+
+import json
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from transformers.models.auto import modeling_auto
+
+from hf_hyperconn import HyperConnection
+from hf_hyperconn.families import FAMILIES
+from tests.causal_lm_tester import CONTROL
+from tests.distributed_testing_utils import _start_rank_processes
+
+# the tests tell the task of a class, and so its labels, by looking its name up in these tables
+TASKS = {
+    "AutoModel": modeling_auto.MODEL_MAPPING_NAMES,
+    "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "AutoModelForSequenceClassification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    "AutoModelForTokenClassification": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    "AutoModelForQuestionAnswering": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+}
+for family in FAMILIES.values():
+    for auto, reference in family.auto_map.items():
+        if auto in TASKS:
+            TASKS[auto][family.hc_model_type] = reference.partition(".")[2]
+
+# Transformers runs its distributed tests on a few models only; None means every model with a plan
+for name, models in {
+    "test_tensor_parallel_mixin": "TP_DISTRIBUTED_TEST_MODEL_TYPES",
+    "test_expert_parallel_mixin": "EP_DISTRIBUTED_TEST_MODEL_TYPES",
+    "test_fsdp_mixin": "FSDP_DISTRIBUTED_TEST_MODEL_TYPES",
+}.items():
+    try:
+        setattr(import_module(f"tests.{name}"), models, None)
+    except ModuleNotFoundError as error:  # a mixin that this Transformers does not have yet
+        if error.name != f"tests.{name}":
+            raise
+
+# ranks are processes on the CPU, of which a core can run several: the tests of four and eight run everywhere
+import_module("tests.test_fsdp_mixin")._get_available_fsdp_workers = lambda: 8
+torch.multiprocessing.spawn = _start_rank_processes  # what Transformers before 5.23 starts ranks with
+
+initial_values = HyperConnection.initial_values
+
+
+def separated_values(self):
+    """Initial values near the equivalent initialisation: at that, all streams are equal, and a test that mixed them
+    up would not notice.
+    """
+    noise = torch.Generator("cpu").manual_seed(self.sub_layer)
+    return {
+        name: value + 0.05 * torch.randn(value.shape, generator=noise, device="cpu").to(value.device)
+        for name, value in initial_values(self).items()
+    }
+
+
+HyperConnection.initial_values = separated_values
+
+
+def pytest_addoption(parser):
+    parser.addoption("--counts", type=Path, help="write the number of tests by model and outcome to this JSON file")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(OutcomeCounter(config), "outcome-counter")
+
+
+class OutcomeCounter:
+    """Counts every test once: failed if any phase or subtest of it failed, skipped if all of it was skipped."""
+
+    def __init__(self, config):
+        self.path = config.getoption("--counts")
+        self.outcomes = {}
+
+    def pytest_runtest_logreport(self, report):
+        outcomes = self.outcomes.setdefault(report.nodeid, {"whole": set(), "subtests": set()})
+        part = "subtests" if hasattr(report, "context") else "whole"
+        if report.when == "call" or report.outcome != "passed":
+            outcomes[part].add(report.outcome)
+
+    def pytest_sessionfinish(self):
+        counts = {}
+        for nodeid, outcomes in self.outcomes.items():
+            model = nodeid.split("::")[1].removesuffix("ModelTest").removeprefix("HC" if CONTROL else "")
+            counts.setdefault(model, Counter(passed=0, failed=0, skipped=0))[summary(**outcomes)] += 1
+        if self.path:
+            self.path.write_text(json.dumps(counts), encoding="utf-8")
+
+
+def summary(whole: set[str], subtests: set[str]) -> str:
+    """The outcome of a test from those of its phases and of its subtests."""
+    if "failed" in whole | subtests:
+        return "failed"
+    return "skipped" if "skipped" in whole or subtests == {"skipped"} else "passed"

@@ -1,0 +1,105 @@
+"""Run Transformers' own tests of its models on the hyper-connection models, and check the counts written down.
+
+Usage: python tests/transformers_suite/run.py [--write] [--control] [--only EXPRESSION] [FAMILY ...]
+
+The tests come from the source distribution of the installed Transformers, fetched once with pip into `build/`. That
+distribution lacks some of the modules its tests import; ours in `standins/` take their place. Exits with 1 when a test
+fails or when fewer tests pass than `docs/transformers_suite.json` says for this version.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+SUITE = Path(__file__).resolve().parent
+REPOSITORY = SUITE.parents[1]
+CACHE = REPOSITORY / "build"
+RECORD = REPOSITORY / "docs" / "transformers_suite.json"
+OUTCOMES = ("passed", "failed", "skipped")
+
+
+def fetch_tests(release: str) -> Path:
+    """The folder with the `tests` package of a Transformers release, from the cache or from the package index."""
+    folder = CACHE / f"transformers-{release}"
+    if not folder.is_dir():
+        CACHE.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", temporary]
+            source = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", f"transformers=={release}"]
+            subprocess.run([*pip, *source], check=True)
+            (archive,) = Path(temporary).glob("*.tar.gz")
+            with tarfile.open(archive) as distribution:
+                tests = [name for name in distribution.getnames() if name.startswith(f"{folder.name}/tests/")]
+                distribution.extractall(temporary, [distribution.getmember(name) for name in tests], filter="data")
+            (Path(temporary) / folder.name).rename(folder)
+    (folder / "tests" / "__init__.py").write_text(f"__path__.append({str(SUITE / 'standins')!r})\n", encoding="utf-8")
+    return folder
+
+
+def run_tests(folder: Path, chosen: argparse.Namespace) -> tuple[int, dict[str, dict[str, int]]]:
+    """Pytest's exit code and the number of tests by model and outcome."""
+    tests = [f"test_families.py::HC{family}ModelTest" for family in chosen.families] or ["test_families.py"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(folder),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",  # the models are too small for more to help
+        "CUDA_VISIBLE_DEVICES": "",  # with a GPU in sight, Transformers skips the tests of several processes
+        "TRANSFORMERS_SUITE_CONTROL": "1" if chosen.control else "",
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        counts = Path(temporary) / "counts.json"
+        pytest = [sys.executable, "-m", "pytest", "--config-file", "pytest.ini", "--counts", counts, *tests]
+        code = subprocess.run([*pytest, "-k", chosen.only or ""], cwd=SUITE, env=environment).returncode
+        return code, json.loads(counts.read_text(encoding="utf-8")) if counts.exists() else {}
+
+
+def shortfalls(counts: dict[str, dict[str, int]], recorded: dict[str, dict[str, int]]) -> list[str]:
+    """A line for every model of which fewer tests passed than `recorded`."""
+    passed = {model: counts[model]["passed"] if model in counts else 0 for model in recorded}
+    return [
+        f"{model}: {passed[model]} tests passed, {RECORD.name} says {recorded[model]['passed']}. "
+        f"Find out why; run with --write if that is right."
+        for model in recorded
+        if passed[model] < recorded[model]["passed"]
+    ]
+
+
+def main() -> int:
+    """Run, print the table, compare or write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help=f"write the counts to {RECORD.relative_to(REPOSITORY)}")
+    parser.add_argument("--control", action="store_true", help="run the same tests on the families themselves")
+    parser.add_argument("--only", metavar="EXPRESSION", help="the tests to run, as for pytest -k")
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="such as Llama; all of them if none is given")
+    chosen = parser.parse_args()
+    if chosen.write and (chosen.control or chosen.only or chosen.families):
+        parser.error("--write records a run of everything")
+
+    release = version("transformers")
+    code, counts = run_tests(fetch_tests(release), chosen)
+    print(f"\nTransformers {release}'s own tests{' on its own models' if chosen.control else ''}")
+    for model, outcomes in counts.items():
+        print(f"  {model:<12}" + "".join(f"{outcomes[outcome]:>5} {outcome}" for outcome in OUTCOMES))
+
+    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    fewer = []
+    if chosen.write and code == 0:
+        RECORD.write_text(json.dumps({**record, release: counts}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    elif not chosen.write and not chosen.control and not chosen.only:
+        recorded = record.get(release, {})
+        ran = [f"HC{family}" for family in chosen.families] or list(recorded)
+        fewer = shortfalls(counts, {model: recorded[model] for model in ran if model in recorded})
+    for line in fewer:
+        print(line, file=sys.stderr)
+    return 1 if code or fewer else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
