@@ -8,14 +8,14 @@ import sys
 import hf_hyperconn
 from hf_hyperconn.errors import HyperConnError, VerificationError
 
-from .plan import LINKS, HyperConnectionFields, plan_conversion
+from .plan import CONNECTIONS, LINKS, HyperConnectionFields, plan_conversion
 from .verify import MODES, verify_checkpoint
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
 
 CONVERT_EXAMPLES = """examples:
   hf-hyperconn convert meta-llama/Llama-3.2-1B -n 4
-  hf-hyperconn convert ./llama ./llama-hc --static -n 2 --link hard
+  hf-hyperconn convert ./llama ./llama-hc --connection shc -n 2 --link hard
   hf-hyperconn convert ./llama --dry-run
 """
 VERIFY_EXAMPLES = """examples:
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _convert(options: argparse.Namespace) -> int:
     from .convert import carry_out
 
-    fields = HyperConnectionFields(options.hc_mult, "shc" if options.static else "dhc", options.tanh)
+    fields = HyperConnectionFields(options.hc_mult, options.connection, options.tanh)
     plan = plan_conversion(
         options.model, options.out, fields=fields, revision=options.revision, link=options.link, force=options.force
     )
@@ -126,7 +126,12 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("model", metavar="MODEL", help="local folder or Hub id")
     convert.add_argument("out", metavar="OUT", nargs="?", help="folder to make (default: <name>-HCx<n> here)")
     convert.add_argument("-n", "--hc-mult", type=int, default=4, metavar="N", help="residual streams (default: 4)")
-    convert.add_argument("--static", action="store_true", help="static hyper-connections (default: dynamic)")
+    convert.add_argument(
+        "--connection",
+        choices=CONNECTIONS,
+        default="dhc",
+        help="static, dynamic, manifold-constrained, its identity form, or frac-connections (default: dhc)",
+    )
     convert.add_argument(
         "--tanh", action=argparse.BooleanOptionalAction, default=True, help="tanh on the dynamic part (default: on)"
     )

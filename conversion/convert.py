@@ -50,8 +50,7 @@ def convert_checkpoint(
     model: local folder or Hub id.
     out: folder to make, by default `<model's name>-HCx<n>` here. It exists only once it is complete and verified; what
         is interrupted stays in `.<out>.incomplete` beside it, and the same call goes on from there.
-    connection: "shc" or "dhc".
-    hc_tanh: whether the dynamic part goes through tanh.
+    connection, hc_mult, hc_tanh: see `HyperConnectionConfig`.
     revision: branch, tag or commit of a Hub repo.
     link: "copy", "hard" or "symlink": how base shards reach `out`.
     force: replace an `out` that is a converted checkpoint.

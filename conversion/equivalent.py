@@ -4,29 +4,65 @@ Stated in numpy, apart from the module it initialises: a conversion need not imp
 ask the code it checks.
 """
 
+import math
+
 import numpy as np
 
 from hf_hyperconn.families import Family
 
+EPS, FAVOURED_READ, KEPT = 1e-6, 0.7, 0.96
+
 
 def hyper_connection_tensors(config: dict, family: Family, prefix: str) -> dict[str, np.ndarray]:
-    """Every hyper-connection tensor by its name in the checkpoint, float32 (Eq. 14, Algorithm 2).
+    """Every hyper-connection tensor by its name in the checkpoint, float32.
 
     config: of the hyper-connection model, as in its config.json.
     prefix: what comes before `layers.0` in the names of the checkpoint's tensors.
     """
-    n, size = config["hc_mult"], config["hidden_size"]
     tensors = {}
     for k in range(2 * config["num_hidden_layers"]):
         name = f"{prefix}layers.{k // 2}.{('attn_hc', 'mlp_hc')[k % 2]}"
-        identity = np.eye(n, dtype=np.float32)
-        tensors[f"{name}.static_alpha"] = np.concatenate([identity[:, [k % n]], identity], axis=1)
-        tensors[f"{name}.static_beta"] = np.ones(n, np.float32)
-        if config["connection"] == "dhc":
-            tensors[f"{name}.dynamic_alpha_fn"] = np.zeros((size, n + 1), np.float32)
-            tensors[f"{name}.dynamic_beta_fn"] = np.zeros(size, np.float32)
-            tensors[f"{name}.dynamic_alpha_scale"] = np.full(1, 0.01, np.float32)
-            tensors[f"{name}.dynamic_beta_scale"] = np.full(1, 0.01, np.float32)
-            for parameter, value in family.norm.items():
-                tensors[f"{name}.norm.{parameter}"] = np.full(size, value, np.float32)
+        for parameter, value in _values(config, family, k).items():
+            tensors[f"{name}.{parameter}"] = np.asarray(value, np.float32)
     return tensors
+
+
+def _values(config: dict, family: Family, k: int) -> dict[str, np.ndarray]:
+    """The parameters around sub-layer k."""
+    n, size, identity = config["hc_mult"], config["hidden_size"], np.eye(config["hc_mult"])
+    match config["connection"]:
+        case "shc":
+            return _static(identity[:, [k % n]], identity)
+        case "dhc":
+            return {**_static(identity[:, [k % n]], identity), **_dynamic(size, n + 1, family)}
+        case "frac":
+            return {**_static(identity, identity), **_dynamic(size // n, 2 * n, family)}
+        case "mhc":
+            return _manifold(n, size, k, [np.where(identity > 0, math.log(KEPT), math.log((1 - KEPT) / (n - 1)))])
+        case "ihc":
+            return _manifold(n, size, k, [])
+
+
+def _static(read: np.ndarray, mix: np.ndarray) -> dict[str, np.ndarray]:
+    """Eq. 14: writes of 1."""
+    return {"static_alpha": np.concatenate([read, mix], axis=1), "static_beta": np.ones(len(mix))}
+
+
+def _dynamic(size: int, columns: int, family: Family) -> dict[str, np.ndarray]:
+    """Algorithm 2: nothing is predicted yet."""
+    return {
+        "dynamic_alpha_fn": np.zeros((size, columns)),
+        "dynamic_beta_fn": np.zeros(size),
+        "dynamic_alpha_scale": np.full(1, 0.01),
+        "dynamic_beta_scale": np.full(1, 0.01),
+        **{f"norm.{name}": np.full(size, value) for name, value in family.norm.items()},
+    }
+
+
+def _manifold(n: int, size: int, k: int, mix: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """Reads that sum to 1 (with the default eps), writes of 1, and a mix whose rows sum to 1."""
+    reads = np.full(n, (1 - FAVOURED_READ) / (n - 1))
+    reads[k % n] = FAVOURED_READ
+    logits = [math.log((read - EPS) / (1 - (read - EPS))) for read in reads]
+    base = np.concatenate([logits, np.zeros(n), *(block.ravel() for block in mix)])
+    return {"fn": np.zeros((len(base), n * size)), "base": base, "scale": np.full(2 + len(mix), 0.01)}

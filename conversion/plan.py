@@ -15,6 +15,7 @@ from .source import CONFIG, Source, open_source
 
 RECORD = "hyperconn_conversion.json"
 LINKS = ("copy", "hard", "symlink")
+CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac")
 
 # what does not come along: weights in any format, what the conversion writes itself, records of training
 LEFT_BEHIND = (
@@ -51,8 +52,11 @@ class HyperConnectionFields:
     def __post_init__(self):
         if self.hc_mult < 1:
             raise ConversionError(f"{self.hc_mult} residual streams were asked for; give -n 1 or more.")
-        if self.connection not in ("shc", "dhc"):
-            raise ConversionError(f"connection {self.connection!r} was asked for; accepted are 'shc' and 'dhc'.")
+        if self.connection not in CONNECTIONS:
+            accepted = ", ".join(map(repr, CONNECTIONS))
+            raise ConversionError(f"connection {self.connection!r} was asked for; accepted are {accepted}.")
+        if self.connection in ("mhc", "ihc") and self.hc_mult < 2:
+            raise ConversionError(f"{self.connection} needs at least 2 residual streams; give -n 2 or more.")
 
 
 @dataclass(frozen=True)
@@ -85,9 +89,15 @@ class ConversionPlan:
     @property
     def hc_parameters(self) -> int:
         """Number of parameters the hyper-connections add (the paper's Table 7 formulas, with the norm's)."""
-        n, d = self.fields.hc_mult, self.base_config["hidden_size"]
-        dynamic = d * len(self.family.norm) + d * (n + 2) + 2 if self.fields.connection == "dhc" else 0
-        return 2 * self.base_config["num_hidden_layers"] * (n * (n + 2) + dynamic)
+        n, d, norm = self.fields.hc_mult, self.base_config["hidden_size"], len(self.family.norm)
+        each = {
+            "shc": n * (n + 2),
+            "dhc": n * (n + 2) + d * (n + 2 + norm) + 2,
+            "frac": n * (2 * n + 1) + d // n * (2 * n + 1 + norm) + 2,
+            "mhc": n * (n + 2) * (n * d + 1) + 3,
+            "ihc": 2 * n * (n * d + 1) + 2,
+        }
+        return 2 * self.base_config["num_hidden_layers"] * each[self.fields.connection]
 
     @property
     def config(self) -> dict:
@@ -100,6 +110,8 @@ class ConversionPlan:
             "auto_map": self.family.auto_map,
             **vars(self.fields),
             "hc_readout": "mean",
+            "hc_sinkhorn_iters": 20,
+            "hc_eps": 1e-6,
         }
 
     def fingerprint(self) -> list:
@@ -176,6 +188,11 @@ def plan_conversion(
     source = open_source(model, revision)
     config = read_config(source)
     family = _family(source, config)
+    if fields.connection == "frac" and config["hidden_size"] % fields.hc_mult:
+        raise ConversionError(
+            f"the hidden size of {source.name!r}, {config['hidden_size']}, can't be cut into {fields.hc_mult} equal "
+            f"parts. Give another -n."
+        )
     weights = read_weights(source)
     if weights.prefix is None:
         raise UnsupportedCheckpointError(

@@ -6,7 +6,9 @@ from types import ModuleType
 
 SHARED_CODE = (
     "configuration_hyper_connections.py",
+    "frac_connections.py",
     "hyper_connections.py",
+    "manifold_hyper_connections.py",
     "modeling_hyper_connections.py",
 )
 

@@ -6,7 +6,8 @@ from transformers import PreTrainedModel
 from .errors import UnsupportedCheckpointError
 from .families import FAMILIES
 from .generic import hyper_connection_class
-from .models.hyper_connections import HyperConnection
+from .models.hyper_connections import Connection
+from .models.manifold_hyper_connections import LearnedReadout
 from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel
 
 
@@ -52,7 +53,7 @@ def convert_model(
         converted = hc_class(config)
     _share_tensors(model, converted)
     for module in converted.modules():
-        if isinstance(module, HyperConnection):
+        if isinstance(module, Connection | LearnedReadout):
             module.to_empty(device=model.device)
             module.apply(converted._init_weights)
     converted.tie_weights()

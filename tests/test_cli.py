@@ -38,7 +38,7 @@ def test_stdout_carries_the_result_alone(llama_folder, tmp_path, capsys):
 
 def test_json(llama_folder, tmp_path, capsys):
     out = tmp_path / "out"
-    options = ["--json", "-q", "--static", "-n", "2", "--verify", "structure"]
+    options = ["--json", "-q", "--connection", "shc", "-n", "2", "--verify", "structure"]
     assert main(["convert", str(llama_folder), str(out), *options]) == 0
     printed = capsys.readouterr()
     result = json.loads(printed.out)
@@ -56,6 +56,7 @@ def test_json(llama_folder, tmp_path, capsys):
         "max_difference": 0.0,
         "kl": 0.0,
         "top1": 1.0,
+        "relative": 0.0,
     }
 
 

@@ -136,6 +136,7 @@ def test_everything_useful_comes_along(llama_folder, tmp_path):
         assert not (out / name).exists(), name
     code = {"configuration_hc_llama.py", "modeling_hc_llama.py", "hyper_connections.py"}
     code |= {"configuration_hyper_connections.py", "modeling_hyper_connections.py"}
+    code |= {"frac_connections.py", "manifold_hyper_connections.py"}
     assert {path.name for path in out.glob("*.py")} == code
 
 
@@ -319,7 +320,7 @@ def test_what_is_still_to_download_needs_space_too(llama_folder, tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    "fields", [{"hc_mult": 0}, {"hc_mult": -1}, {"connection": "mhc"}, {"link": "soft"}, {"verify": "no"}]
+    "fields", [{"hc_mult": 0}, {"hc_mult": -1}, {"connection": "xhc"}, {"link": "soft"}, {"verify": "no"}]
 )
 def test_fields_that_are_not_accepted(fields, llama_folder, tmp_path):
     with pytest.raises(ConversionError, match="asked for"):

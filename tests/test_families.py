@@ -22,7 +22,7 @@ families = pytest.mark.parametrize("model_type", FAMILIES)
 VARIANTS = {
     "dhc2": ["-n", "2", "--verify", "structure"],
     "dhc4": ["-n", "4", "--verify", "full"],
-    "shc4": ["-n", "4", "--static", "--verify", "structure"],
+    "shc4": ["-n", "4", "--connection", "shc", "--verify", "structure"],
 }
 PROMPTS = torch.randint(3, 96, (3, 24), generator=torch.Generator().manual_seed(0)).tolist()
 DTYPES = ("float32", "bfloat16")

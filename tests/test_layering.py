@@ -14,7 +14,7 @@ MODELS = sorted(path for path in (PACKAGE / "models").glob("*.py") if path.name 
 CONVERSION = PACKAGE.parent / "conversion"
 SHIPPED_IMPORTS = {
     *("torch", "transformers", "huggingface_hub"),
-    *("contextlib", "copy", "dataclasses", "functools", "re", "typing"),
+    *("contextlib", "copy", "dataclasses", "functools", "math", "re", "typing"),
 }
 
 

@@ -370,7 +370,7 @@ def test_convert_model_shares_the_tensors(llama):
 
 
 def test_convert_model_refuses(llama):
-    with pytest.raises(UnsupportedCheckpointError, match="got a HCLlamaForCausalLM; it converts: LlamaModel"):
+    with pytest.raises(UnsupportedCheckpointError, match="got a HCLlamaForCausalLM; give it a Transformers model"):
         convert_model(convert_model(llama))
     with pytest.raises(UnsupportedCheckpointError, match="got a Linear"):
         convert_model(torch.nn.Linear(2, 2))

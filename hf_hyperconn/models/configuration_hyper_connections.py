@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from transformers import PreTrainedConfig
 
-CONNECTIONS = ("shc", "dhc")
-READOUTS = ("mean", "sum")
+CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac")
+READOUTS = ("mean", "sum", "learned")
 
 
 @dataclass(kw_only=True, repr=False)
@@ -15,14 +15,21 @@ class HyperConnectionConfig:
     """Mixin before a family's config.
 
     connection (`str`, *optional*, defaults to `"dhc"`):
-        `"shc"` for static, `"dhc"` for dynamic hyper-connections.
+        `"shc"` for static, `"dhc"` for dynamic hyper-connections; `"mhc"` for manifold-constrained ones, `"ihc"` for
+        these with unmixed streams; `"frac"` for frac-connections.
     hc_mult (`int`, *optional*, defaults to 4):
-        Number of residual streams, at least 1 (the paper's expansion rate n).
+        Number of residual streams, at least 1 (the paper's expansion rate n); at least 2 for `"mhc"` and `"ihc"`. For
+        `"frac"` the number of parts of the hidden state.
     hc_tanh (`bool`, *optional*, defaults to `True`):
-        Whether the dynamic part of the coefficients goes through tanh.
+        Whether the dynamic part of the coefficients of `"dhc"` and `"frac"` goes through tanh.
     hc_readout (`str`, *optional*, defaults to `"mean"`):
         How the streams become one before the final norm. `"mean"` keeps a converted model equal to its base; `"sum"`
-        is the paper's, for training from scratch.
+        is the paper's, for training from scratch; `"learned"` predicts weights from the streams (DeepSeek-V4). The
+        parts of `"frac"` are always put side by side.
+    hc_sinkhorn_iters (`int`, *optional*, defaults to 20):
+        For `"mhc"`, how often columns and rows of the mixing matrix are normalised.
+    hc_eps (`float`, *optional*, defaults to 1e-6):
+        For `"mhc"`, `"ihc"` and the learned readout, added to reads, divisors and the mean square of the norm.
     """
 
     base_model_type: ClassVar[str]
@@ -32,6 +39,8 @@ class HyperConnectionConfig:
     hc_mult: int = 4
     hc_tanh: bool = True
     hc_readout: str = "mean"
+    hc_sinkhorn_iters: int = 20
+    hc_eps: float = 1e-6
 
     def validate_hyper_connections(self):
         """Part of the `@strict` validation.
@@ -40,6 +49,14 @@ class HyperConnectionConfig:
         """
         if self.hc_mult < 1:
             raise ValueError(f"hc_mult is {self.hc_mult}; it counts residual streams and must be at least 1.")
+        if self.connection in ("mhc", "ihc") and self.hc_mult < 2:
+            raise ValueError(f"hc_mult is {self.hc_mult}; {self.connection!r} needs at least 2 residual streams.")
+        if self.connection == "frac" and self.hidden_size % self.hc_mult:
+            raise ValueError(f"hc_mult is {self.hc_mult}, which does not divide hidden_size, {self.hidden_size}.")
+        if self.connection == "frac" and self.hc_readout != "mean":
+            raise ValueError(f"hc_readout is {self.hc_readout!r}; the parts of 'frac' are joined: leave it at 'mean'.")
+        if self.hc_sinkhorn_iters < 1:
+            raise ValueError(f"hc_sinkhorn_iters is {self.hc_sinkhorn_iters}; it must be at least 1.")
         if self.connection not in CONNECTIONS:
             raise ValueError(f"connection is {self.connection!r}; accepted are {', '.join(map(repr, CONNECTIONS))}.")
         if self.hc_readout not in READOUTS:

@@ -60,13 +60,14 @@ def reduce_streams(streams: torch.Tensor, readout: str = "mean") -> torch.Tensor
     return (first + (values - first.unsqueeze(-2)).mean(-2)).to(streams.dtype)
 
 
-def width_connection(streams: torch.Tensor, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read and mix the streams: the columns of `alpha` are A_m, then A_r. Eqs. 3 and 4.
+def width_connection(streams: torch.Tensor, alpha: torch.Tensor, reads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read and mix the streams: the columns of `alpha` are those of A_m, then those of A_r. Eqs. 3 and 4.
 
     streams: H, `[B, S, N, D]`.
-    alpha: A, `[N, N+1]` or `[B, S, N, N+1]`, float32 (float64 for float64 streams).
+    alpha: A, `[N, reads + N]` or `[B, S, N, reads + N]`, float32 (float64 for float64 streams).
+    reads: number of columns of A_m.
 
-    Returns the branch input `[B, S, D]` in the dtype of the streams and H' `[B, S, N, D]` in that of `alpha`.
+    Returns what is read, `[B, S, reads, D]` in the dtype of the streams, and H' `[B, S, N, D]` in that of `alpha`.
     """
     values = streams.to(alpha.dtype)
     if torch.compiler.is_compiling() or not _matmul_is_exact(streams.device):
@@ -75,41 +76,91 @@ def width_connection(streams: torch.Tensor, alpha: torch.Tensor) -> tuple[torch.
             sum(alpha[..., i, j : j + 1] * values[..., i, :] for i in range(streams.shape[-2]))
             for j in range(alpha.shape[-1])
         ]
-        return columns[0].to(streams.dtype), torch.stack(columns[1:], dim=-2)
+        return torch.stack(columns[:reads], dim=-2).to(streams.dtype), torch.stack(columns[reads:], dim=-2)
     products = torch.matmul(alpha.transpose(-1, -2), values)
-    return products[..., 0, :].to(streams.dtype), products[..., 1:, :]
+    return products[..., :reads, :].to(streams.dtype), products[..., reads:, :]
 
 
 def depth_connection(carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
-    """Write the branch output `[B, S, D]` onto the mixed streams: H_next, `[B, S, N, D]`. Eq. 5.
+    """Write a branch output onto the mixed streams: H_next, `[B, S, N, D]`. Eq. 5.
+
+    branch_output: `[B, S, 1, D]`, or `[B, S, N, D]` when each stream has one of its own.
 
     The result has the dtype that `streams + branch_output` would have.
     """
-    update = carry.beta.unsqueeze(-1) * branch_output.to(carry.mixed.dtype).unsqueeze(-2)
+    update = carry.beta.unsqueeze(-1) * branch_output.to(carry.mixed.dtype)
     return (carry.mixed + update).to(torch.promote_types(carry.dtype, branch_output.dtype))
 
 
-class HyperConnection(nn.Module):
-    """The hyper-connection around one sub-layer.
+class Connection(nn.Module):
+    """What stands around one sub-layer: a width connection before its branch and a depth connection after it.
 
     hidden_size: D.
     hc_mult: N, at least 1.
-    sub_layer: k; at initialisation the branch reads stream k mod N.
+    sub_layer: k.
+
+    Parameters are float32 whatever the default dtype, and the forward casts up whatever they have become.
+    """
+
+    def __init__(self, hidden_size: int, hc_mult: int, sub_layer: int):
+        super().__init__()
+        self.hidden_size, self.hc_mult, self.sub_layer = hidden_size, hc_mult, sub_layer
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """Every parameter but a norm's at the start, float32."""
+        raise NotImplementedError
+
+    def expand_streams(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The first streams, `[B, S, N, D]`, of hidden states `[B, S, D]`."""
+        return expand_streams(hidden_states, self.hc_mult)
+
+    def reduce_streams(self, streams: torch.Tensor, readout: str) -> torch.Tensor:
+        """Hidden states `[B, S, D]` of streams."""
+        return reduce_streams(streams, readout)
+
+    def register_initial_values(self) -> None:
+        """Make a parameter of each initial value."""
+        for name, value in self.initial_values().items():
+            self.register_parameter(name, nn.Parameter(value))
+
+    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """From streams `[B, S, N, D]`, the branch input `[B, S, D]` in their dtype, and H' and b of `Carry`."""
+        raise NotImplementedError
+
+    def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, Carry]:
+        """The width connection; a forward, so that hooks and wrappers of the module see it."""
+        with torch.autocast(streams.device.type, enabled=False):
+            branch_input, mixed, beta = self.connect(streams)
+        return branch_input, Carry(mixed, beta, streams.dtype)
+
+    def width_connection(self, streams: torch.Tensor) -> tuple[torch.Tensor, Carry]:
+        """From streams `[B, S, N, D]`, the branch input `[B, S, D]` and what `depth_connection` needs afterwards."""
+        return self(streams)
+
+    def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
+        """The next streams `[B, S, N, D]`, from the carry and the branch output `[B, S, D]`."""
+        return depth_connection(carry, branch_output.unsqueeze(-2))
+
+    def extra_repr(self) -> str:
+        return f"hidden_size={self.hidden_size}, hc_mult={self.hc_mult}, sub_layer={self.sub_layer}"
+
+
+class HyperConnection(Connection):
+    """The hyper-connection around one sub-layer, static or dynamic.
+
+    hidden_size, hc_mult, sub_layer: see `Connection`; at initialisation the branch reads stream k mod N.
     norm: for DHC, a module that norms the last dimension of `[B, S, N, D]`, here only to predict the coefficients;
         None for SHC.
     tanh: whether the predicted term goes through tanh.
-
-    Parameters are float32 whatever the default dtype, and the forward casts up whatever they have become.
     """
 
     def __init__(
         self, hidden_size: int, hc_mult: int, sub_layer: int, norm: nn.Module | None = None, tanh: bool = True
     ):
-        super().__init__()
-        self.hidden_size, self.hc_mult, self.sub_layer, self.tanh = hidden_size, hc_mult, sub_layer, tanh
+        super().__init__(hidden_size, hc_mult, sub_layer)
+        self.tanh = tanh
         self.norm = norm if norm is None else norm.float()
-        for name, value in self.initial_values().items():
-            self.register_parameter(name, nn.Parameter(value))
+        self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """The equivalent initialisation of every parameter but the norm's, float32 (Eq. 14, Algorithm 2)."""
@@ -143,23 +194,13 @@ class HyperConnection(nn.Module):
             beta + self.dynamic_beta_scale.to(dtype) * predicted_beta,
         )
 
-    def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, Carry]:
-        """The width connection; a forward, so that hooks and wrappers of the module see it."""
-        with torch.autocast(streams.device.type, enabled=False):
-            alpha, beta = self.coefficients(streams)
-            branch_input, mixed = width_connection(streams, alpha)
-        return branch_input, Carry(mixed, beta, streams.dtype)
-
-    def width_connection(self, streams: torch.Tensor) -> tuple[torch.Tensor, Carry]:
-        """From streams `[B, S, N, D]`, the branch input `[B, S, D]` and what `depth_connection` needs afterwards."""
-        return self(streams)
-
-    def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
-        """The next streams `[B, S, N, D]`, from the carry and the branch output `[B, S, D]`."""
-        return depth_connection(carry, branch_output)
+    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        alpha, beta = self.coefficients(streams)
+        read, mixed = width_connection(streams, alpha)
+        return read.squeeze(-2), mixed, beta
 
     def extra_repr(self) -> str:
-        return f"hidden_size={self.hidden_size}, hc_mult={self.hc_mult}, sub_layer={self.sub_layer}, tanh={self.tanh}"
+        return f"{super().extra_repr()}, tanh={self.tanh}"
 
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:

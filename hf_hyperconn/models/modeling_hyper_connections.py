@@ -18,9 +18,14 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 from transformers.utils import logging
 
-from .hyper_connections import HyperConnection, expand_streams, reduce_streams
+from .frac_connections import FracConnection, narrow_norm
+from .hyper_connections import Connection, HyperConnection
+from .manifold_hyper_connections import LearnedReadout, ManifoldHyperConnection
 
 logger = logging.get_logger(__name__)
+
+# the modules that a decoder layer has besides its base's
+ADDED = ("attn_hc", "mlp_hc", "hc_head")
 
 
 class HyperConnectionDecoderLayer:
@@ -43,20 +48,35 @@ class HyperConnectionDecoderLayer:
         self.layer_idx = layer_idx
         self.attn_hc = self.make_connection(2 * layer_idx)
         self.mlp_hc = self.make_connection(2 * layer_idx + 1)
+        if config.hc_readout == "learned" and layer_idx == config.num_hidden_layers - 1:
+            self.hc_head = LearnedReadout(config.hidden_size, config.hc_mult, config.hc_eps)
 
     def make_norm(self) -> nn.Module:
         """A new norm of the family's own kind, for the prediction of DHC's coefficients."""
         return deepcopy(self.post_attention_layernorm)
 
-    def make_connection(self, sub_layer: int) -> HyperConnection:
+    def make_connection(self, sub_layer: int) -> Connection:
         """The connection around sub-layer k, as the config asks for."""
-        return HyperConnection(
-            self.config.hidden_size,
-            self.config.hc_mult,
-            sub_layer,
-            norm=self.make_norm() if self.config.connection == "dhc" else None,
-            tanh=self.config.hc_tanh,
-        )
+        config = self.config
+        size, n = config.hidden_size, config.hc_mult
+        match config.connection:
+            case "shc":
+                return HyperConnection(size, n, sub_layer)
+            case "dhc":
+                return HyperConnection(size, n, sub_layer, norm=self.make_norm(), tanh=config.hc_tanh)
+            case "frac":
+                norm = narrow_norm(self.make_norm(), size // n)
+                return FracConnection(size, n, sub_layer, norm=norm, tanh=config.hc_tanh)
+            case "mhc" | "ihc" as name:
+                return ManifoldHyperConnection(
+                    size, n, sub_layer, mixes=name == "mhc", sinkhorn_iters=config.hc_sinkhorn_iters, eps=config.hc_eps
+                )
+
+    def read_out(self, streams: torch.Tensor) -> torch.Tensor:
+        """Hidden states `[B, S, D]` of streams, by the readout of the config."""
+        if self.config.hc_readout == "learned":
+            return self.hc_head(streams)
+        return self.mlp_hc.reduce_streams(streams, self.config.hc_readout)
 
     def attention_branch(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
         """Norm and attention, `[B, S, D]` to `[B, S, D]`."""
@@ -69,7 +89,7 @@ class HyperConnectionDecoderLayer:
     def forward(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
         """One decoder layer on streams `[B, S, N, D]`; the first takes and the last returns `[B, S, D]`."""
         is_first, is_last = self.layer_idx == 0, self.layer_idx == self.config.num_hidden_layers - 1
-        streams = expand_streams(hidden_states, self.config.hc_mult) if is_first else hidden_states
+        streams = self.attn_hc.expand_streams(hidden_states) if is_first else hidden_states
 
         branch_input, carry = self.attn_hc.width_connection(streams)
         branch_output = self.attention_branch(branch_input, **kwargs)
@@ -79,7 +99,7 @@ class HyperConnectionDecoderLayer:
         branch_output = self.mlp_branch(branch_input)
         streams = self.mlp_hc.depth_connection(carry, branch_output)
 
-        return reduce_streams(streams, self.config.hc_readout) if is_last else streams
+        return self.read_out(streams) if is_last else streams
 
 
 class HyperConnectionPreTrainedModel:
@@ -111,7 +131,7 @@ class HyperConnectionPreTrainedModel:
         }
         cls._no_split_modules = [cls.decoder_layer_class.__name__]
         cls._can_record_outputs = {**(base._can_record_outputs or {}), "hidden_states": cls.decoder_layer_class}
-        cls._keep_in_fp32_modules_strict = [*(base._keep_in_fp32_modules_strict or ()), "attn_hc", "mlp_hc"]
+        cls._keep_in_fp32_modules_strict = [*(base._keep_in_fp32_modules_strict or ()), *ADDED]
         # found by searching the source file of the class, which here is not the family's
         cls._can_set_experts_implementation_cached_value = base._can_set_experts_implementation()
         if (mapping := get_checkpoint_conversion_mapping(cls.config_class.base_model_type)) is not None:
@@ -124,7 +144,7 @@ class HyperConnectionPreTrainedModel:
 
     def _init_weights(self, module):
         super()._init_weights(module)
-        if isinstance(module, HyperConnection):
+        if isinstance(module, Connection | LearnedReadout):
             for name, value in module.initial_values().items():
                 init.copy_(getattr(module, name), value)
         elif (name := getattr(module, "hc_output_projection", None)) is not None:
@@ -175,7 +195,7 @@ class HyperConnectionPreTrainedModel:
             )
         finally:
             logging.set_verbosity(verbosity)
-        missing = sorted(key for key in info["missing_keys"] if "attn_hc." not in key and "mlp_hc." not in key)
+        missing = sorted(key for key in info["missing_keys"] if not any(f".{name}." in key for name in ADDED))
         if missing:
             raise ValueError(
                 f"{pretrained_model_name_or_path!r} holds no weights for {', '.join(missing[:3])}"
@@ -227,7 +247,7 @@ def reduce_recorded_streams(forward):
         outputs = forward(self, *args, return_dict=True, **kwargs)
         if outputs.get("hidden_states") is not None:
             outputs["hidden_states"] = tuple(
-                reduce_streams(state, self.config.hc_readout) if state is not None and state.dim() == 4 else state
+                self.layers[-1].read_out(state) if state is not None and state.dim() == 4 else state
                 for state in outputs["hidden_states"]
             )
         return outputs if return_dict else outputs.to_tuple()

@@ -1,0 +1,82 @@
+"""How far a conversion is from its base: every connection, width and dtype, on a pretrained Llama.
+
+Usage: python benchmarks/connections_exactness.py CHECKPOINT TEXT
+
+CHECKPOINT is a folder with a Llama and its tokenizer, TEXT a text file. Writes
+benchmarks/results/connections_exactness.json and the table of docs/connections.md.
+"""
+
+import json
+import platform
+import re
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from hf_hyperconn import HCLlamaForCausalLM
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RESULT = REPOSITORY / "benchmarks" / "results" / "connections_exactness.json"
+DOCS = REPOSITORY / "docs" / "connections.md"
+CONNECTIONS, WIDTHS = ("shc", "dhc", "mhc", "ihc", "frac"), (2, 4, 8)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROWS, LENGTH, NEW_TOKENS = 4, 48, 100
+
+
+@torch.no_grad()
+def measure(checkpoint: str, ids: torch.Tensor) -> list[dict]:
+    """A row for each connection, width and dtype."""
+    rows = []
+    settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
+    for dtype in DTYPES:
+        base = LlamaForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
+        logits, continuation = base(ids).logits, base.generate(ids, **settings)
+        for connection in CONNECTIONS:
+            for n in WIDTHS:
+                model = HCLlamaForCausalLM.from_prenorm(
+                    checkpoint, connection=connection, hc_mult=n, dtype=dtype
+                ).eval()
+                rows.append(
+                    {
+                        "connection": connection,
+                        "n": n,
+                        "dtype": str(dtype).removeprefix("torch."),
+                        "max_difference": (model(ids).logits - logits).abs().max().item(),
+                        "greedy_equal": torch.equal(model.generate(ids, **settings), continuation),
+                    }
+                )
+    return rows
+
+
+def table(rows: list[dict]) -> str:
+    """Markdown: a line for each connection and width."""
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
+    lines = ["| | " + " | ".join(dtypes) + " | greedy continuation |", "|---|" + "---|" * (len(dtypes) + 1)]
+    for connection in CONNECTIONS:
+        for n in WIDTHS:
+            mine = [row for row in rows if (row["connection"], row["n"]) == (connection, n)]
+            cells = [f"{row['max_difference']:.2g}" for row in mine]
+            equal = "equal" if all(row["greedy_equal"] for row in mine) else "differs"
+            lines.append(f"| {connection}×{n} | {' | '.join(cells)} | {equal} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    checkpoint, text = sys.argv[1:]
+    ids = AutoTokenizer.from_pretrained(checkpoint)(Path(text).read_text(encoding="utf-8")[:20000])["input_ids"]
+    rows = measure(checkpoint, torch.tensor(ids[: ROWS * LENGTH]).view(ROWS, LENGTH))
+    machine = {"device": "cpu", "processor": platform.machine(), "torch": torch.__version__}
+    result = {**machine, "transformers": transformers.__version__, "new_tokens": NEW_TOKENS, "rows": rows}
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    text = re.sub(
+        r"EXACTNESS_TABLE|^\| \| float32.*?(?=\n\n)", table(rows), DOCS.read_text("utf-8"), flags=re.M | re.S
+    )
+    DOCS.write_text(text, encoding="utf-8")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

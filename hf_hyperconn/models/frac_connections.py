@@ -1,0 +1,66 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""Frac-connections (arXiv 2503.14125): m parts of the hidden state where hyper-connections carry n copies of it.
+
+For one token, H holds its m parts of D/m values as rows. A sub-layer T reads, mixes and writes them with
+
+    A = [Y | A_r]  m x 2m      b  m
+    H_next = diag(b) T(Y^T H) + A_r^T H
+
+where T takes and returns all parts side by side. As for hyper-connections, A and b may have a part predicted from each
+row of norm(H). At Y = A_r = I and b = 1 this is the residual connection, exactly.
+"""
+
+import torch
+from torch import nn
+
+from .hyper_connections import Carry, HyperConnection, depth_connection, width_connection
+
+
+class FracConnection(HyperConnection):
+    """The frac-connection around one sub-layer.
+
+    hidden_size, sub_layer: see `Connection`.
+    hc_mult: m, which divides the hidden size; streams are `[B, S, m, D / m]`.
+    norm: of width D / m, to predict the coefficients; None for static coefficients.
+    tanh: whether the predicted term goes through tanh.
+    """
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """Y = A_r = I and b = 1, float32."""
+        m, size, float32 = self.hc_mult, self.hidden_size // self.hc_mult, {"dtype": torch.float32}
+        values = {
+            "static_alpha": torch.cat([torch.eye(m, **float32)] * 2, dim=1),
+            "static_beta": torch.ones(m, **float32),
+        }
+        if self.norm is not None:
+            values["dynamic_alpha_fn"] = torch.zeros(size, 2 * m, **float32)
+            values["dynamic_beta_fn"] = torch.zeros(size, **float32)
+            values["dynamic_alpha_scale"] = torch.full((1,), 0.01, **float32)
+            values["dynamic_beta_scale"] = torch.full((1,), 0.01, **float32)
+        return values
+
+    def expand_streams(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The parts `[B, S, m, D / m]` of hidden states `[B, S, D]`."""
+        return hidden_states.unflatten(-1, (self.hc_mult, -1))
+
+    def reduce_streams(self, streams: torch.Tensor, readout: str) -> torch.Tensor:
+        """The hidden states `[B, S, D]` whose parts the streams are, whatever the readout."""
+        return streams.flatten(-2)
+
+    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        alpha, beta = self.coefficients(streams)
+        read, mixed = width_connection(streams, alpha, reads=self.hc_mult)
+        return read.flatten(-2), mixed, beta
+
+    def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
+        """The next parts `[B, S, m, D / m]`, from the carry and the branch output `[B, S, D]`."""
+        return depth_connection(carry, branch_output.unflatten(-1, (self.hc_mult, -1)))
+
+
+def narrow_norm(norm: nn.Module, size: int) -> nn.Module:
+    """A norm of one part, made from a new norm of the hidden size: its first `size` channels."""
+    for name, parameter in list(norm.named_parameters()):
+        setattr(norm, name, nn.Parameter(parameter.detach()[:size].clone()))
+    if hasattr(norm, "normalized_shape"):
+        norm.normalized_shape = (size,)
+    return norm

@@ -1,0 +1,158 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""Manifold-constrained hyper-connections: mHC (arXiv 2512.24880), and iHC, which leaves the streams unmixed.
+
+For one token, x holds its N streams. With x' = RMSNorm(vec(x)), without weight, the sub-layer F computes (Eqs. 3, 7-9)
+
+    read    H_pre  = sigmoid(alpha_pre  x' phi_pre  + b_pre)
+    write   H_post = 2 sigmoid(alpha_post x' phi_post + b_post)
+    mix     H_res  = Sinkhorn(alpha_res  x' phi_res  + b_res)      rows and columns sum to 1; for iHC the identity
+    x_next  = H_res x + H_post (outer) F(H_pre x)
+
+Parameters have the names and layout of DeepseekV4HyperConnection in Transformers: the rows of `fn` and `base` are
+read, write and mix, in this order, and so are the three `scale`s. The mix is stored by columns of H_res: it is the
+transpose of H_res that DeepSeek-V4 calls `comb`.
+
+Streams are read and mixed as their mean plus weighted deviations from it, which vanish when all streams are equal: a
+converted model keeps its base's streams, whatever the rounding of the weights.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+from .hyper_connections import Connection
+
+FAVOURED_READ = 0.7
+KEPT = 0.96
+
+
+class ManifoldHyperConnection(Connection):
+    """The manifold-constrained hyper-connection around one sub-layer.
+
+    hidden_size, hc_mult, sub_layer: as for `HyperConnection`; at least two streams. At the start the branch reads all
+        of them, stream k mod N with weight 0.7, and a stream keeps 0.96 of itself.
+    mixes: whether the streams are mixed (mHC) or not (iHC).
+    sinkhorn_iters: number of normalisations of columns and rows.
+    eps: added to the reads and to what divides, as in DeepSeek-V4's kernels.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        hc_mult: int,
+        sub_layer: int,
+        mixes: bool = True,
+        sinkhorn_iters: int = 20,
+        eps: float = 1e-6,
+    ):
+        super().__init__(hidden_size, hc_mult, sub_layer)
+        self.mixes, self.sinkhorn_iters, self.eps = mixes, sinkhorn_iters, eps
+        self.register_initial_values()
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """Values that keep the function of a Pre-Norm model, float32: reads sum to 1, writes are 1, rows sum to 1."""
+        n = self.hc_mult
+        base = [*read_logits(n, self.sub_layer % n, self.eps), *[0.0] * n]
+        if self.mixes:
+            base += [math.log(KEPT if i == j else (1 - KEPT) / (n - 1)) for i in range(n) for j in range(n)]
+        return {
+            "fn": torch.zeros(len(base), n * self.hidden_size, dtype=torch.float32),
+            "base": torch.tensor(base, dtype=torch.float32),
+            "scale": torch.full((3 if self.mixes else 2,), 0.01, dtype=torch.float32),
+        }
+
+    def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """H_pre and H_post `[B, S, N]` and H_res `[B, S, N, N]` (None for iHC), float32."""
+        n, dtype = self.hc_mult, torch.promote_types(streams.dtype, torch.float32)
+        logits = normed_projection(streams.to(dtype), self.fn.to(dtype), self.eps)
+        base, scale = self.base.to(dtype), self.scale.to(dtype)
+        read = torch.sigmoid(scale[0] * logits[..., :n] + base[:n]) + self.eps
+        write = 2 * torch.sigmoid(scale[1] * logits[..., n : 2 * n] + base[n : 2 * n])
+        if not self.mixes:
+            return read, write, None
+        mix = (scale[2] * logits[..., 2 * n :] + base[2 * n :]).unflatten(-1, (n, n))
+        return read, write, sinkhorn(mix, self.sinkhorn_iters, self.eps).transpose(-1, -2)
+
+    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        read, write, mix = self.coefficients(streams)
+        values = streams.to(read.dtype)
+        mean, deviations = centred(values)
+        branch_input = (read.sum(-1, keepdim=True) * mean + weighted_sum(read, deviations)).to(streams.dtype)
+        if mix is None:
+            return branch_input, values, write
+        mixed = torch.stack([weighted_sum(mix[..., i, :], deviations) for i in range(self.hc_mult)], dim=-2)
+        return branch_input, mean.unsqueeze(-2) + mixed, write
+
+
+class LearnedReadout(nn.Module):
+    """The last streams, summed with weights that each token predicts: DeepSeek-V4's head.
+
+    hidden_size, hc_mult: D and N. At the start every weight is 1/N.
+    eps: added to the weights, and in the norm.
+    """
+
+    def __init__(self, hidden_size: int, hc_mult: int, eps: float = 1e-6):
+        super().__init__()
+        self.hidden_size, self.hc_mult, self.eps = hidden_size, hc_mult, eps
+        for name, value in self.initial_values().items():
+            self.register_parameter(name, nn.Parameter(value))
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """Every parameter at the start, float32."""
+        n, float32 = self.hc_mult, {"dtype": torch.float32}
+        return {
+            "hc_fn": torch.zeros(n, n * self.hidden_size, **float32),
+            "hc_base": torch.full((n,), _logit(1 / n - self.eps), **float32),
+            "hc_scale": torch.full((1,), 0.01, **float32),
+        }
+
+    def forward(self, streams: torch.Tensor) -> torch.Tensor:
+        """Hidden states `[B, S, D]` of streams `[B, S, N, D]`, in their dtype."""
+        with torch.autocast(streams.device.type, enabled=False):
+            dtype = torch.promote_types(streams.dtype, torch.float32)
+            logits = normed_projection(streams.to(dtype), self.hc_fn.to(dtype), self.eps)
+            weights = torch.sigmoid(self.hc_scale.to(dtype) * logits + self.hc_base.to(dtype)) + self.eps
+            mean, deviations = centred(streams.to(dtype))
+            return (weights.sum(-1, keepdim=True) * mean + weighted_sum(weights, deviations)).to(streams.dtype)
+
+
+def sinkhorn(logits: torch.Tensor, iters: int, eps: float) -> torch.Tensor:
+    """A matrix `[..., N, N]` near the doubly stochastic ones: softmax of its rows, then columns and rows in turn.
+
+    It ends with the columns, which then sum to 1. Eq. 9 of the transpose, in the arithmetic of DeepSeek-V4's kernels.
+    """
+    matrix = logits.softmax(-1) + eps
+    matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+    for _ in range(iters - 1):
+        matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
+        matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+    return matrix
+
+
+def normed_projection(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm over all of a token's streams `[B, S, N, D]`, without weight, times `fn` `[M, N D]`: `[B, S, M]`."""
+    flat = streams.flatten(-2)
+    return (flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)) @ fn.transpose(0, 1)
+
+
+def centred(streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean `[B, S, D]` of streams `[B, S, N, D]`, exact when they are equal, and their deviations from it."""
+    first = streams[..., 0, :]
+    mean = first + (streams - first.unsqueeze(-2)).mean(-2)
+    return mean, streams - mean.unsqueeze(-2)
+
+
+def weighted_sum(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
+    """Sum of streams `[B, S, N, D]` with weights `[B, S, N]`: `[B, S, D]`."""
+    return sum(weights[..., i : i + 1] * streams[..., i, :] for i in range(streams.shape[-2]))
+
+
+def read_logits(n: int, favoured: int, eps: float) -> list[float]:
+    """Logits whose sigmoids plus eps are 0.7 for the favoured stream and sum to 1."""
+    others = (1 - FAVOURED_READ) / (n - 1)
+    return [_logit((FAVOURED_READ if i == favoured else others) - eps) for i in range(n)]
+
+
+def _logit(probability: float) -> float:
+    return math.log(probability / (1 - probability))

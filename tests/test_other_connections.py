@@ -1,0 +1,203 @@
+"""mHC, iHC and frac-connections in whole models: conversion, training, and what Transformers does with a model."""
+
+import json
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, convert_model
+from hf_hyperconn.conversion import cli
+from hf_hyperconn.conversion.verify import verify_checkpoint
+
+from .conftest import llama_config
+from .processes import elsewhere
+from .test_training import batches, train  # noqa: F401
+from .tolerances import COMPILED, READS_SUM_TO_ONE
+
+CONNECTIONS = ("mhc", "ihc", "frac")
+WIDTHS = (2, 4)
+connections = pytest.mark.parametrize("connection", CONNECTIONS)
+CASES = [(connection, n) for connection in CONNECTIONS for n in WIDTHS]
+
+
+@pytest.fixture(scope="module")
+def converted(stories, tmp_path_factory):
+    """Folders made by the command line, by connection and number of streams."""
+    place, folders = tmp_path_factory.mktemp("converted"), {}
+    for connection, n in CASES:
+        folders[connection, n] = place / f"{connection}{n}"
+        arguments = [str(stories), str(folders[connection, n]), "--connection", connection, "-n", str(n), "-q"]
+        assert cli.main(["convert", *arguments]) == 0
+    return folders
+
+
+@pytest.fixture(scope="module")
+def differing(stories, converted, tmp_path_factory):
+    generator = torch.Generator().manual_seed(0)
+    case = {"base": str(stories), "attention": "sdpa"}
+    case["prompts"] = [torch.randint(3, 512, (size,), generator=generator).tolist() for size in (24, 5, 17)]
+    low = {**case, "dtypes": ["bfloat16", "float16"], "converted": [str(folder) for folder in converted.values()]}
+    fracs = [str(folder) for (connection, _), folder in converted.items() if connection == "frac"]
+    single = {**case, "dtypes": ["float32"], "converted": fracs}
+    return elsewhere([{"comparisons": [low, single], "new_tokens": 50}], tmp_path_factory.mktemp("elsewhere"))
+
+
+@pytest.mark.parametrize(("connection", "n"), CASES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_equal_to_the_base_in_16_bits_without_the_package(connection, n, dtype, converted, differing):
+    assert differing[f"{converted[connection, n]} {dtype} sdpa"] == []
+
+
+@pytest.mark.parametrize("n", WIDTHS)
+def test_frac_equals_the_base_in_float32_without_the_package(n, converted, differing):
+    assert differing[f"{converted['frac', n]} float32 sdpa"] == []
+
+
+@pytest.mark.parametrize(("connection", "n"), [case for case in CASES if case[0] != "frac"])
+@torch.no_grad()
+def test_equal_to_the_base_in_float32_but_for_the_sum_of_reads(connection, n, stories, converted):
+    base, model = (
+        LlamaForCausalLM.from_pretrained(stories),
+        AutoModelForCausalLM.from_pretrained(converted[connection, n]),
+    )
+    ids = torch.randint(3, 512, (2, 48), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model(ids).logits, base(ids).logits, **READS_SUM_TO_ONE)
+    settings = {"max_new_tokens": 100, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(model.generate(ids, **settings), base.generate(ids, **settings))
+
+
+@pytest.mark.parametrize(("connection", "n"), CASES)
+def test_converted_equals_from_prenorm_and_is_stable_when_saved(connection, n, stories, converted, tmp_path):
+    expected = HCLlamaForCausalLM.from_prenorm(stories, connection=connection, hc_mult=n).state_dict()
+    model, info = HCLlamaForCausalLM.from_pretrained(converted[connection, n], output_loading_info=True)
+    assert not any(info.values())
+    found = model.state_dict()
+    assert found.keys() == expected.keys()
+    assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
+    model.save_pretrained(tmp_path)
+    assert verify_checkpoint(tmp_path, str(stories)).passed
+    before, after = (
+        json.loads((folder / "config.json").read_text()) for folder in (converted[connection, n], tmp_path)
+    )
+    assert {**after, "transformers_version": before["transformers_version"]} == before
+
+
+@pytest.mark.parametrize(("connection", "n"), CASES)
+def test_planned_parameters_are_those_added(connection, n, stories, tmp_path, capsys):
+    assert (
+        cli.main(
+            [
+                "convert",
+                str(stories),
+                str(tmp_path / "o"),
+                "--connection",
+                connection,
+                "-n",
+                str(n),
+                "--dry-run",
+                "--json",
+            ]
+        )
+        == 0
+    )
+    planned = json.loads(capsys.readouterr().out)["hc_parameters"]
+    model = HCLlamaForCausalLM.from_prenorm(stories, connection=connection, hc_mult=n)
+    assert planned == sum(p.numel() for name, p in model.named_parameters() if "_hc." in name)
+
+
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("connection", ["mhc", "ihc"])
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.AdamW(p, lr=1e-3)])
+def test_twenty_steps_separate_the_streams(connection, n, make, stories, batches):  # noqa: F811
+    """SGD has no normalisation that could blow up rounding noise: the reads alone break the symmetry."""
+    model = HCLlamaForCausalLM.from_prenorm(stories, connection=connection, hc_mult=n)
+    losses = train(model, make(model.parameters()), batches[:20])
+    assert sum(losses[-5:]) < sum(losses[:5])
+    seen = []
+    model.model.layers[-1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    with torch.no_grad():
+        model(batches[0])
+    first, *others = seen[0].unbind(-2)
+    assert max((first - other).norm() / first.norm() for other in others) > 1e-3
+
+
+@connections
+def test_checkpointed_gradients(connection, ids):
+    torch.manual_seed(0)
+    model = HCLlamaForCausalLM(HCLlamaConfig.from_prenorm(llama_config(), connection=connection))
+    gradients = []
+    for enable in (False, True):
+        if enable:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        model.train()(ids, labels=ids).loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(map(torch.equal, *gradients))
+
+
+@connections
+@torch.no_grad()
+def test_compiles_without_graph_breaks(connection, llama, ids):
+    model = convert_model(llama, connection=connection)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True)
+    torch.testing.assert_close(compiled(ids).logits, model(ids).logits, **COMPILED)
+
+
+@connections
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_connections_stay_in_float32(connection, dtype, stories):
+    readout = "mean" if connection == "frac" else "learned"
+    model = HCLlamaForCausalLM.from_prenorm(stories, connection=connection, dtype=dtype, hc_readout=readout)
+    dtypes = {name: p.dtype for name, p in model.named_parameters()}
+    assert {d for name, d in dtypes.items() if "_hc." in name or "hc_head" in name} == {torch.float32}
+    assert any("hc_head" in name for name in dtypes) == (readout == "learned")
+    assert {d for name, d in dtypes.items() if "_hc." not in name and "hc_head" not in name} == {dtype}
+
+
+@pytest.mark.parametrize("connection", ["dhc", "mhc", "ihc"])
+@torch.no_grad()
+def test_learned_readout(connection, stories, tmp_path):
+    """Starts as the mean, and its parameters are saved and loaded."""
+    ids = torch.randint(3, 512, (2, 48), generator=torch.Generator().manual_seed(0))
+    model = HCLlamaForCausalLM.from_prenorm(stories, connection=connection, hc_readout="learned")
+    expected = LlamaForCausalLM.from_pretrained(stories)(ids, output_hidden_states=True)
+    found = model(ids, output_hidden_states=True)
+    torch.testing.assert_close(found.logits, expected.logits, **READS_SUM_TO_ONE)
+    assert [state.shape for state in found.hidden_states] == [state.shape for state in expected.hidden_states]
+    for parameter in model.model.layers[-1].hc_head.parameters():
+        parameter.add_(torch.randn_like(parameter))
+    model.model.layers[0].attn_hc.get_parameter("base" if connection != "dhc" else "static_alpha").add_(0.3)
+    trained = model(ids).logits
+    model.save_pretrained(tmp_path)
+    assert torch.equal(HCLlamaForCausalLM.from_pretrained(tmp_path)(ids).logits, trained)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"connection": "mhc", "hc_mult": 1}, "needs at least 2 residual streams"),
+        ({"connection": "frac", "hc_mult": 5}, "does not divide hidden_size"),
+        ({"connection": "frac", "hc_readout": "sum"}, "are joined"),
+        ({"connection": "mhc", "hc_sinkhorn_iters": 0}, "must be at least 1"),
+        ({"connection": "xhc"}, "accepted are"),
+    ],
+)
+def test_refused_fields(fields, message):
+    with pytest.raises(StrictDataclassError, match=message):
+        HCLlamaConfig(hidden_size=32, **fields)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--connection", "mhc", "-n", "1"], "mhc needs at least 2 residual streams; give -n 2 or more."),
+        (["--connection", "frac", "-n", "5"], "can't be cut into 5 equal parts. Give another -n."),
+    ],
+)
+def test_refusals_of_the_command_line(options, message, llama_folder, tmp_path, capsys):
+    assert cli.main(["convert", str(llama_folder), str(tmp_path / "out"), *options]) == 1
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
