@@ -128,9 +128,10 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("-n", "--hc-mult", type=int, default=4, metavar="N", help="residual streams (default: 4)")
     convert.add_argument(
         "--connection",
-        choices=CONNECTIONS,
+        choices=(*CONNECTIONS, "keel"),
         default="dhc",
-        help="static, dynamic, manifold-constrained, its identity form, or frac-connections (default: dhc)",
+        help="static, dynamic, manifold-constrained, its identity form, or frac-connections (default: dhc); "
+        "Keel has no equivalent",
     )
     convert.add_argument(
         "--tanh", action=argparse.BooleanOptionalAction, default=True, help="tanh on the dynamic part (default: on)"

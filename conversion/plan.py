@@ -52,6 +52,11 @@ class HyperConnectionFields:
     def __post_init__(self):
         if self.hc_mult < 1:
             raise ConversionError(f"{self.hc_mult} residual streams were asked for; give -n 1 or more.")
+        if self.connection == "keel":
+            raise ConversionError(
+                "Keel norms the residual stream itself after every sub-layer, so no pretrained model computes the "
+                "same. Train from scratch, with connection='keel' and hc_mult=1 in the config."
+            )
         if self.connection not in CONNECTIONS:
             accepted = ", ".join(map(repr, CONNECTIONS))
             raise ConversionError(f"connection {self.connection!r} was asked for; accepted are {accepted}.")
@@ -112,6 +117,9 @@ class ConversionPlan:
             "hc_readout": "mean",
             "hc_sinkhorn_iters": 20,
             "hc_eps": 1e-6,
+            "norm": None,
+            "norm_alpha_attention": None,
+            "norm_alpha_other": None,
         }
 
     def fingerprint(self) -> list:
@@ -248,7 +256,10 @@ def _family(source: Source, config: dict) -> Family:
             f"additions, one after the other, to a residual stream. Convert one of: {accepted}."
         )
     if model_type not in FAMILIES:
-        raise UnsupportedCheckpointError(f"{name!r} has model_type {model_type!r}; hf-hyperconn converts: {accepted}.")
+        raise UnsupportedCheckpointError(
+            f"{name!r} has model_type {model_type!r}; hf-hyperconn converts: {accepted}. "
+            f"Load another with Transformers and try hf_hyperconn.convert_model, which converts in memory."
+        )
     if (quantised := config.get("quantization_config")) is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
         raise UnsupportedCheckpointError(

@@ -6,8 +6,10 @@ from types import ModuleType
 
 SHARED_CODE = (
     "configuration_hyper_connections.py",
+    "dynamic_activations.py",
     "frac_connections.py",
     "hyper_connections.py",
+    "keel_connection.py",
     "manifold_hyper_connections.py",
     "modeling_hyper_connections.py",
 )

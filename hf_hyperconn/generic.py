@@ -32,7 +32,15 @@ from .models.modeling_hyper_connections import (
 
 class _GenericDecoderLayer(HyperConnectionDecoderLayer):
     def make_norm(self) -> nn.Module:
-        return deepcopy(next(module for name, module in self.named_children() if "norm" in name))
+        norms = [
+            module for name, module in self.named_children() if "norm" in name and type(module) is not nn.Identity
+        ]
+        if not norms:
+            raise UnsupportedCheckpointError(
+                f"{type(self).__name__} has no norm of its own, from which dynamic coefficients are predicted. "
+                f"Use connection='shc'."
+            )
+        return deepcopy(norms[0])
 
 
 class _GenericPreTrainedModel(HyperConnectionPreTrainedModel):
@@ -42,9 +50,10 @@ class _GenericPreTrainedModel(HyperConnectionPreTrainedModel):
         Raises `UnsupportedCheckpointError`.
         """
         raise UnsupportedCheckpointError(
-            f"{type(self).__name__} was made in this process and has no file that could be saved with it. Save its "
-            f"state_dict (safetensors.torch.save_model) and load that into a new convert_model(base); or convert one "
-            f"of the families that are saved whole: {', '.join(FAMILIES)}."
+            f"{type(self).__name__} was made in this process, and no file of model code could be saved with it. Save "
+            f"its state_dict (safetensors.torch.save_model) and load that into a new convert_model(base); with "
+            f"Trainer, set save_strategy='no'. Of these families, Transformers' own classes are saved whole: "
+            f"{', '.join(FAMILIES)}."
         )
 
 
@@ -64,6 +73,7 @@ def hyper_connection_class(model: PreTrainedModel) -> type[PreTrainedModel]:
 @cache
 def _make_class(model_class: type, base_class: type, layer_class: type, config_class: type) -> type[PreTrainedModel]:
     attention_branch, mlp_branch = split_branches(layer_class)
+    check_layer_loop(base_class)
     shared_class = next(cls for cls in base_class.__mro__ if PreTrainedModel in cls.__bases__)
 
     def new(transformers_class: type, *mixins: type, last: tuple[type, ...] = (), **namespace) -> type:
@@ -89,9 +99,7 @@ def split_branches(layer_class: type[nn.Module]) -> tuple[Callable, Callable]:
     Raises `UnsupportedCheckpointError` when its forward is not two times `residual = hidden_states`, a branch that
     does not touch `residual`, and `hidden_states = residual + ...`, and then `return hidden_states`.
     """
-    owner = next(cls for cls in layer_class.__mro__ if "forward" in vars(cls))
-    tree = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
-    forward = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "forward")
+    owner, forward = _forward(layer_class)
     body = [node for node in forward.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
     starts = [i for i, node in enumerate(body) if ast.unparse(node) == "residual = hidden_states"]
     if len(starts) != 2 or starts[0] != 0 or ast.unparse(body[-1]) != "return hidden_states":
@@ -113,6 +121,48 @@ def split_branches(layer_class: type[nn.Module]) -> tuple[Callable, Callable]:
         _method("attention_branch", forward.args, branches[0], owner),
         _method("mlp_branch", only_hidden_states, branches[1], owner),
     )
+
+
+def check_layer_loop(base_class: type[PreTrainedModel]) -> None:
+    """Make sure that a base model only passes the stream from layer to layer.
+
+    Raises `UnsupportedCheckpointError` when the loop over the layers in its forward skips some, or uses the stream.
+    """
+    _, forward = _forward(base_class)
+    loops = [
+        node for node in ast.walk(forward) if isinstance(node, ast.For) and "self.layers" in ast.unparse(node.iter)
+    ]
+    for loop in loops:
+        uses = [statement for statement in loop.body if "hidden_states" in ast.unparse(statement)]
+        jumps = any(isinstance(node, ast.Continue | ast.Break) for node in ast.walk(loop))
+        if len(uses) == 1 and not jumps and _is_layer_call(uses[0], ast.unparse(loop.target)):
+            return
+    raise UnsupportedCheckpointError(
+        f"the forward of {base_class.__name__} does more with the residual stream than to pass it from layer to "
+        f"layer. {_accepted()}"
+    )
+
+
+def _is_layer_call(statement: ast.stmt, loop_variables: str) -> bool:
+    """Whether it is `hidden_states = layer(hidden_states, ...)`."""
+    match statement:
+        case ast.Assign(
+            targets=[ast.Name("hidden_states")],
+            value=ast.Call(ast.Name(layer), [ast.Name("hidden_states"), *others], keywords),
+        ):
+            rest = [ast.unparse(node) for node in (*others, *keywords)]
+            return layer in loop_variables and not any("hidden_states" in argument for argument in rest)
+    return False
+
+
+def _forward(cls: type) -> tuple[type, ast.FunctionDef]:
+    """The class that defines the forward of `cls`, and its source."""
+    owner = next(base for base in cls.__mro__ if "forward" in vars(base))
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+    except (OSError, TypeError) as error:
+        raise UnsupportedCheckpointError(f"the source of {owner.__name__} can't be read. {_accepted()}") from error
+    return owner, next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "forward")
 
 
 def _added(statement: ast.stmt, layer_class: type) -> ast.expr:

@@ -8,7 +8,7 @@ from .families import FAMILIES
 from .generic import hyper_connection_class
 from .models.hyper_connections import Connection
 from .models.manifold_hyper_connections import LearnedReadout
-from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel
+from .models.modeling_hyper_connections import ADDED, HyperConnectionPreTrainedModel
 
 
 def convert_model(
@@ -19,7 +19,7 @@ def convert_model(
     hc_tanh: bool = True,
     hc_readout: str = "mean",
 ) -> PreTrainedModel:
-    """Give a loaded Pre-Norm model hyper-connections at the equivalent initialisation.
+    """Give a loaded model hyper-connections at the equivalent initialisation.
 
     The returned model shares the parameters and buffers of `model`: training one trains the other. It computes the
     same logits, bit for bit (with the mean readout).
@@ -28,7 +28,8 @@ def convert_model(
         two branches to a residual stream; the latter's conversion can be trained, but not saved whole.
     hc_mult, connection, hc_tanh, hc_readout: see `HyperConnectionConfig`.
 
-    Raises `UnsupportedCheckpointError` for another kind of model, a quantised one or one spread over devices.
+    Raises `UnsupportedCheckpointError` for another kind of model, a quantised one, one spread over devices or one
+    whose modules have been replaced or wrapped.
     """
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel) or isinstance(model, HyperConnectionPreTrainedModel):
@@ -63,7 +64,14 @@ def convert_model(
 
 
 def _share_tensors(model: PreTrainedModel, converted: PreTrainedModel) -> None:
-    converted.load_state_dict(model.state_dict(keep_vars=True), strict=False, assign=True)
+    found = converted.load_state_dict(model.state_dict(keep_vars=True), strict=False, assign=True)
+    added = tuple(f".{name}." for name in ADDED)
+    strange = [*found.unexpected_keys, *(key for key in found.missing_keys if not any(name in key for name in added))]
+    if strange:
+        raise UnsupportedCheckpointError(
+            f"this {type(model).__name__} is not as Transformers builds it: {strange[0]} has no counterpart. "
+            f"Merge or remove adapters and wrappers first."
+        )
     persistent = model.state_dict()
     for name, buffer in model.named_buffers():
         if name not in persistent:

@@ -136,7 +136,7 @@ def test_everything_useful_comes_along(llama_folder, tmp_path):
         assert not (out / name).exists(), name
     code = {"configuration_hc_llama.py", "modeling_hc_llama.py", "hyper_connections.py"}
     code |= {"configuration_hyper_connections.py", "modeling_hyper_connections.py"}
-    code |= {"frac_connections.py", "manifold_hyper_connections.py"}
+    code |= {"frac_connections.py", "manifold_hyper_connections.py", "keel_connection.py", "dynamic_activations.py"}
     assert {path.name for path in out.glob("*.py")} == code
 
 

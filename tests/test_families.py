@@ -1,5 +1,6 @@
 """Every family: saved by Transformers, converted by the command line, loaded where this package is not."""
 
+import copy
 import dataclasses
 import inspect
 import sys
@@ -58,8 +59,7 @@ def differing(place) -> dict[str, list[str]]:
 
 
 @families
-def test_every_switch_of_the_family_is_on(model_type):
-    """What `tiny` asks for are fields that the config knows."""
+def test_the_tiny_models_ask_for_nothing_that_the_family_ignores(model_type):
     config = type(tiny(model_type).config)
     known = {field.name for field in dataclasses.fields(config)} | config.attribute_map.keys()
     source = inspect.getsource(sys.modules[type(tiny(model_type)).__module__])
@@ -138,21 +138,47 @@ def test_the_coefficients_are_predicted_from_the_familys_own_norm(model_type):
 
 
 @families
-def test_training_moves_every_parameter_and_separates_the_streams(model_type):
-    """Gradients of the second step, when DHC's prediction has left zero, reach everything that is used."""
+def test_training_reaches_every_connection_and_separates_the_streams(model_type):
+    """Gradients of the second step, when DHC's prediction has left zero."""
     torch.manual_seed(0)
     config = getattr(hf_hyperconn, f"HC{FAMILIES[model_type].name}Config").from_prenorm(tiny(model_type).config)
     model = getattr(hf_hyperconn, f"HC{FAMILIES[model_type].name}ForCausalLM")(config).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ids = torch.randint(3, 96, (8, 32))
+    streams = []
+    model.base_model.layers[-1].register_forward_pre_hook(lambda module, args: streams.append(args[0].detach()))
     for _ in range(2):
         optimizer.zero_grad()
         model(ids, labels=ids).loss.backward()
         optimizer.step()
-    unmoved = [
-        name for name, p in model.named_parameters() if "_hc." in name and not (p.grad is not None and p.grad.any())
-    ]
-    assert unmoved == []
+    reached = {name: p.grad is not None and p.grad.any() for name, p in model.named_parameters() if "_hc." in name}
+    assert [name for name, nonzero in reached.items() if not nonzero] == []
+    spread = [(state - state[..., :1, :]).abs().max() for state in streams]
+    assert spread[0] == 0
+    assert spread[1] > 1e-5
+
+
+MIXTURES = [name for name in FAMILIES if hasattr(tiny(name).config, "num_experts_per_tok")]
+
+
+@pytest.mark.parametrize("model_type", [name for name in MIXTURES if name != "deepseek_v3"])
+@torch.no_grad()
+def test_routers_and_losses_of_mixtures_equal_the_bases(model_type):
+    """DeepSeek-V3 has no auxiliary loss."""
+    base, ids = tiny(model_type), torch.tensor(PROMPTS)
+    expected, found = (model(ids, labels=ids, output_router_logits=True) for model in (base, convert_model(base)))
+    assert len(found.router_logits) > 0
+    assert all(map(torch.equal, found.router_logits, expected.router_logits))
+    assert torch.equal(found.aux_loss, expected.aux_loss)
+    assert torch.equal(found.loss, expected.loss)
+
+
+@pytest.mark.parametrize("model_type", MIXTURES)
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
+def test_the_experts_implementation_is_the_bases(model_type, implementation):
+    base = copy.deepcopy(tiny(model_type))
+    base.set_experts_implementation(implementation)
+    assert convert_model(base).config._experts_implementation == implementation
 
 
 def stored(folder: Path) -> dict[str, bytes]:

@@ -14,7 +14,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hf_hyperconn import convert_model
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import FAMILIES
-from hf_hyperconn.generic import split_branches
+from hf_hyperconn.generic import check_layer_loop, split_branches
+
+from .conftest import llama_config
 
 # asked of every config that knows the field
 FIELDS = {
@@ -65,7 +67,7 @@ COMMON = [
     "nemotron",
 ]
 LONG_TAIL = [
-    *("afmoe", "apertus", "arcee", "aria_text", "biogpt", "bitnet", "cwm", "diffllama", "dots1", "ernie4_5"),
+    *("afmoe", "apertus", "arcee", "aria_text", "bitnet", "cwm", "diffllama", "dots1", "ernie4_5"),
     *("ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "flint", "gemma3_text", "glm", "glm4", "glm4_moe"),
     *("granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared", "helium", "hunyuan_v1_dense"),
     *("hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna"),
@@ -116,6 +118,7 @@ def test_equal_to_the_base(model_type):
         base.to(dtype)
         converted = convert_model(base, hc_mult=4)
         assert type(converted).__name__ == f"HC{type(base).__name__}"
+        assert all("Norm" in type(layer.attn_hc.norm).__name__ for layer in converted.base_model.layers)
         expected, found = (model(IDS, output_hidden_states=True) for model in (base, converted))
         assert torch.equal(found.logits, expected.logits)
         assert len(found.hidden_states) == len(expected.hidden_states)
@@ -244,6 +247,63 @@ def test_branches_are_the_layers_own_code():
 def test_what_would_not_be_exact_is_refused(layer):
     with pytest.raises(UnsupportedCheckpointError, match=f"the forward of {layer.__name__} is not"):
         split_branches(layer)
+
+
+class SkipsLayers(nn.Module):
+    def forward(self, hidden_states):
+        for layer in self.layers:
+            if self.training:
+                continue
+            hidden_states = layer(hidden_states)
+        return hidden_states
+
+
+class AddsBetweenLayers(nn.Module):
+    def forward(self, hidden_states, extra):
+        for layer in self.layers:
+            hidden_states = layer(hidden_states)
+            hidden_states = hidden_states + extra
+        return hidden_states
+
+
+class KeepsTheStream(nn.Module):
+    def forward(self, hidden_states):
+        kept = []
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, kept=kept + [hidden_states])
+        return hidden_states
+
+
+@pytest.mark.parametrize("model", [SkipsLayers, AddsBetweenLayers, KeepsTheStream])
+def test_a_base_model_that_uses_the_stream_between_layers_is_refused(model):
+    with pytest.raises(UnsupportedCheckpointError, match=f"the forward of {model.__name__} does more"):
+        check_layer_loop(model)
+
+
+def test_base_models_of_transformers_that_use_the_stream_between_layers_are_refused():
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
+
+    for model in (transformers.BioGptModel, Qwen3VLTextModel):
+        with pytest.raises(UnsupportedCheckpointError, match="does more with the residual stream"):
+            check_layer_loop(model)
+
+
+def test_a_layer_without_source_is_refused():
+    namespace = {"nn": nn}
+    exec("class Layer(nn.Module):\n    def forward(self, hidden_states): ...", namespace)
+    with pytest.raises(UnsupportedCheckpointError, match="the source of Layer can't be read"):
+        split_branches(namespace["Layer"])
+
+
+def test_a_subclass_of_a_familys_class_is_converted_but_not_saved(tmp_path):
+    class MyLlama(transformers.LlamaForCausalLM):
+        pass
+
+    base = MyLlama(llama_config())
+    model = convert_model(base)
+    assert torch.equal(model(IDS).logits, base(IDS).logits)
+    with pytest.raises(UnsupportedCheckpointError, match="Transformers' own classes are saved whole: llama"):
+        model.save_pretrained(tmp_path)
 
 
 def test_layers_of_several_classes_are_refused():

@@ -369,6 +369,21 @@ def test_convert_model_shares_the_tensors(llama):
     assert not any(tensor.is_meta for tensor in [*hc.parameters(), *hc.buffers()])
 
 
+def test_convert_model_refuses_adapters_and_wrappers():
+    base = LlamaForCausalLM(llama_config())
+    base.model.layers[0].self_attn.q_proj = torch.nn.Sequential(base.model.layers[0].self_attn.q_proj)
+    with pytest.raises(UnsupportedCheckpointError, match="q_proj.0.weight has no counterpart. Merge or remove"):
+        convert_model(base)
+
+
+def test_a_config_of_ones_own_runs(llama, ids):
+    class MyConfig(HCLlamaConfig):
+        model_type = "my_llama"
+
+    model = HCLlamaForCausalLM(MyConfig.from_prenorm(llama.config))
+    assert torch.isfinite(model(ids).logits).all()
+
+
 def test_convert_model_refuses(llama):
     with pytest.raises(UnsupportedCheckpointError, match="got a HCLlamaForCausalLM; give it a Transformers model"):
         convert_model(convert_model(llama))

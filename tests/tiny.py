@@ -1,4 +1,4 @@
-"""A tiny random model of every family, with every structural switch of that family on."""
+"""A tiny random model of every family, with the structural switches of that family on."""
 
 from functools import cache
 
@@ -33,7 +33,19 @@ FIELDS = {
     "qwen3": {"head_dim": 16, "attention_bias": True, "use_sliding_window": True, **MIXED_WINDOWS},
     "smollm3": {"no_rope_layers": [1, 0, 1], "attention_bias": True, "use_sliding_window": True, **MIXED_WINDOWS},
     "seed_oss": {"head_dim": 16, "attention_bias": True, "attention_out_bias": True, "mlp_bias": True},
-    "phi3": {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attention_dropout": 0.1, **WINDOW},
+    "phi3": {
+        "resid_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "attention_dropout": 0.1,
+        "original_max_position_embeddings": 16,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [1.0, 2.0, 3.0, 4.0],
+        },
+        **WINDOW,
+    },
     "starcoder2": {"use_bias": True, "residual_dropout": 0.1, "embedding_dropout": 0.1, **WINDOW},
     "gemma": {"head_dim": 16, "attention_bias": True},
     "gemma2": {"head_dim": 16, "attention_bias": True, "query_pre_attn_scalar": 16, **MIXED_WINDOWS},

@@ -5,9 +5,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from transformers import PreTrainedConfig
+from transformers.models.auto.tokenization_auto import (
+    MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS,
+    TOKENIZER_MAPPING_NAMES,
+)
 
-CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac")
+CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac", "keel")
 READOUTS = ("mean", "sum", "learned")
+NORMS = (None, "dyt", "derf")
+NOT_EQUIVALENT = {
+    "keel": "Keel norms the residual stream itself after every sub-layer.",
+    "norm": "DyT and Derf compute another function than a norm.",
+}
 
 
 @dataclass(kw_only=True, repr=False)
@@ -16,7 +25,8 @@ class HyperConnectionConfig:
 
     connection (`str`, *optional*, defaults to `"dhc"`):
         `"shc"` for static, `"dhc"` for dynamic hyper-connections; `"mhc"` for manifold-constrained ones, `"ihc"` for
-        these with unmixed streams; `"frac"` for frac-connections.
+        these with unmixed streams; `"frac"` for frac-connections; `"keel"` for Keel, which has one stream and no
+        Pre-Norm equivalent.
     hc_mult (`int`, *optional*, defaults to 4):
         Number of residual streams, at least 1 (the paper's expansion rate n); at least 2 for `"mhc"` and `"ihc"`. For
         `"frac"` the number of parts of the hidden state.
@@ -30,6 +40,10 @@ class HyperConnectionConfig:
         For `"mhc"`, how often columns and rows of the mixing matrix are normalised.
     hc_eps (`float`, *optional*, defaults to 1e-6):
         For `"mhc"`, `"ihc"` and the learned readout, added to reads, divisors and the mean square of the norm.
+    norm (`str`, *optional*):
+        `"dyt"` or `"derf"` puts that function in the place of every norm, for training from scratch.
+    norm_alpha_attention, norm_alpha_other (`float`, *optional*):
+        For these, the initial alpha before and inside attention, and elsewhere; by default the papers'.
     """
 
     base_model_type: ClassVar[str]
@@ -41,6 +55,18 @@ class HyperConnectionConfig:
     hc_readout: str = "mean"
     hc_sinkhorn_iters: int = 20
     hc_eps: float = 1e-6
+    norm: str | None = None
+    norm_alpha_attention: float | None = None
+    norm_alpha_other: float | None = None
+
+    def __init_subclass__(cls, *args, **kwargs):
+        super().__init_subclass__(*args, **kwargs)
+        # AutoTokenizer looks the tokenizer's class up by model type, and so finds the base's
+        names, overruled = TOKENIZER_MAPPING_NAMES, MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
+        if cls.base_model_type in names:
+            names[cls.model_type] = names[cls.base_model_type]
+        if cls.base_model_type in overruled:
+            overruled.add(cls.model_type)
 
     def validate_hyper_connections(self):
         """Part of the `@strict` validation.
@@ -51,6 +77,10 @@ class HyperConnectionConfig:
             raise ValueError(f"hc_mult is {self.hc_mult}; it counts residual streams and must be at least 1.")
         if self.connection in ("mhc", "ihc") and self.hc_mult < 2:
             raise ValueError(f"hc_mult is {self.hc_mult}; {self.connection!r} needs at least 2 residual streams.")
+        if self.connection == "keel" and self.hc_mult != 1:
+            raise ValueError(f"hc_mult is {self.hc_mult}; Keel carries one residual stream: set hc_mult=1.")
+        if self.norm not in NORMS:
+            raise ValueError(f"norm is {self.norm!r}; accepted are {', '.join(map(repr, NORMS))}.")
         if self.connection == "frac" and self.hidden_size % self.hc_mult:
             raise ValueError(f"hc_mult is {self.hc_mult}, which does not divide hidden_size, {self.hidden_size}.")
         if self.connection == "frac" and self.hc_readout != "mean":
@@ -66,8 +96,13 @@ class HyperConnectionConfig:
     def from_prenorm(cls, config: PreTrainedConfig, **fields):
         """This family's config for the Pre-Norm `config`, with the hyper-connection `fields` given.
 
-        Raises `ValueError` when `config` belongs to another family.
+        Raises `ValueError` when `config` belongs to another family, or no model with `fields` is equivalent to it.
         """
+        if fields.get("connection") == "keel" or fields.get("norm") is not None:
+            reason = NOT_EQUIVALENT["keel" if fields.get("connection") == "keel" else "norm"]
+            raise ValueError(
+                f"{reason} No pretrained model computes the same. Train {cls.__name__}(...) from scratch."
+            )
         if config.model_type != cls.base_model_type:
             raise ValueError(
                 f"{cls.__name__} is made from a {cls.base_model_type!r} config, not from {config.model_type!r}."
@@ -77,4 +112,8 @@ class HyperConnectionConfig:
             for name, value in config.to_dict().items()
             if name not in ("model_type", "architectures", "auto_map", "transformers_version")
         }
-        return cls(**{**base, **fields}, attn_implementation=config._attn_implementation)
+        return cls(
+            **{**base, **fields},
+            attn_implementation=config._attn_implementation,
+            experts_implementation=config._experts_implementation,
+        )

@@ -61,6 +61,7 @@ def narrow_norm(norm: nn.Module, size: int) -> nn.Module:
     """A norm of one part, made from a new norm of the hidden size: its first `size` channels."""
     for name, parameter in list(norm.named_parameters()):
         setattr(norm, name, nn.Parameter(parameter.detach()[:size].clone()))
-    if hasattr(norm, "normalized_shape"):
-        norm.normalized_shape = (size,)
+    for name, value in {"normalized_shape": (size,), "size": size}.items():
+        if hasattr(norm, name):
+            setattr(norm, name, value)
     return norm

@@ -18,8 +18,10 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 from transformers.utils import logging
 
+from .dynamic_activations import DynamicActivation, EmbeddingScale, replace_norms
 from .frac_connections import FracConnection, narrow_norm
 from .hyper_connections import Connection, HyperConnection
+from .keel_connection import KeelConnection
 from .manifold_hyper_connections import LearnedReadout, ManifoldHyperConnection
 
 logger = logging.get_logger(__name__)
@@ -46,6 +48,9 @@ class HyperConnectionDecoderLayer:
                 self.get_submodule(owner).hc_output_projection = name
         self.config = config
         self.layer_idx = layer_idx
+        replace_norms(self, config)
+        if config.norm is not None and layer_idx == 0:
+            self.embedding_scale = EmbeddingScale(config.hidden_size)
         self.attn_hc = self.make_connection(2 * layer_idx)
         self.mlp_hc = self.make_connection(2 * layer_idx + 1)
         if config.hc_readout == "learned" and layer_idx == config.num_hidden_layers - 1:
@@ -67,6 +72,8 @@ class HyperConnectionDecoderLayer:
             case "frac":
                 norm = narrow_norm(self.make_norm(), size // n)
                 return FracConnection(size, n, sub_layer, norm=norm, tanh=config.hc_tanh)
+            case "keel":
+                return KeelConnection(size, sub_layer, 2 * config.num_hidden_layers, norm=self.make_norm())
             case "mhc" | "ihc" as name:
                 return ManifoldHyperConnection(
                     size, n, sub_layer, mixes=name == "mhc", sinkhorn_iters=config.hc_sinkhorn_iters, eps=config.hc_eps
@@ -89,6 +96,8 @@ class HyperConnectionDecoderLayer:
     def forward(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
         """One decoder layer on streams `[B, S, N, D]`; the first takes and the last returns `[B, S, D]`."""
         is_first, is_last = self.layer_idx == 0, self.layer_idx == self.config.num_hidden_layers - 1
+        if is_first and self.config.norm is not None:
+            hidden_states = self.embedding_scale(hidden_states)
         streams = self.attn_hc.expand_streams(hidden_states) if is_first else hidden_states
 
         branch_input, carry = self.attn_hc.width_connection(streams)
@@ -144,7 +153,7 @@ class HyperConnectionPreTrainedModel:
 
     def _init_weights(self, module):
         super()._init_weights(module)
-        if isinstance(module, Connection | LearnedReadout):
+        if isinstance(module, Connection | LearnedReadout | DynamicActivation | EmbeddingScale):
             for name, value in module.initial_values().items():
                 init.copy_(getattr(module, name), value)
         elif (name := getattr(module, "hc_output_projection", None)) is not None:
@@ -167,7 +176,7 @@ class HyperConnectionPreTrainedModel:
         hc_readout: str = "mean",
         **kwargs,
     ):
-        """Load a Pre-Norm checkpoint as this class, with hyper-connections at the equivalent initialisation.
+        """Load a base checkpoint as this class, with hyper-connections at the equivalent initialisation.
 
         The result computes the same logits as the base, bit for bit (with the mean readout).
 
@@ -219,6 +228,7 @@ class HyperConnectionModel:
     def __init__(self, config):
         with no_decoder_layers(config):
             super().__init__(config)
+        replace_norms(self, config)
         self.layers = nn.ModuleList(self.decoder_layer_class(config, i) for i in range(config.num_hidden_layers))
         self.post_init()
 
@@ -229,7 +239,9 @@ class HyperConnectionHead:
     model_class: type[PreTrainedModel]
 
     def __init__(self, config):
-        AutoModel.register(type(config), self.model_class, exist_ok=True)  # some heads ask AutoModel for their base
+        # some heads ask AutoModel for their base; the file of this config may have been loaded more than once
+        if type(config).__name__ == self.model_class.config_class.__name__:
+            AutoModel.register(type(config), self.model_class, exist_ok=True)
         with no_decoder_layers(config):
             super().__init__(config)
         setattr(self, self.base_model_prefix, self.model_class(config))

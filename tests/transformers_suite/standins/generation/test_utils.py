@@ -7,6 +7,8 @@ from parameterized import parameterized
 from transformers import CompileConfig, ContinuousBatchingConfig, DynamicCache, StaticCache, set_seed
 from transformers.testing_utils import torch_device
 
+from tests.tolerances import CACHED, HALF_PRECISION
+
 NEW_TOKENS = 6
 
 
@@ -46,7 +48,7 @@ class GenerationTesterMixin:
         """Check the tokens and the logits of `generate(input_ids, **kwargs)`; returns its output."""
         outputs = model.generate(input_ids, return_dict_in_generate=True, output_logits=True, **kwargs)
         tokens, logits = self.greedy(model, input_ids, kwargs.get("attention_mask"))
-        torch.testing.assert_close(torch.stack(outputs.logits, dim=1), logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.stack(outputs.logits, dim=1), logits, **CACHED)
         assert outputs.sequences.tolist() == tokens.tolist()
         return outputs
 
@@ -93,7 +95,7 @@ class GenerationTesterMixin:
             outputs = self.check_greedy(model, padded, attention_mask=mask)
             alone, logits = self.greedy(model, input_ids)
             assert outputs.sequences[:, 3:].tolist() == alone.tolist()
-            torch.testing.assert_close(torch.stack(outputs.logits, dim=1), logits, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(torch.stack(outputs.logits, dim=1), logits, **CACHED)
 
     def test_generate_rows_of_different_length(self):
         for model, input_ids in self.generative_models():
@@ -163,7 +165,7 @@ class GenerationTesterMixin:
                 log_probabilities = model(outputs.sequences[:, :-1], use_cache=False).logits.float().log_softmax(-1)
             chosen = log_probabilities[:, length - 1 :].gather(-1, outputs.sequences[:, length:, None]).sum((1, 2))
             if "do_sample" not in kwargs:
-                torch.testing.assert_close(outputs.sequences_scores, chosen, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(outputs.sequences_scores, chosen, **CACHED)
 
     def test_beam_search_with_every_beam_finds_the_likeliest(self):
         for model, input_ids in self.generative_models():
@@ -231,7 +233,7 @@ class GenerationTesterMixin:
             outputs = model.generate(input_ids, return_dict_in_generate=True, output_logits=True)
             with torch.no_grad():
                 logits = model(outputs.sequences[:, :-1], use_cache=False).logits[:, input_ids.shape[1] - 1 :]
-            torch.testing.assert_close(torch.stack(outputs.logits, dim=1), logits.float(), rtol=0.05, atol=0.05)
+            torch.testing.assert_close(torch.stack(outputs.logits, dim=1), logits.float(), **HALF_PRECISION)
 
     def test_generate_with_continuous_batching(self):
         for model, input_ids in self.generative_models():

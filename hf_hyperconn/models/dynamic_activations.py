@@ -1,0 +1,90 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""Elementwise functions in the place of norms: DyT (arXiv 2503.10622) and Derf (arXiv 2512.10938).
+
+    DyT     weight * tanh(alpha x)
+    Derf    weight * erf(alpha x + shift) + bias
+
+alpha and shift are learned scalars. DyT's initial alpha depends on the width and on whether the norm that it replaces
+is before attention; embeddings, which are small, are multiplied by a learned scalar that starts as the root of the
+width.
+"""
+
+import torch
+from torch import nn
+
+# initial alpha before attention and elsewhere, by width: the DyT paper's Tables 10 and 11
+ALPHAS = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
+DERF_ALPHA = 0.5
+
+
+class DynamicActivation(nn.Module):
+    """DyT or Derf over the last dimension.
+
+    size: of the last dimension.
+    kind: "dyt" or "derf".
+    alpha: its initial value.
+    """
+
+    def __init__(self, size: int, kind: str, alpha: float):
+        super().__init__()
+        self.size, self.kind, self.initial_alpha = size, kind, alpha
+        for name, value in self.initial_values().items():
+            self.register_parameter(name, nn.Parameter(value))
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """Every parameter at the start."""
+        values = {"weight": torch.ones(self.size), "alpha": torch.full((1,), self.initial_alpha)}
+        if self.kind == "derf":
+            values |= {"shift": torch.zeros(1), "bias": torch.zeros(self.size)}
+        return values
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[..., size]` to `[..., size]`, in the dtype of `x`, computed in float32."""
+        values = x.to(torch.promote_types(x.dtype, torch.float32))
+        if self.kind == "dyt":
+            return (self.weight * torch.tanh(self.alpha * values)).to(x.dtype)
+        return (self.weight * torch.erf(self.alpha * values + self.shift) + self.bias).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, kind={self.kind}"
+
+
+class EmbeddingScale(nn.Module):
+    """Embeddings times a learned scalar, the root of the hidden size at the start (DyT paper, Appendix A)."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.weight = nn.Parameter(self.initial_values()["weight"])
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """The scalar at the start."""
+        return {"weight": torch.full((1,), self.hidden_size**0.5)}
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """`[B, S, D]`, in the dtype it has."""
+        return (hidden_states * self.weight).to(hidden_states.dtype)
+
+
+def replace_norms(module: nn.Module, config) -> None:
+    """Put what `config.norm` names in the place of every norm inside `module`; nothing when it is None."""
+    if config.norm is None:
+        return
+    for path, norm in list(module.named_modules()):
+        if "Norm" in type(norm).__name__:
+            owner, _, name = path.rpartition(".")
+            attention = name == "input_layernorm" or "self_attn" in owner
+            alpha = initial_alphas(config)[0 if attention else 1]
+            setattr(module.get_submodule(owner), name, DynamicActivation(_width(norm), config.norm, alpha))
+
+
+def initial_alphas(config) -> tuple[float, float]:
+    """The initial alpha before and inside attention, and elsewhere: the config's, or those of the nearest width."""
+    nearest = min(ALPHAS, key=lambda width: abs(width - config.hidden_size))
+    by_default = ALPHAS[nearest] if config.norm == "dyt" else (DERF_ALPHA, DERF_ALPHA)
+    given = (config.norm_alpha_attention, config.norm_alpha_other)
+    return tuple(default if value is None else value for value, default in zip(given, by_default, strict=True))
+
+
+def _width(norm: nn.Module) -> int:
+    return norm.weight.shape[-1] if getattr(norm, "weight", None) is not None else norm.normalized_shape[-1]

@@ -1,0 +1,178 @@
+"""Keel, DyT and Derf: against plain implementations of their papers, and in whole models."""
+
+import math
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import LlamaForCausalLM
+
+import hf_hyperconn
+from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, convert_model
+from hf_hyperconn.conversion import cli
+from hf_hyperconn.families import FAMILIES
+from hf_hyperconn.models.dynamic_activations import DynamicActivation, EmbeddingScale
+
+from .conftest import llama_config
+from .tiny import FIELDS, SHARED
+
+KEEL = {"connection": "keel", "hc_mult": 1}
+OURS = {"keel": KEEL, "dyt": {"norm": "dyt"}, "derf": {"norm": "derf"}}
+
+
+def llama(**fields) -> HCLlamaForCausalLM:
+    torch.manual_seed(0)
+    base = {name: value for name, value in llama_config().to_diff_dict().items() if name != "model_type"}
+    return HCLlamaForCausalLM(HCLlamaConfig(**{**base, **fields}))
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def record_branches(model) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What every branch takes and returns, in their order."""
+    seen = []
+    for layer in model.model.layers:
+        for name in ("attention_branch", "mlp_branch"):
+            branch = getattr(layer, name)
+
+            def recorded(hidden_states, branch=branch, **kwargs):
+                output = branch(hidden_states, **kwargs)
+                seen.append((hidden_states, output))
+                return output
+
+            setattr(layer, name, recorded)
+    return seen
+
+
+@torch.no_grad()
+def test_keel_is_its_equation(ids):
+    """Section 3: x = Norm(alpha x + F(x)), alpha the number of sub-layers; the exceptions of the first block."""
+    model = randomise(llama(**KEEL))
+    seen = record_branches(model)
+    states = model(ids, output_hidden_states=True).hidden_states
+    sub_layers = 2 * model.config.num_hidden_layers
+    assert len(seen) == sub_layers
+    x = states[0]
+    for k, (branch_input, output) in enumerate(seen):
+        assert torch.equal(branch_input, x)
+        layer = model.model.layers[k // 2]
+        norm = (layer.attn_hc if k % 2 == 0 else layer.mlp_hc).norm
+        x = (sub_layers if k > 1 else 1) * x + output
+        if k > 0:
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + model.config.rms_norm_eps) * norm.weight
+        if k % 2 and k < sub_layers - 1:
+            assert torch.equal(states[k // 2 + 1], x)
+    assert torch.equal(model.model.norm(x), states[-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_keel_keeps_the_dtype(dtype, ids):
+    model = llama(**KEEL).to(dtype)
+    assert {state.dtype for state in model(ids, output_hidden_states=True).hidden_states} == {dtype}
+
+
+@pytest.mark.parametrize("kind", ["dyt", "derf"])
+def test_dynamic_activations_are_their_equations(kind):
+    torch.manual_seed(0)
+    module = randomise(DynamicActivation(8, kind, 0.7)).double()
+    x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
+    p = {name: value.tolist() for name, value in module.named_parameters()}
+    for index in torch.cartesian_prod(torch.arange(3), torch.arange(5), torch.arange(8)).tolist():
+        value, channel = x[tuple(index)].item(), index[-1]
+        if kind == "dyt":
+            expected = p["weight"][channel] * math.tanh(p["alpha"][0] * value)
+        else:
+            inner = p["alpha"][0] * value + p["shift"][0]
+            expected = p["weight"][channel] * math.erf(inner) + p["bias"][channel]
+        assert math.isclose(module(x)[tuple(index)].item(), expected, rel_tol=1e-12, abs_tol=1e-12)
+    names, values = zip(*module.named_parameters(), strict=True)
+    assert torch.autograd.gradcheck(
+        lambda x, *values: torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x,)),
+        (x, *values),
+    )
+
+
+@pytest.mark.parametrize("kind", ["dyt", "derf"])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_no_norm_is_left_in_any_family(model_type, kind):
+    family = FAMILIES[model_type]
+    config = getattr(hf_hyperconn, f"HC{family.name}Config")(**{**SHARED, **FIELDS[model_type], "norm": kind})
+    model = getattr(hf_hyperconn, f"HC{family.name}ForCausalLM")(config)
+    assert not [name for name, module in model.named_modules() if "Norm" in type(module).__name__]
+    assert isinstance(model.model.norm, DynamicActivation)
+    assert [name for name, module in model.named_modules() if isinstance(module, EmbeddingScale)] == [
+        "model.layers.0.embedding_scale"
+    ]
+    ids = torch.randint(3, 96, (2, 8))
+    model(ids, labels=ids).loss.backward()
+    assert all(module.alpha.grad is not None for module in (model.model.norm, model.model.layers[0].attn_hc.norm))
+
+
+@pytest.mark.parametrize(
+    ("width", "attention", "other"),
+    [(64, 1.0, 1.0), (1024, 1.0, 1.0), (2048, 1.0, 0.5), (4096, 0.8, 0.2), (5120, 0.6, 0.15), (8192, 0.2, 0.05)],
+)
+def test_initial_alphas_are_the_papers(width, attention, other):
+    """Tables 10 and 11 of the DyT paper."""
+    config = HCLlamaConfig(hidden_size=width, num_attention_heads=4, num_hidden_layers=1, norm="dyt", vocab_size=8)
+    with torch.device("meta"):
+        model = HCLlamaForCausalLM(config)
+    layer = model.model.layers[0]
+    found = [m.initial_alpha for m in (layer.input_layernorm, layer.post_attention_layernorm, model.model.norm)]
+    assert found == [attention, other, other]
+
+
+def test_initial_values_and_those_of_the_config():
+    model = llama(norm="dyt", norm_alpha_attention=0.9, norm_alpha_other=0.3)
+    layer = model.model.layers[1]
+    assert layer.input_layernorm.alpha.item() == pytest.approx(0.9)
+    assert layer.post_attention_layernorm.alpha.item() == pytest.approx(0.3)
+    assert torch.equal(layer.input_layernorm.weight, torch.ones(32))
+    assert model.model.layers[0].embedding_scale.weight.item() == pytest.approx(32**0.5)
+
+
+@pytest.mark.parametrize("fields", [*OURS.values(), {**KEEL, "norm": "dyt"}, {"connection": "frac", "norm": "derf"}])
+@torch.no_grad()
+def test_saved_loaded_generated_with_and_without_cache(fields, ids, tmp_path):
+    model = randomise(llama(**fields))
+    model.save_pretrained(tmp_path)
+    again = HCLlamaForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    cached, plain = (model.generate(ids, **settings, use_cache=use) for use in (True, False))
+    assert torch.equal(cached, plain)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (KEEL, "Keel norms the residual stream itself after every sub-layer. No pretrained model"),
+        ({"norm": "dyt"}, "DyT and Derf compute another function than a norm. No pretrained model"),
+    ],
+)
+def test_nothing_pretrained_is_equivalent(fields, message):
+    with pytest.raises(ValueError, match=message):
+        HCLlamaConfig.from_prenorm(llama_config(), **fields)
+
+
+def test_keel_is_not_converted_to(llama_folder, tmp_path, capsys):
+    assert cli.main(["convert", str(llama_folder), str(tmp_path / "out"), "--connection", "keel", "-n", "1"]) == 1
+    assert "no pretrained model computes the same. Train from scratch" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="Keel norms the residual stream"):
+        convert_model(LlamaForCausalLM(llama_config()), connection="keel", hc_mult=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"connection": "keel"}, "set hc_mult=1"), ({"norm": "rms"}, "accepted are None, 'dyt', 'derf'")],
+)
+def test_refused_fields(fields, message):
+    with pytest.raises(StrictDataclassError, match=message):
+        HCLlamaConfig(**fields)
