@@ -1,10 +1,17 @@
 """mHC and iHC: against a loop from the paper, finite differences, and the models of Transformers that have them."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from hyper_connections.manifold_constrained_hyper_connections import sinkhorn_knopps
+from hyper_connections.manifold_constrained_hyper_connections import (
+    ManifoldConstrainedHyperConnections,
+    sinkhorn_knopps,
+)
+from torch import nn
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection, DeepseekV4HyperHead
 from transformers.models.hy_v4.modeling_hy_v4 import HYV4HyperConnection
 
@@ -99,6 +106,58 @@ def test_sinkhorn_against_an_independent_package():
 
 
 @pytest.mark.parametrize("n", WIDTHS)
+def test_static_weights_equal_an_independent_package(n):
+    """The package predicts the rest from each stream by itself, as HC does and the mHC paper does not."""
+    ours = random_connection(n)
+    with torch.no_grad():
+        ours.fn.zero_()
+    ours.sinkhorn_iters, ours.eps = 300, 1e-9
+    theirs = ManifoldConstrainedHyperConnections(n, dim=D, branch=nn.Identity(), layer_index=0, sinkhorn_iters=300)
+    with torch.no_grad():
+        theirs.static_alpha.copy_(torch.cat([ours.base[:n, None], ours.base[2 * n :].view(n, n)], dim=1))
+        theirs.static_beta.copy_(ours.base[n : 2 * n])
+    streams = torch.randn(2, 5, n, D)
+    branch_input, mixed, rest = theirs.width_connection(streams.permute(0, 2, 1, 3).flatten(0, 1))
+    expected = theirs.depth_connection(branch(branch_input), mixed, **rest)
+    found = run(ours, streams).permute(0, 2, 1, 3).flatten(0, 1)
+    torch.testing.assert_close(found, expected, **ROW_SUMS)
+
+
+LIGER = """
+import torch
+from liger_kernel.transformers.functional import liger_mhc_forward
+from hf_hyperconn.models.manifold_hyper_connections import ManifoldHyperConnection
+
+for n in (2, 4):
+    torch.manual_seed(n)
+    ours, layer, streams = ManifoldHyperConnection(32, n, 1), torch.nn.Linear(32, 32), torch.randn(2, 5, n, 32)
+    ours.sinkhorn_iters = 200
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    # the mix by rows of H_res, where ours is by columns
+    rows = torch.cat([torch.arange(2 * n), 2 * n + torch.arange(n * n).view(n, n).T.flatten()])
+    phi, bias = ours.fn[rows].T.contiguous(), ours.base[rows].contiguous()
+    theirs = liger_mhc_forward(streams, layer, phi, bias, *ours.scale, allow_fp32=True, pre_eps=1e-6, tmax=200)
+    branch_input, carry = ours.width_connection(streams)
+    print((ours.depth_connection(carry, layer(branch_input)) - theirs).abs().max().item())
+"""
+
+
+def test_equals_ligers_kernels_in_the_interpreter_of_triton():
+    """Once Sinkhorn has converged: Liger's ends with the columns of H_res, the paper's with its rows."""
+    pytest.importorskip("triton")
+    pytest.importorskip("liger_kernel")
+    done = subprocess.run(
+        [sys.executable, "-c", LIGER], capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    differences = list(map(float, done.stdout.split()))
+    assert len(differences) == 2
+    assert max(differences) < ROW_SUMS["atol"]
+
+
+@pytest.mark.parametrize("n", WIDTHS)
 def test_equals_deepseek_v4_with_the_same_weights(n):
     """The state dict is the mapping: same names, same layout."""
     ours = random_connection(n)
@@ -147,7 +206,7 @@ def test_the_mean_readout_is_glm5_nexts_head():
 
     head = next(value for name, value in vars(modeling_glm5_next).items() if name.endswith("HyperHead"))
     streams = torch.randn(2, 5, 4, D)
-    module = head() if head.__init__ is torch.nn.Module.__init__ else head(SimpleNamespace(hc_mult=4, hidden_size=D))
+    module = head() if head.__init__ is nn.Module.__init__ else head(SimpleNamespace(hc_mult=4, hidden_size=D))
     torch.testing.assert_close(reduce_streams(streams), module(streams), **FLOAT32)
 
 

@@ -123,10 +123,18 @@ def test_twenty_steps_separate_the_streams(connection, n, make, stories, batches
     assert max((first - other).norm() / first.norm() for other in others) > 1e-3
 
 
-@connections
-def test_checkpointed_gradients(connection, ids):
+def from_scratch(**fields) -> HCLlamaForCausalLM:
     torch.manual_seed(0)
-    model = HCLlamaForCausalLM(HCLlamaConfig.from_prenorm(llama_config(), connection=connection))
+    base = {name: value for name, value in llama_config().to_diff_dict().items() if name != "model_type"}
+    return HCLlamaForCausalLM(HCLlamaConfig(**base, **fields))
+
+
+SCRATCH = [{"connection": "keel", "hc_mult": 1}, {"norm": "dyt"}, {"norm": "derf", "connection": "mhc"}]
+
+
+@pytest.mark.parametrize("fields", [*({"connection": name} for name in CONNECTIONS), *SCRATCH])
+def test_checkpointed_gradients(fields, ids):
+    model = from_scratch(**fields)
     gradients = []
     for enable in (False, True):
         if enable:
@@ -139,11 +147,31 @@ def test_checkpointed_gradients(connection, ids):
 
 @connections
 @torch.no_grad()
-def test_compiles_without_graph_breaks(connection, llama, ids):
+def test_compiles(connection, llama, ids):
     model = convert_model(llama, connection=connection)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True)
     torch.testing.assert_close(compiled(ids).logits, model(ids).logits, **COMPILED)
+
+
+@pytest.mark.parametrize("fields", SCRATCH)
+@torch.no_grad()
+def test_models_from_scratch_have_no_graph_breaks(fields, ids):
+    model = from_scratch(**fields).eval()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("fields", SCRATCH)
+@torch.no_grad()
+def test_models_from_scratch_load_without_the_package(fields, tmp_path):
+    model = from_scratch(**fields).eval()
+    model.save_pretrained(tmp_path / "saved")
+    model.save_pretrained(tmp_path / "again")
+    case = {"base": str(tmp_path / "saved"), "converted": [str(tmp_path / "again")], "attention": "sdpa"}
+    case |= {"dtypes": ["float32"], "prompts": [[5, 6, 7, 8], [9, 10]]}
+    (found,) = elsewhere([{"comparisons": [case], "new_tokens": 8}], tmp_path).values()
+    assert found == []
 
 
 @connections

@@ -1,0 +1,161 @@
+"""Every arrangement against the plain architecture, and the ablations of the paper's Table 3."""
+
+import pytest
+import torch
+from torch import nn
+
+from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
+from hf_hyperconn.arrangements import ARRANGEMENTS, arrange, post_norm, set_trainable
+from hf_hyperconn.errors import HyperConnError
+from hf_hyperconn.models.hyper_connections import HyperConnection, expand_streams, reduce_streams, width_connection
+
+from .conftest import llama_config
+from .tolerances import ANOTHER_ORDER
+
+D, K = 16, 12
+
+
+def branch(k: int, x: torch.Tensor) -> torch.Tensor:
+    """A sub-layer with its norm: scale-invariant, as Pre-Norm's are, and different for every k."""
+    return torch.sin((k + 1) * x / x.norm(dim=-1, keepdim=True)).roll(k, dims=-1)
+
+
+def by_hyper_connections(name: str, n: int, x: torch.Tensor, readout: str) -> torch.Tensor:
+    streams = expand_streams(x, n)
+    for k in range(K):
+        module = HyperConnection(D, n, k)
+        alpha, beta = ARRANGEMENTS[name](n, k)
+        with torch.no_grad():
+            module.static_alpha.copy_(alpha)
+            module.static_beta.copy_(beta)
+        branch_input, carry = module.width_connection(streams)
+        streams = module.depth_connection(carry, branch(k, branch_input))
+    return reduce_streams(streams, readout)
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@torch.no_grad()
+def test_sequential_is_the_residual_network(n, x):
+    expected = x
+    for k in range(K):
+        expected = expected + branch(k, expected)
+    assert torch.equal(by_hyper_connections("sequential", n, x, "mean"), expected)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@torch.no_grad()
+def test_parallel_is_groups_of_sub_layers_side_by_side(n, x):
+    expected = n * x  # the first group sums the copies
+    for group in range(0, K, n):
+        outputs = [expected + branch(k, expected) for k in range(group, group + n)]
+        expected = sum(outputs)
+    torch.testing.assert_close(by_hyper_connections("parallel", n, x, "sum"), expected, **ANOTHER_ORDER)
+
+
+@torch.no_grad()
+def test_parallel_by_two_is_the_papers_eq_19(x):
+    """The matrices that Section 3.2 prints for odd and even layers, counted from one."""
+    (odd_alpha, odd_beta), (even_alpha, even_beta) = (ARRANGEMENTS["parallel"](2, k) for k in (0, 1))
+    assert torch.equal(torch.cat([odd_beta[None], odd_alpha[:, 1:]]), torch.tensor([[1.0, 0], [1, 1], [1, 1]]))
+    assert odd_alpha[:, 0].tolist() == [1, 1]
+    assert torch.equal(torch.cat([even_beta[None], even_alpha[:, 1:]]), torch.tensor([[0.0, 1], [1, 0], [0, 1]]))
+    assert even_alpha[:, 0].tolist() == [0, 1]
+
+
+@torch.no_grad()
+def test_two_hop_adds_the_mlp_to_what_attention_read(x):
+    expected = x
+    for k in range(0, K, 2):
+        middle = expected + branch(k, expected)
+        expected = expected + branch(k + 1, middle)
+    assert torch.equal(by_hyper_connections("two_hop", 2, x, "mean"), expected)
+
+
+@torch.no_grad()
+def test_post_norm_is_a_matrix_that_depends_on_the_branch(x):
+    """Norm(x + T(x)) with a LayerNorm without parameters; tokens and outputs of mean zero."""
+    x = x - x.mean(-1, keepdim=True)
+    output = branch(3, x)
+    output = output - output.mean(-1, keepdim=True)
+    alpha, beta = post_norm(x, output)
+    read, mixed = width_connection(x.unsqueeze(-2), alpha)
+    assert torch.equal(read.squeeze(-2), x)
+    expected = nn.functional.layer_norm(x + output, (D,), eps=0)
+    found = mixed.squeeze(-2) + beta * output
+    torch.testing.assert_close(found, expected, **ANOTHER_ORDER)
+
+
+def llama(**fields) -> HCLlamaForCausalLM:
+    base = {name: value for name, value in llama_config().to_diff_dict().items() if name != "model_type"}
+    torch.manual_seed(0)
+    return HCLlamaForCausalLM(HCLlamaConfig(**{**base, "hc_mult": 2, **fields})).eval()
+
+
+def record(branch, seen):
+    """The branch, which also keeps what it takes and returns."""
+
+    def recorded(hidden_states, **kwargs):
+        seen.append((hidden_states, branch(hidden_states, **kwargs)))
+        return seen[-1][1]
+
+    return recorded
+
+
+@pytest.mark.parametrize("connection", ["shc", "dhc"])
+@torch.no_grad()
+def test_a_model_is_arranged(connection, ids):
+    model = llama(connection=connection)
+    plain = model(ids).logits
+    arrange(model, "sequential")
+    assert torch.equal(model(ids).logits, plain)  # all streams are equal, whichever is read
+    arrange(model, "two_hop")
+    seen = []
+    for layer in model.model.layers:
+        for name in ("attention_branch", "mlp_branch"):
+            setattr(layer, name, record(getattr(layer, name), seen))
+    states = model(ids, output_hidden_states=True).hidden_states
+    x = states[0]
+    for attention, mlp in zip(seen[::2], seen[1::2], strict=True):
+        assert torch.equal(attention[0], x)
+        assert torch.equal(mlp[0], x + attention[1])
+        x = x + mlp[1]
+    assert torch.equal(model.model.norm(x), states[-1])
+
+
+@pytest.mark.parametrize(("width", "depth"), [(False, True), (True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("tanh", [False, True])
+def test_ablations_of_table_3(width, depth, tanh, ids):
+    """What is frozen stays; the rest moves, the dynamic part once it has left zero."""
+    model = llama(hc_mult=4, hc_tanh=tanh).train()
+    set_trainable(model, width=width, depth=depth)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        moved = not torch.equal(parameter, before[name])
+        if "_alpha" in name:
+            assert moved == width, name
+        elif "_beta" in name:
+            assert moved == depth, name
+        elif "_hc.norm" in name:
+            assert (parameter.grad is not None and bool(parameter.grad.any())) == (width or depth), name
+        else:
+            assert moved, name
+
+
+def test_what_is_refused():
+    with pytest.raises(HyperConnError, match="accepted are 'sequential', 'parallel', 'two_hop'"):
+        arrange(llama(), "zigzag")
+    with pytest.raises(HyperConnError, match="takes 2 streams, not 4"):
+        arrange(llama(hc_mult=4), "two_hop")
+    for function in (lambda model: arrange(model, "sequential"), set_trainable):
+        with pytest.raises(HyperConnError, match="has no static or dynamic hyper-connections"):
+            function(llama(connection="mhc"))
