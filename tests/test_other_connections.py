@@ -145,6 +145,7 @@ def test_checkpointed_gradients(fields, ids):
     assert all(map(torch.equal, *gradients))
 
 
+@pytest.mark.slow
 @connections
 @torch.no_grad()
 def test_compiles(connection, llama, ids):
