@@ -10,7 +10,7 @@ import numpy as np
 
 from hf_hyperconn.families import Family
 
-EPS, FAVOURED_READ, KEPT = 1e-6, 0.7, 0.96
+FAVOURED_READ, KEPT = 0.7, 0.96
 
 
 def hyper_connection_tensors(config: dict, family: Family, prefix: str) -> dict[str, np.ndarray]:
@@ -38,9 +38,9 @@ def _values(config: dict, family: Family, k: int) -> dict[str, np.ndarray]:
         case "frac":
             return {**_static(identity, identity), **_dynamic(size // n, 2 * n, family)}
         case "mhc":
-            return _manifold(n, size, k, [np.where(identity > 0, math.log(KEPT), math.log((1 - KEPT) / (n - 1)))])
+            return _manifold(config, k, [np.where(identity > 0, math.log(KEPT), math.log((1 - KEPT) / (n - 1)))])
         case "ihc":
-            return _manifold(n, size, k, [])
+            return _manifold(config, k, [])
 
 
 def _static(read: np.ndarray, mix: np.ndarray) -> dict[str, np.ndarray]:
@@ -59,10 +59,12 @@ def _dynamic(size: int, columns: int, family: Family) -> dict[str, np.ndarray]:
     }
 
 
-def _manifold(n: int, size: int, k: int, mix: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """Reads that sum to 1 (with the default eps), writes of 1, and a mix whose rows sum to 1."""
+def _manifold(config: dict, k: int, mix: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """Reads that sum to 1, writes of 1, and a mix whose rows sum to 1."""
+    n, eps = config["hc_mult"], config["hc_eps"]
     reads = np.full(n, (1 - FAVOURED_READ) / (n - 1))
     reads[k % n] = FAVOURED_READ
-    logits = [math.log((read - EPS) / (1 - (read - EPS))) for read in reads]
+    logits = [math.log((read - eps) / (1 - (read - eps))) for read in reads]
     base = np.concatenate([logits, np.zeros(n), *(block.ravel() for block in mix)])
-    return {"fn": np.zeros((len(base), n * size)), "base": base, "scale": np.full(2 + len(mix), 0.01)}
+    fn = np.zeros((len(base), n * config["hidden_size"]))
+    return {"fn": fn, "base": base, "scale": np.full(2 + len(mix), 0.01)}

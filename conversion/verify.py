@@ -8,7 +8,7 @@ from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError
 from hf_hyperconn.families import FAMILIES, Family
 
 from .checkpoint import INDEX, Weights, open_tensors, read_config, read_json, read_weight_map, read_weights
-from .plan import RECORD
+from .plan import CONNECTIONS, RECORD
 from .source import CONFIG, LocalSource, Source, open_source
 from .transfer import compare
 
@@ -93,6 +93,11 @@ def verify_checkpoint(
         raise UnsupportedCheckpointError(
             f"'{folder}' has model_type {config.get('model_type')!r}; give a converted checkpoint "
             f"({', '.join(f.hc_model_type for f in FAMILIES.values())})."
+        )
+    if config.get("connection") not in CONNECTIONS or config.get("norm") is not None:
+        raise UnsupportedCheckpointError(
+            f"'{folder}' was trained from scratch: no base computes what connection {config.get('connection')!r} and "
+            f"norm {config.get('norm')!r} do, so there is nothing to verify."
         )
     weights = read_weights(target)
     failure, trained = _check_own(target, config, family, weights)

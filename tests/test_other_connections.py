@@ -230,3 +230,19 @@ def test_refusals_of_the_command_line(options, message, llama_folder, tmp_path, 
     assert cli.main(["convert", str(llama_folder), str(tmp_path / "out"), *options]) == 1
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fields", SCRATCH)
+def test_a_model_from_scratch_has_nothing_to_be_verified_against(fields, tmp_path, capsys):
+    from_scratch(**fields).save_pretrained(tmp_path)
+    assert cli.main(["verify", str(tmp_path)]) == 1
+    assert "was trained from scratch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("connection", ["mhc", "ihc"])
+def test_another_eps_is_verified_as_untrained(connection, llama_folder, llama, tmp_path):
+    config = HCLlamaConfig.from_prenorm(llama.config, connection=connection, hc_eps=1e-3)
+    HCLlamaForCausalLM.from_pretrained(llama_folder, config=config).save_pretrained(tmp_path)
+    report = verify_checkpoint(tmp_path, str(llama_folder), mode="structure")
+    assert report.passed
+    assert not report.trained
