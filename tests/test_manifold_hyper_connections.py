@@ -13,7 +13,6 @@ from hyper_connections.manifold_constrained_hyper_connections import (
 )
 from torch import nn
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection, DeepseekV4HyperHead
-from transformers.models.hy_v4.modeling_hy_v4 import HYV4HyperConnection
 
 from hf_hyperconn.models.hyper_connections import reduce_streams
 from hf_hyperconn.models.manifold_hyper_connections import (
@@ -176,9 +175,10 @@ def test_equals_deepseek_v4_with_the_same_weights(n):
 @pytest.mark.parametrize("n", WIDTHS)
 def test_identity_form_equals_hy_v4_but_for_its_eps(n):
     """HY-V4 adds eps to the writes too, which the paper and DeepSeek-V4 do not."""
+    hy_v4 = pytest.importorskip("transformers.models.hy_v4.modeling_hy_v4")
     ours = random_connection(n, mixes=False)
     config = SimpleNamespace(hc_mult=n, hidden_size=D, hc_eps=1e-6, rms_norm_eps=1e-6, hc_magnitude=2.0)
-    theirs = HYV4HyperConnection(config)
+    theirs = hy_v4.HYV4HyperConnection(config)
     theirs.load_state_dict(ours.state_dict())
     streams = torch.randn(2, 5, n, D)
     write, collapsed = theirs(streams)
