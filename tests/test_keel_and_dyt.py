@@ -13,9 +13,12 @@ from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, convert_model
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.families import FAMILIES
 from hf_hyperconn.models.dynamic_activations import DynamicActivation, EmbeddingScale
+from hf_hyperconn.models.keel_connection import KeelConnection
 
 from .conftest import llama_config
+from .test_hyper_connections import Norm
 from .tiny import FIELDS, SHARED
+from .tolerances import LOOP_FLOAT64
 
 KEEL = {"connection": "keel", "hc_mult": 1}
 OURS = {"keel": KEEL, "dyt": {"norm": "dyt"}, "derf": {"norm": "derf"}}
@@ -69,6 +72,28 @@ def test_keel_is_its_equation(ids):
         if k % 2 and k < sub_layers - 1:
             assert torch.equal(states[k // 2 + 1], x)
     assert torch.equal(model.model.norm(x), states[-1])
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 5])
+def test_keel_token_by_token_and_by_finite_differences(k):
+    torch.manual_seed(k)
+    module = randomise(KeelConnection(8, k, 6, norm=Norm(8))).double()
+    streams = torch.randn(2, 3, 1, 8, dtype=torch.float64, requires_grad=True)
+
+    def run(streams, *values):
+        parameters = dict(zip(names, values, strict=True))
+        branch_input, carry = torch.func.functional_call(module, parameters, (streams,))
+        return module.depth_connection(carry, torch.sin(branch_input))
+
+    names, values = zip(*module.named_parameters(), strict=True) if k else ((), ())
+    found = run(streams, *values).detach()
+    for position in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
+        x = streams.detach()[tuple(position)][0]
+        total = (6 if k > 1 else 1) * x + torch.sin(x)
+        if k > 0:
+            total = total / (total.pow(2).mean() + 1e-6).sqrt() * module.norm.weight.detach()
+        torch.testing.assert_close(found[tuple(position)][0], total, **LOOP_FLOAT64)
+    assert torch.autograd.gradcheck(lambda streams: run(streams, *values), (streams,))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
