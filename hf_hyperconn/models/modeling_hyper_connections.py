@@ -140,7 +140,7 @@ class HyperConnectionPreTrainedModel:
         }
         cls._no_split_modules = [cls.decoder_layer_class.__name__]
         cls._can_record_outputs = {**(base._can_record_outputs or {}), "hidden_states": cls.decoder_layer_class}
-        cls._keep_in_fp32_modules_strict = [*(base._keep_in_fp32_modules_strict or ()), *ADDED]
+        cls._keep_in_fp32_modules_strict = [*(base._keep_in_fp32_modules_strict or ()), "attn_hc", "mlp_hc"]
         # found by searching the source file of the class, which here is not the family's
         cls._can_set_experts_implementation_cached_value = base._can_set_experts_implementation()
         if (mapping := get_checkpoint_conversion_mapping(cls.config_class.base_model_type)) is not None:
@@ -149,6 +149,8 @@ class HyperConnectionPreTrainedModel:
     def post_init(self):
         # the base's own __init__ has collected the layer classes of the modules that were replaced since
         self.__dict__.pop("_no_split_modules", None)
+        if self.config.hc_readout == "learned":
+            self._keep_in_fp32_modules_strict = {*self._keep_in_fp32_modules_strict, "hc_head"}
         super().post_init()
 
     def _init_weights(self, module):
