@@ -6,8 +6,7 @@ from transformers import PreTrainedModel
 from .errors import UnsupportedCheckpointError
 from .families import FAMILIES
 from .generic import hyper_connection_class
-from .models.hyper_connections import Connection
-from .models.manifold_hyper_connections import LearnedReadout
+from .models.hyper_connections import InitialisedModule
 from .models.modeling_hyper_connections import ADDED, HyperConnectionPreTrainedModel
 
 
@@ -54,7 +53,7 @@ def convert_model(
         converted = hc_class(config)
     _share_tensors(model, converted)
     for module in converted.modules():
-        if isinstance(module, Connection | LearnedReadout):
+        if isinstance(module, InitialisedModule):
             module.to_empty(device=model.device)
             module.apply(converted._init_weights)
     converted.tie_weights()

@@ -11,6 +11,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
+
 logging.disable_progress_bar()
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -34,21 +36,46 @@ def text() -> str:
     return path.read_text(encoding="utf-8")
 
 
+# of a model that runs in milliseconds
+TINY = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
 def llama_config(**changes) -> LlamaConfig:
-    """The config of a Llama that runs in milliseconds."""
-    fields = {
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-    return LlamaConfig(**{**fields, **changes})
+    """The config of a tiny Llama."""
+    return LlamaConfig(**{**TINY, **changes})
+
+
+def hc_llama(**fields) -> HCLlamaForCausalLM:
+    """A tiny random Llama with the hyper-connection `fields`, as for training from scratch."""
+    torch.manual_seed(0)
+    return HCLlamaForCausalLM(HCLlamaConfig(**{**TINY, **fields}))
+
+
+def record_branches(model) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What every branch of a hyper-connection model will take and return, in their order."""
+    seen = []
+
+    def record(branch):
+        def recorded(hidden_states, **kwargs):
+            seen.append((hidden_states, branch(hidden_states, **kwargs)))
+            return seen[-1][1]
+
+        return recorded
+
+    for layer in model.model.layers:
+        layer.attention_branch, layer.mlp_branch = record(layer.attention_branch), record(layer.mlp_branch)
+    return seen
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
 from hf_hyperconn.arrangements import ARRANGEMENTS, arrange, post_norm, set_trainable
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.models.hyper_connections import HyperConnection, expand_streams, reduce_streams, width_connection
 
-from .conftest import llama_config
+from .conftest import hc_llama, record_branches
 from .tolerances import ANOTHER_ORDER
 
 D, K = 16, 12
@@ -90,34 +89,15 @@ def test_post_norm_is_a_matrix_that_depends_on_the_branch(x):
     torch.testing.assert_close(found, expected, **ANOTHER_ORDER)
 
 
-def llama(**fields) -> HCLlamaForCausalLM:
-    base = {name: value for name, value in llama_config().to_diff_dict().items() if name != "model_type"}
-    torch.manual_seed(0)
-    return HCLlamaForCausalLM(HCLlamaConfig(**{**base, "hc_mult": 2, **fields})).eval()
-
-
-def record(branch, seen):
-    """The branch, which also keeps what it takes and returns."""
-
-    def recorded(hidden_states, **kwargs):
-        seen.append((hidden_states, branch(hidden_states, **kwargs)))
-        return seen[-1][1]
-
-    return recorded
-
-
 @pytest.mark.parametrize("connection", ["shc", "dhc"])
 @torch.no_grad()
 def test_a_model_is_arranged(connection, ids):
-    model = llama(connection=connection)
+    model = hc_llama(hc_mult=2, connection=connection).eval()
     plain = model(ids).logits
     arrange(model, "sequential")
     assert torch.equal(model(ids).logits, plain)  # all streams are equal, whichever is read
     arrange(model, "two_hop")
-    seen = []
-    for layer in model.model.layers:
-        for name in ("attention_branch", "mlp_branch"):
-            setattr(layer, name, record(getattr(layer, name), seen))
+    seen = record_branches(model)
     states = model(ids, output_hidden_states=True).hidden_states
     x = states[0]
     for attention, mlp in zip(seen[::2], seen[1::2], strict=True):
@@ -131,7 +111,7 @@ def test_a_model_is_arranged(connection, ids):
 @pytest.mark.parametrize("tanh", [False, True])
 def test_ablations_of_table_3(width, depth, tanh, ids):
     """What is frozen stays; the rest moves, the dynamic part once it has left zero."""
-    model = llama(hc_mult=4, hc_tanh=tanh).train()
+    model = hc_llama(hc_mult=4, hc_tanh=tanh).train()
     set_trainable(model, width=width, depth=depth)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
@@ -153,9 +133,9 @@ def test_ablations_of_table_3(width, depth, tanh, ids):
 
 def test_what_is_refused():
     with pytest.raises(HyperConnError, match="accepted are 'sequential', 'parallel', 'two_hop'"):
-        arrange(llama(), "zigzag")
+        arrange(hc_llama(), "zigzag")
     with pytest.raises(HyperConnError, match="takes 2 streams, not 4"):
-        arrange(llama(hc_mult=4), "two_hop")
+        arrange(hc_llama(hc_mult=4), "two_hop")
     for function in (lambda model: arrange(model, "sequential"), set_trainable):
         with pytest.raises(HyperConnError, match="has no static or dynamic hyper-connections"):
-            function(llama(connection="mhc"))
+            function(hc_llama(connection="mhc"))

@@ -15,19 +15,13 @@ from hf_hyperconn.families import FAMILIES
 from hf_hyperconn.models.dynamic_activations import DynamicActivation, EmbeddingScale
 from hf_hyperconn.models.keel_connection import KeelConnection
 
-from .conftest import llama_config
+from .conftest import hc_llama, llama_config, record_branches
 from .test_hyper_connections import Norm
 from .tiny import FIELDS, SHARED
 from .tolerances import LOOP_FLOAT64
 
 KEEL = {"connection": "keel", "hc_mult": 1}
 OURS = {"keel": KEEL, "dyt": {"norm": "dyt"}, "derf": {"norm": "derf"}}
-
-
-def llama(**fields) -> HCLlamaForCausalLM:
-    torch.manual_seed(0)
-    base = {name: value for name, value in llama_config().to_diff_dict().items() if name != "model_type"}
-    return HCLlamaForCausalLM(HCLlamaConfig(**{**base, **fields}))
 
 
 def randomise(model: nn.Module) -> nn.Module:
@@ -37,26 +31,10 @@ def randomise(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def record_branches(model) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What every branch takes and returns, in their order."""
-    seen = []
-    for layer in model.model.layers:
-        for name in ("attention_branch", "mlp_branch"):
-            branch = getattr(layer, name)
-
-            def recorded(hidden_states, branch=branch, **kwargs):
-                output = branch(hidden_states, **kwargs)
-                seen.append((hidden_states, output))
-                return output
-
-            setattr(layer, name, recorded)
-    return seen
-
-
 @torch.no_grad()
 def test_keel_is_its_equation(ids):
     """Section 3: x = Norm(alpha x + F(x)), alpha the number of sub-layers; the exceptions of the first block."""
-    model = randomise(llama(**KEEL))
+    model = randomise(hc_llama(**KEEL))
     seen = record_branches(model)
     states = model(ids, output_hidden_states=True).hidden_states
     sub_layers = 2 * model.config.num_hidden_layers
@@ -99,7 +77,7 @@ def test_keel_token_by_token_and_by_finite_differences(k):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.no_grad()
 def test_keel_keeps_the_dtype(dtype, ids):
-    model = llama(**KEEL).to(dtype)
+    model = hc_llama(**KEEL).to(dtype)
     assert {state.dtype for state in model(ids, output_hidden_states=True).hidden_states} == {dtype}
 
 
@@ -155,7 +133,7 @@ def test_initial_alphas_are_the_papers(width, attention, other):
 
 
 def test_initial_values_and_those_of_the_config():
-    model = llama(norm="dyt", norm_alpha_attention=0.9, norm_alpha_other=0.3)
+    model = hc_llama(norm="dyt", norm_alpha_attention=0.9, norm_alpha_other=0.3)
     layer = model.model.layers[1]
     assert layer.input_layernorm.alpha.item() == pytest.approx(0.9)
     assert layer.post_attention_layernorm.alpha.item() == pytest.approx(0.3)
@@ -166,7 +144,7 @@ def test_initial_values_and_those_of_the_config():
 @pytest.mark.parametrize("fields", [*OURS.values(), {**KEEL, "norm": "dyt"}, {"connection": "frac", "norm": "derf"}])
 @torch.no_grad()
 def test_saved_loaded_generated_with_and_without_cache(fields, ids, tmp_path):
-    model = randomise(llama(**fields))
+    model = randomise(hc_llama(**fields))
     model.save_pretrained(tmp_path)
     again = HCLlamaForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(again(ids).logits, model(ids).logits)

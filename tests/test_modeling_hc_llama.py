@@ -357,38 +357,12 @@ def test_device_map(llama_folder, llama, ids, tmp_path):
         convert_model(LlamaForCausalLM.from_pretrained(llama_folder, device_map=spread, offload_folder=tmp_path))
 
 
-# conversion in memory
-
-
-def test_convert_model_shares_the_tensors(llama):
-    hc = convert_model(llama, hc_mult=4, connection="dhc")
-    parameters = dict(hc.named_parameters())
-    for name, parameter in llama.named_parameters():
-        assert parameters[name] is parameter
-    assert hc.model.rotary_emb.inv_freq is llama.model.rotary_emb.inv_freq
-    assert not any(tensor.is_meta for tensor in [*hc.parameters(), *hc.buffers()])
-
-
-def test_convert_model_refuses_adapters_and_wrappers():
-    base = LlamaForCausalLM(llama_config())
-    base.model.layers[0].self_attn.q_proj = torch.nn.Sequential(base.model.layers[0].self_attn.q_proj)
-    with pytest.raises(UnsupportedCheckpointError, match="q_proj.0.weight has no counterpart. Merge or remove"):
-        convert_model(base)
-
-
 def test_a_config_of_ones_own_runs(llama, ids):
     class MyConfig(HCLlamaConfig):
         model_type = "my_llama"
 
     model = HCLlamaForCausalLM(MyConfig.from_prenorm(llama.config))
     assert torch.isfinite(model(ids).logits).all()
-
-
-def test_convert_model_refuses(llama):
-    with pytest.raises(UnsupportedCheckpointError, match="got a HCLlamaForCausalLM; give it a Transformers model"):
-        convert_model(convert_model(llama))
-    with pytest.raises(UnsupportedCheckpointError, match="got a Linear"):
-        convert_model(torch.nn.Linear(2, 2))
 
 
 def test_from_prenorm_refuses_a_checkpoint_without_the_weights(tmp_path):

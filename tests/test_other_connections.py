@@ -11,7 +11,7 @@ from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, convert_model
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.conversion.verify import verify_checkpoint
 
-from .conftest import llama_config
+from .conftest import hc_llama
 from .processes import elsewhere
 from .test_training import batches, train  # noqa: F401
 from .tolerances import COMPILED, READS_SUM_TO_ONE
@@ -123,18 +123,12 @@ def test_twenty_steps_separate_the_streams(connection, n, make, stories, batches
     assert max((first - other).norm() / first.norm() for other in others) > 1e-3
 
 
-def from_scratch(**fields) -> HCLlamaForCausalLM:
-    torch.manual_seed(0)
-    base = {name: value for name, value in llama_config().to_diff_dict().items() if name != "model_type"}
-    return HCLlamaForCausalLM(HCLlamaConfig(**base, **fields))
-
-
 SCRATCH = [{"connection": "keel", "hc_mult": 1}, {"norm": "dyt"}, {"norm": "derf", "connection": "mhc"}]
 
 
 @pytest.mark.parametrize("fields", [*({"connection": name} for name in CONNECTIONS), *SCRATCH])
 def test_checkpointed_gradients(fields, ids):
-    model = from_scratch(**fields)
+    model = hc_llama(**fields)
     gradients = []
     for enable in (False, True):
         if enable:
@@ -158,7 +152,7 @@ def test_compiles(connection, llama, ids):
 @pytest.mark.parametrize("fields", SCRATCH)
 @torch.no_grad()
 def test_models_from_scratch_have_no_graph_breaks(fields, ids):
-    model = from_scratch(**fields).eval()
+    model = hc_llama(**fields).eval()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert torch.equal(compiled(ids).logits, model(ids).logits)
 
@@ -166,7 +160,7 @@ def test_models_from_scratch_have_no_graph_breaks(fields, ids):
 @pytest.mark.parametrize("fields", SCRATCH)
 @torch.no_grad()
 def test_models_from_scratch_load_without_the_package(fields, tmp_path):
-    model = from_scratch(**fields).eval()
+    model = hc_llama(**fields).eval()
     model.save_pretrained(tmp_path / "saved")
     model.save_pretrained(tmp_path / "again")
     case = {"base": str(tmp_path / "saved"), "converted": [str(tmp_path / "again")], "attention": "sdpa"}
@@ -234,7 +228,7 @@ def test_refusals_of_the_command_line(options, message, llama_folder, tmp_path, 
 
 @pytest.mark.parametrize("fields", SCRATCH)
 def test_a_model_from_scratch_has_nothing_to_be_verified_against(fields, tmp_path, capsys):
-    from_scratch(**fields).save_pretrained(tmp_path)
+    hc_llama(**fields).save_pretrained(tmp_path)
     assert cli.main(["verify", str(tmp_path)]) == 1
     assert "was trained from scratch" in capsys.readouterr().err
 

@@ -8,19 +8,9 @@ from transformers import PreTrainedModel
 
 from hf_hyperconn.families import FAMILIES
 
-SHARED = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+from .conftest import TINY
+
+SHARED = {**TINY, "initializer_range": 0.2}
 WINDOW = {"sliding_window": 8}
 MIXED_WINDOWS = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], **WINDOW}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}

@@ -13,10 +13,6 @@ from transformers.models.auto.tokenization_auto import (
 CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac", "keel")
 READOUTS = ("mean", "sum", "learned")
 NORMS = (None, "dyt", "derf")
-NOT_EQUIVALENT = {
-    "keel": "Keel norms the residual stream itself after every sub-layer.",
-    "norm": "DyT and Derf compute another function than a norm.",
-}
 
 
 @dataclass(kw_only=True, repr=False)
@@ -98,8 +94,12 @@ class HyperConnectionConfig:
 
         Raises `ValueError` when `config` belongs to another family, or no model with `fields` is equivalent to it.
         """
-        if fields.get("connection") == "keel" or fields.get("norm") is not None:
-            reason = NOT_EQUIVALENT["keel" if fields.get("connection") == "keel" else "norm"]
+        reason = None
+        if fields.get("connection") == "keel":
+            reason = "Keel norms the residual stream itself after every sub-layer."
+        elif fields.get("norm") is not None:
+            reason = "DyT and Derf compute another function than a norm."
+        if reason:
             raise ValueError(
                 f"{reason} No pretrained model computes the same. Train {cls.__name__}(...) from scratch."
             )

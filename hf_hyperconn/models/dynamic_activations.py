@@ -12,12 +12,14 @@ width.
 import torch
 from torch import nn
 
+from .hyper_connections import InitialisedModule, compute_dtype
+
 # initial alpha before attention and elsewhere, by width: the DyT paper's Tables 10 and 11
 ALPHAS = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
 DERF_ALPHA = 0.5
 
 
-class DynamicActivation(nn.Module):
+class DynamicActivation(InitialisedModule):
     """DyT or Derf over the last dimension.
 
     size: of the last dimension.
@@ -28,8 +30,7 @@ class DynamicActivation(nn.Module):
     def __init__(self, size: int, kind: str, alpha: float):
         super().__init__()
         self.size, self.kind, self.initial_alpha = size, kind, alpha
-        for name, value in self.initial_values().items():
-            self.register_parameter(name, nn.Parameter(value))
+        self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """Every parameter at the start."""
@@ -40,7 +41,7 @@ class DynamicActivation(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., size]` to `[..., size]`, in the dtype of `x`, computed in float32."""
-        values = x.to(torch.promote_types(x.dtype, torch.float32))
+        values = x.to(compute_dtype(x.dtype))
         if self.kind == "dyt":
             return (self.weight * torch.tanh(self.alpha * values)).to(x.dtype)
         return (self.weight * torch.erf(self.alpha * values + self.shift) + self.bias).to(x.dtype)
@@ -49,13 +50,13 @@ class DynamicActivation(nn.Module):
         return f"{self.size}, kind={self.kind}"
 
 
-class EmbeddingScale(nn.Module):
+class EmbeddingScale(InitialisedModule):
     """Embeddings times a learned scalar, the root of the hidden size at the start (DyT paper, Appendix A)."""
 
     def __init__(self, hidden_size: int):
         super().__init__()
         self.hidden_size = hidden_size
-        self.weight = nn.Parameter(self.initial_values()["weight"])
+        self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """The scalar at the start."""

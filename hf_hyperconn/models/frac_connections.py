@@ -25,19 +25,14 @@ class FracConnection(HyperConnection):
     tanh: whether the predicted term goes through tanh.
     """
 
-    def initial_values(self) -> dict[str, torch.Tensor]:
-        """Y = A_r = I and b = 1, float32."""
-        m, size, float32 = self.hc_mult, self.hidden_size // self.hc_mult, {"dtype": torch.float32}
-        values = {
-            "static_alpha": torch.cat([torch.eye(m, **float32)] * 2, dim=1),
-            "static_beta": torch.ones(m, **float32),
-        }
-        if self.norm is not None:
-            values["dynamic_alpha_fn"] = torch.zeros(size, 2 * m, **float32)
-            values["dynamic_beta_fn"] = torch.zeros(size, **float32)
-            values["dynamic_alpha_scale"] = torch.full((1,), 0.01, **float32)
-            values["dynamic_beta_scale"] = torch.full((1,), 0.01, **float32)
-        return values
+    @property
+    def stream_size(self) -> int:
+        """Width of one part."""
+        return self.hidden_size // self.hc_mult
+
+    def initial_alpha(self) -> torch.Tensor:
+        """Y = A_r = I."""
+        return torch.cat([torch.eye(self.hc_mult, dtype=torch.float32)] * 2, dim=1)
 
     def expand_streams(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The parts `[B, S, m, D / m]` of hidden states `[B, S, D]`."""

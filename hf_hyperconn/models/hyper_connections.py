@@ -53,11 +53,14 @@ def reduce_streams(streams: torch.Tensor, readout: str = "mean") -> torch.Tensor
     readout: "mean", which returns equal streams themselves, exactly, for every N; or "sum", the paper's, which hands
     N times the vector to the final norm.
     """
-    values = streams.to(_compute_dtype(streams.dtype))
-    if readout == "sum":
-        return values.sum(-2).to(streams.dtype)
-    first = values[..., 0, :]
-    return (first + (values - first.unsqueeze(-2)).mean(-2)).to(streams.dtype)
+    values = streams.to(compute_dtype(streams.dtype))
+    return (values.sum(-2) if readout == "sum" else stream_mean(values)).to(streams.dtype)
+
+
+def stream_mean(streams: torch.Tensor) -> torch.Tensor:
+    """The mean `[B, S, D]` of streams `[B, S, N, D]`; of equal streams themselves, exactly."""
+    first = streams[..., 0, :]
+    return first + (streams - first.unsqueeze(-2)).mean(-2)
 
 
 def width_connection(streams: torch.Tensor, alpha: torch.Tensor, reads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,7 +95,20 @@ def depth_connection(carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
     return (carry.mixed + update).to(torch.promote_types(carry.dtype, branch_output.dtype))
 
 
-class Connection(nn.Module):
+class InitialisedModule(nn.Module):
+    """A module whose `initial_values` its constructor and a model's `_init_weights` both take."""
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """Every parameter of the module itself at the start."""
+        raise NotImplementedError
+
+    def register_initial_values(self) -> None:
+        """Make a parameter of each initial value."""
+        for name, value in self.initial_values().items():
+            self.register_parameter(name, nn.Parameter(value))
+
+
+class Connection(InitialisedModule):
     """What stands around one sub-layer: a width connection before its branch and a depth connection after it.
 
     hidden_size: D.
@@ -106,10 +122,6 @@ class Connection(nn.Module):
         super().__init__()
         self.hidden_size, self.hc_mult, self.sub_layer = hidden_size, hc_mult, sub_layer
 
-    def initial_values(self) -> dict[str, torch.Tensor]:
-        """Every parameter but a norm's at the start, float32."""
-        raise NotImplementedError
-
     def expand_streams(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The first streams, `[B, S, N, D]`, of hidden states `[B, S, D]`."""
         return expand_streams(hidden_states, self.hc_mult)
@@ -117,11 +129,6 @@ class Connection(nn.Module):
     def reduce_streams(self, streams: torch.Tensor, readout: str) -> torch.Tensor:
         """Hidden states `[B, S, D]` of streams."""
         return reduce_streams(streams, readout)
-
-    def register_initial_values(self) -> None:
-        """Make a parameter of each initial value."""
-        for name, value in self.initial_values().items():
-            self.register_parameter(name, nn.Parameter(value))
 
     def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """From streams `[B, S, N, D]`, the branch input `[B, S, D]` in their dtype, and H' and b of `Carry`."""
@@ -164,22 +171,30 @@ class HyperConnection(Connection):
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """The equivalent initialisation of every parameter but the norm's, float32 (Eq. 14, Algorithm 2)."""
-        n, d, float32 = self.hc_mult, self.hidden_size, {"dtype": torch.float32}
-        read = torch.eye(n, **float32)[:, self.sub_layer % n :][:, :1]
-        values = {
-            "static_alpha": torch.cat([read, torch.eye(n, **float32)], dim=1),
-            "static_beta": torch.ones(n, **float32),
-        }
+        alpha = self.initial_alpha()
+        rows, columns = alpha.shape
+        values = {"static_alpha": alpha, "static_beta": torch.ones(rows, dtype=torch.float32)}
         if self.norm is not None:
-            values["dynamic_alpha_fn"] = torch.zeros(d, n + 1, **float32)
+            d, float32 = self.stream_size, {"dtype": torch.float32}
+            values["dynamic_alpha_fn"] = torch.zeros(d, columns, **float32)
             values["dynamic_beta_fn"] = torch.zeros(d, **float32)
             values["dynamic_alpha_scale"] = torch.full((1,), 0.01, **float32)
             values["dynamic_beta_scale"] = torch.full((1,), 0.01, **float32)
         return values
 
+    @property
+    def stream_size(self) -> int:
+        """Width of one stream."""
+        return self.hidden_size
+
+    def initial_alpha(self) -> torch.Tensor:
+        """A at the start: read stream k mod N, mix nothing."""
+        identity = torch.eye(self.hc_mult, dtype=torch.float32)
+        return torch.cat([identity[:, self.sub_layer % self.hc_mult :][:, :1], identity], dim=1)
+
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A and b, float32, for streams `[B, S, N, D]`: `[N, N+1]` and `[N]`; for DHC with `[B, S]` before them."""
-        dtype = _compute_dtype(streams.dtype)
+        dtype = compute_dtype(streams.dtype)
         alpha = self.static_alpha.to(dtype)
         beta = self.static_beta.to(dtype, copy=True)  # it outlives this forward, after which FSDP frees parameters
         if self.norm is None:
@@ -203,7 +218,8 @@ class HyperConnection(Connection):
         return f"{super().extra_repr()}, tanh={self.tanh}"
 
 
-def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which streams of `dtype` are computed: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -11,7 +11,7 @@ Sub-layers 0 and 1 have alpha = 1, and sub-layer 0 has no Norm (Section 3.1).
 import torch
 from torch import nn
 
-from .hyper_connections import Carry, Connection
+from .hyper_connections import Carry, Connection, compute_dtype
 
 
 class KeelConnection(Connection):
@@ -32,7 +32,7 @@ class KeelConnection(Connection):
         return {}
 
     def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        values = streams.to(torch.promote_types(streams.dtype, torch.float32))
+        values = streams.to(compute_dtype(streams.dtype))
         return streams.squeeze(-2), self.alpha * values, values.new_ones(1)
 
     def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:

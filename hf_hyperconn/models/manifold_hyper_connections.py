@@ -19,9 +19,8 @@ converted model keeps its base's streams, whatever the rounding of the weights.
 import math
 
 import torch
-from torch import nn
 
-from .hyper_connections import Connection
+from .hyper_connections import Connection, InitialisedModule, compute_dtype, stream_mean
 
 FAVOURED_READ = 0.7
 KEPT = 0.96
@@ -64,7 +63,7 @@ class ManifoldHyperConnection(Connection):
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """H_pre and H_post `[B, S, N]` and H_res `[B, S, N, N]` (None for iHC), float32."""
-        n, dtype = self.hc_mult, torch.promote_types(streams.dtype, torch.float32)
+        n, dtype = self.hc_mult, compute_dtype(streams.dtype)
         logits = normed_projection(streams.to(dtype), self.fn.to(dtype), self.eps)
         base, scale = self.base.to(dtype), self.scale.to(dtype)
         read = torch.sigmoid(scale[0] * logits[..., :n] + base[:n]) + self.eps
@@ -78,14 +77,14 @@ class ManifoldHyperConnection(Connection):
         read, write, mix = self.coefficients(streams)
         values = streams.to(read.dtype)
         mean, deviations = centred(values)
-        branch_input = (read.sum(-1, keepdim=True) * mean + weighted_sum(read, deviations)).to(streams.dtype)
+        branch_input = read_streams(read, mean, deviations).to(streams.dtype)
         if mix is None:
             return branch_input, values, write
         mixed = torch.stack([weighted_sum(mix[..., i, :], deviations) for i in range(self.hc_mult)], dim=-2)
         return branch_input, mean.unsqueeze(-2) + mixed, write
 
 
-class LearnedReadout(nn.Module):
+class LearnedReadout(InitialisedModule):
     """The last streams, summed with weights that each token predicts: DeepSeek-V4's head.
 
     hidden_size, hc_mult: D and N. At the start every weight is 1/N.
@@ -95,8 +94,7 @@ class LearnedReadout(nn.Module):
     def __init__(self, hidden_size: int, hc_mult: int, eps: float = 1e-6):
         super().__init__()
         self.hidden_size, self.hc_mult, self.eps = hidden_size, hc_mult, eps
-        for name, value in self.initial_values().items():
-            self.register_parameter(name, nn.Parameter(value))
+        self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """Every parameter at the start, float32."""
@@ -110,11 +108,11 @@ class LearnedReadout(nn.Module):
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
         """Hidden states `[B, S, D]` of streams `[B, S, N, D]`, in their dtype."""
         with torch.autocast(streams.device.type, enabled=False):
-            dtype = torch.promote_types(streams.dtype, torch.float32)
+            dtype = compute_dtype(streams.dtype)
             logits = normed_projection(streams.to(dtype), self.hc_fn.to(dtype), self.eps)
             weights = torch.sigmoid(self.hc_scale.to(dtype) * logits + self.hc_base.to(dtype)) + self.eps
             mean, deviations = centred(streams.to(dtype))
-            return (weights.sum(-1, keepdim=True) * mean + weighted_sum(weights, deviations)).to(streams.dtype)
+            return read_streams(weights, mean, deviations).to(streams.dtype)
 
 
 def sinkhorn(logits: torch.Tensor, iters: int, eps: float) -> torch.Tensor:
@@ -138,9 +136,13 @@ def normed_projection(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> to
 
 def centred(streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean `[B, S, D]` of streams `[B, S, N, D]`, exact when they are equal, and their deviations from it."""
-    first = streams[..., 0, :]
-    mean = first + (streams - first.unsqueeze(-2)).mean(-2)
+    mean = stream_mean(streams)
     return mean, streams - mean.unsqueeze(-2)
+
+
+def read_streams(weights: torch.Tensor, mean: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
+    """Sum with weights `[B, S, N]` of the streams with that mean and those deviations: `[B, S, D]`."""
+    return weights.sum(-1, keepdim=True) * mean + weighted_sum(weights, deviations)
 
 
 def weighted_sum(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:

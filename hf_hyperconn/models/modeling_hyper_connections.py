@@ -18,13 +18,11 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 from transformers.utils import logging
 
-from .dynamic_activations import DynamicActivation, EmbeddingScale, replace_norms
+from .dynamic_activations import EmbeddingScale, replace_norms
 from .frac_connections import FracConnection, narrow_norm
-from .hyper_connections import Connection, HyperConnection
+from .hyper_connections import Connection, HyperConnection, InitialisedModule
 from .keel_connection import KeelConnection
 from .manifold_hyper_connections import LearnedReadout, ManifoldHyperConnection
-
-logger = logging.get_logger(__name__)
 
 # the modules that a decoder layer has besides its base's
 ADDED = ("attn_hc", "mlp_hc", "hc_head")
@@ -155,7 +153,7 @@ class HyperConnectionPreTrainedModel:
 
     def _init_weights(self, module):
         super()._init_weights(module)
-        if isinstance(module, Connection | LearnedReadout | DynamicActivation | EmbeddingScale):
+        if isinstance(module, InitialisedModule):
             for name, value in module.initial_values().items():
                 init.copy_(getattr(module, name), value)
         elif (name := getattr(module, "hc_output_projection", None)) is not None:
