@@ -11,9 +11,11 @@ demo: $(INSTALLED)
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python tests/triton/run.py -m "not slow"
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python tests/triton/run.py -m slow
 
 # Transformers' own tests of models, on four families; their source is downloaded once
 test-transformers: $(INSTALLED)

@@ -15,6 +15,7 @@ _EXPORTS = {
     "HyperConnection": "models.hyper_connections",
     "convert_model": "in_memory",
     "register_auto_classes": "registration",
+    "set_hc_implementation": "models.hyper_connections_step",
 }
 
 __all__ = ["__version__", *_EXPORTS]

@@ -24,3 +24,11 @@ READS_SUM_TO_ONE = {"rtol": 1e-5, "atol": 1e-4}
 
 # float32 values of order 100 by a matrix product and by plain sums: a few roundings in another order
 ANOTHER_ORDER = {"rtol": 1e-6, "atol": 1e-6}
+
+# fused kernels with float32 streams against float64, of the largest value: sums over D up to 5129 and 700 tokens,
+# through three sub-layers' worth of norms and tanh; a tanh by the exponential is within 1e-7 of one
+KERNELS_FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
+
+# the same with 16-bit streams, each rounded to 8 or 11 bits when written, and once more on the way
+KERNELS_BFLOAT16 = {"rtol": 2**-6, "atol": 2**-6}
+KERNELS_FLOAT16 = {"rtol": 2**-8, "atol": 2**-8}

@@ -42,6 +42,10 @@ class FracConnection(HyperConnection):
         """The hidden states `[B, S, D]` whose parts the streams are, whatever the readout."""
         return streams.flatten(-2)
 
+    def reader(self, dtype: torch.dtype) -> None:
+        """None: steps are for streams that are read into one."""
+        return None
+
     def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         alpha, beta = self.coefficients(streams)
         read, mixed = width_connection(streams, alpha, reads=self.hc_mult)

@@ -28,6 +28,17 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from .hyper_connections_step import (
+    Recomputation,
+    StepCarry,
+    fold_norm,
+    read_streams,
+    without_autocast,
+    write_and_read_streams,
+    write_streams,
+)
+from .hyper_connections_torch import Reader, compute_dtype, uses_matrix_products
+
 
 class Carry(NamedTuple):
     """What a width connection leaves for the depth connection of the same sub-layer.
@@ -73,7 +84,7 @@ def width_connection(streams: torch.Tensor, alpha: torch.Tensor, reads: int = 1)
     Returns what is read, `[B, S, reads, D]` in the dtype of the streams, and H' `[B, S, N, D]` in that of `alpha`.
     """
     values = streams.to(alpha.dtype)
-    if torch.compiler.is_compiling() or not _matmul_is_exact(streams.device):
+    if not uses_matrix_products(streams.device):
         # elementwise, so that a compiler fuses it and no setting can make it lossy
         columns = [
             sum(alpha[..., i, j : j + 1] * values[..., i, :] for i in range(streams.shape[-2]))
@@ -136,7 +147,7 @@ class Connection(InitialisedModule):
 
     def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, Carry]:
         """The width connection; a forward, so that hooks and wrappers of the module see it."""
-        with torch.autocast(streams.device.type, enabled=False):
+        with without_autocast(streams):
             branch_input, mixed, beta = self.connect(streams)
         return branch_input, Carry(mixed, beta, streams.dtype)
 
@@ -147,6 +158,12 @@ class Connection(InitialisedModule):
     def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
         """The next streams `[B, S, N, D]`, from the carry and the branch output `[B, S, D]`."""
         return depth_connection(carry, branch_output.unsqueeze(-2))
+
+    def next_width_connection(
+        self, previous: "Connection", carry: Carry, branch_output: torch.Tensor
+    ) -> tuple[torch.Tensor, Carry]:
+        """The depth connection of the sub-layer before, of its carry and branch output; then this width connection."""
+        return self.width_connection(previous.depth_connection(carry, branch_output))
 
     def extra_repr(self) -> str:
         return f"hidden_size={self.hidden_size}, hc_mult={self.hc_mult}, sub_layer={self.sub_layer}"
@@ -166,6 +183,7 @@ class HyperConnection(Connection):
     ):
         super().__init__(hidden_size, hc_mult, sub_layer)
         self.tanh = tanh
+        self.recomputation: Recomputation | None = None
         self.norm = norm if norm is None else norm.float()
         self.register_initial_values()
 
@@ -214,20 +232,53 @@ class HyperConnection(Connection):
         read, mixed = width_connection(streams, alpha)
         return read.squeeze(-2), mixed, beta
 
+    def reader(self, dtype: torch.dtype) -> Reader | None:
+        """What a step needs to compute `coefficients` in `dtype`; None when the norm is not one that it knows."""
+        static = (self.static_alpha.to(dtype), self.static_beta.to(dtype))
+        if self.norm is None:
+            return Reader(*static)
+        norm = fold_norm(self.norm)
+        if norm is None:
+            return None
+        fn = torch.cat([self.dynamic_alpha_fn, self.dynamic_beta_fn.unsqueeze(-1)], dim=-1).to(dtype)
+        return Reader(
+            *static,
+            fn=(fn if norm.weight is None else fn * norm.weight.to(dtype).unsqueeze(-1)).transpose(0, 1).contiguous(),
+            offset=None if norm.bias is None else norm.bias.to(dtype) @ fn,
+            alpha_scale=self.dynamic_alpha_scale.to(dtype),
+            beta_scale=self.dynamic_beta_scale.to(dtype),
+            eps=norm.eps,
+            centred=norm.centred,
+            tanh=self.tanh,
+        )
+
+    def forward(
+        self, streams: torch.Tensor | StepCarry, branch_output: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Carry | StepCarry]:
+        """The width connection; with a branch output, `streams` is the carry of the sub-layer before, yet to write."""
+        values = streams.streams if isinstance(streams, StepCarry) else streams
+        with without_autocast(values):
+            reader = self.reader(compute_dtype(values.dtype))
+            if branch_output is not None and reader is not None:
+                return write_and_read_streams(streams, branch_output, reader)
+            if branch_output is not None:
+                values = write_streams(streams, branch_output)
+            if reader is not None:
+                return read_streams(values, reader, self.recomputation)
+        return super().forward(values)
+
+    def next_width_connection(
+        self, previous: Connection, carry: Carry | StepCarry, branch_output: torch.Tensor
+    ) -> tuple[torch.Tensor, Carry | StepCarry]:
+        if isinstance(carry, StepCarry):
+            return self(carry, branch_output)
+        return super().next_width_connection(previous, carry, branch_output)
+
+    def depth_connection(self, carry: Carry | StepCarry, branch_output: torch.Tensor) -> torch.Tensor:
+        if not isinstance(carry, StepCarry):
+            return super().depth_connection(carry, branch_output)
+        with without_autocast(branch_output):
+            return write_streams(carry, branch_output)
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, tanh={self.tanh}"
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which streams of `dtype` are computed: float32, or float64 for float64."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _matmul_is_exact(device: torch.device) -> bool:
-    """Whether a float32 matrix product on `device` keeps every bit of its operands."""
-    if device.type != "cpu":
-        return False
-    try:
-        return torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # the precision was set per backend, so it may be reduced
-        return False

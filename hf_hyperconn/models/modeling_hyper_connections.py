@@ -21,6 +21,7 @@ from transformers.utils import logging
 from .dynamic_activations import EmbeddingScale, replace_norms
 from .frac_connections import FracConnection, narrow_norm
 from .hyper_connections import Connection, HyperConnection, InitialisedModule
+from .hyper_connections_step import Recomputation
 from .keel_connection import KeelConnection
 from .manifold_hyper_connections import LearnedReadout, ManifoldHyperConnection
 
@@ -100,9 +101,7 @@ class HyperConnectionDecoderLayer:
 
         branch_input, carry = self.attn_hc.width_connection(streams)
         branch_output = self.attention_branch(branch_input, **kwargs)
-        streams = self.attn_hc.depth_connection(carry, branch_output)
-
-        branch_input, carry = self.mlp_hc.width_connection(streams)
+        branch_input, carry = self.mlp_hc.next_width_connection(self.attn_hc, carry, branch_output)
         branch_output = self.mlp_branch(branch_input)
         streams = self.mlp_hc.depth_connection(carry, branch_output)
 
@@ -159,6 +158,31 @@ class HyperConnectionPreTrainedModel:
         elif (name := getattr(module, "hc_output_projection", None)) is not None:
             std = self.config.initializer_range * self.config.hc_mult**-0.5
             init.normal_(getattr(module, name), mean=0.0, std=std)
+
+    def set_stream_recomputation(self, every: int | str | None = "auto") -> None:
+        """Keep fewer streams for the backward, and compute the others again from branch outputs, bit for bit.
+
+        No branch runs twice: it costs a second pass over the streams, not a second forward. Not together with gradient
+        checkpointing, which keeps no streams anyway, nor in compiled models, whose compiler decides what is kept.
+
+        every: number of sub-layers from kept streams to kept streams, even; "auto", near sqrt(N L / (N + 2)) for L
+            sub-layers, which needs the least memory (mHC paper, Eq. 20); or None, back to keeping those of each layer.
+
+        Raises `ValueError` for another number, or for connections that are neither static nor dynamic ("shc", "dhc").
+        """
+        config = self.config
+        if config.connection not in ("shc", "dhc"):
+            raise ValueError(
+                f"streams of connection {config.connection!r} can't be recomputed, those of 'shc' and 'dhc' can."
+            )
+        if every == "auto":
+            n, sub_layers = config.hc_mult, 2 * config.num_hidden_layers
+            every = max(2, 2 * round((n * sub_layers / (n + 2)) ** 0.5 / 2))
+        if every is not None and (not isinstance(every, int) or every < 2 or every % 2):
+            raise ValueError(f"every={every!r} was asked for; accepted are 'auto', None and even numbers from 2 up.")
+        for module in self.modules():
+            if isinstance(module, HyperConnection):
+                module.recomputation = None if every is None else Recomputation(module.sub_layer % every == 0)
 
     def save_pretrained(self, save_directory, **kwargs):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""

@@ -1,0 +1,290 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""Hyper-connections with a backward of their own, which keeps little and passes over the streams few times.
+
+A *step* goes from one branch to the next: the depth connection of a sub-layer, then the width connection of the one
+after it. Either half may be absent. For one token, in the letters of `hyper_connections.py`,
+
+    write   H = A_r'^T S + b' (outer) f       S, A', b': the streams and coefficients that the branch before read
+    read    z = norm(H) @ fn                  f: its output
+            [A | b] = static + scale * tanh(z + offset)
+            x = A_m^T H
+
+The mixed streams A_r^T H are never made: a step hands on H with its coefficients, and the next one mixes while it
+writes. So the gradient that a step receives for the streams it hands on is that of A_r^T H, and the one it returns for
+S is that of A_r'^T S. Streams thereby have one gradient, not a sum of two. What is kept for the backward is S, f and a
+few values a token for the coefficients; H is computed again.
+"""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+from transformers.utils import logging
+
+from .hyper_connections_torch import KERNELS, Kernels, Read, Reader, StepGrads
+
+logger = logging.get_logger(__name__)
+
+IMPLEMENTATIONS = ("auto", "torch", "triton")
+MAX_TRITON_STREAMS = 8
+_TRITON_IS_INSTALLED = find_spec("triton") is not None
+_TRITON_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
+_asked = "auto"
+_logged: set[str] = set()
+
+
+def set_hc_implementation(name: str) -> None:
+    """Choose what computes static and dynamic hyper-connections from here on, in the whole process.
+
+    name: "torch"; "triton", the fused kernels, which need a GPU (or `TRITON_INTERPRET=1`) and never fall back; or
+        "auto", the kernels on a GPU. The environment variable `HF_HYPERCONN_IMPLEMENTATION` sets it at start.
+
+    Raises `ValueError` for another name, `RuntimeError` for "triton" where Triton is not installed.
+    """
+    global _asked
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"implementation {name!r} was asked for; accepted are {', '.join(map(repr, IMPLEMENTATIONS))}."
+        )
+    if name == "triton" and not _TRITON_IS_INSTALLED:
+        raise RuntimeError(
+            'implementation "triton" was asked for, but Triton is not installed. Run: pip install triton'
+        )
+    _asked = name
+
+
+set_hc_implementation(os.environ.get("HF_HYPERCONN_IMPLEMENTATION", "auto"))
+
+
+def implementation(streams: torch.Tensor) -> str:
+    """What computes a step on `streams`: "torch" or "triton".
+
+    Raises `RuntimeError` when "triton" was asked for and can't run on them.
+    """
+    if _asked == "torch":
+        return "torch"
+    on_gpu = streams.device.type == "cuda"
+    obstacle = _triton_obstacle(streams, on_gpu or (_asked == "triton" and _TRITON_INTERPRETS))
+    if _asked == "triton" and obstacle is not None:
+        raise RuntimeError(f'implementation "triton" was asked for, but {obstacle}. Use "auto" or "torch" there.')
+    taken = "triton" if obstacle is None else "torch"
+    if not torch.compiler.is_compiling() and taken not in _logged:
+        _logged.add(taken)
+        logger.info(f"hyper-connections are computed by {taken}{f', because {obstacle}' if obstacle else ''}.")
+    return taken
+
+
+def _triton_obstacle(streams: torch.Tensor, has_device: bool) -> str | None:
+    if not _TRITON_IS_INSTALLED:
+        return "Triton is not installed"
+    if not has_device:
+        return f"the streams are on {streams.device.type}, not on a GPU"
+    if streams.dtype == torch.float64:
+        return "the streams are float64"
+    if streams.shape[-2] > MAX_TRITON_STREAMS:
+        return f"there are {streams.shape[-2]} streams, more than {MAX_TRITON_STREAMS}"
+    return None
+
+
+class StepCarry(NamedTuple):
+    """What a width connection leaves for the depth connection of the same sub-layer.
+
+    streams: H, `[B, S, N, D]`, whose gradient is that of A_r^T H.
+    coefficients: `[B, S, N, N+2]`, or `[N, N+2]` when static; float32 (float64 for float64 streams).
+    origin: H as a backward can get it, kept or computed again; None when no stream is to be computed again.
+    """
+
+    streams: torch.Tensor
+    coefficients: torch.Tensor
+    origin: "torch.Tensor | Replay | None" = None
+
+
+class Recomputation(NamedTuple):
+    """What a connection does when only some streams are kept for the backward.
+
+    keep: whether those that it reads are kept.
+    """
+
+    keep: bool
+
+
+def read_streams(
+    streams: torch.Tensor, reader: Reader, recomputation: Recomputation | None = None
+) -> tuple[torch.Tensor, StepCarry]:
+    """A width connection: the branch input `[B, S, D]` of streams `[B, S, N, D]`, and the carry."""
+    replay = None if recomputation is None or recomputation.keep else getattr(streams, "hc_replay", None)
+    with nullcontext() if replay is None else _packed_as(replay, streams):
+        handed_on, branch_input, coefficients = _step(streams, None, None, reader)
+    origin = None if recomputation is None else (replay or streams.detach())
+    return branch_input, StepCarry(handed_on, coefficients, origin)
+
+
+def write_streams(carry: StepCarry, branch_output: torch.Tensor) -> torch.Tensor:
+    """A depth connection: the next streams `[B, S, N, D]`."""
+    (streams,) = _step(carry.streams, carry.coefficients, branch_output, None)
+    if carry.origin is not None:
+        streams.hc_replay = Replay(carry, branch_output)
+    return streams
+
+
+def write_and_read_streams(
+    carry: StepCarry, branch_output: torch.Tensor, reader: Reader
+) -> tuple[torch.Tensor, StepCarry]:
+    """A depth connection and the width connection of the next sub-layer: its branch input and carry."""
+    with _packed_as(carry.origin, carry.streams) if isinstance(carry.origin, Replay) else nullcontext():
+        handed_on, branch_input, coefficients = _step(carry.streams, carry.coefficients, branch_output, reader)
+    origin = None if carry.origin is None else Replay(carry, branch_output)
+    return branch_input, StepCarry(handed_on, coefficients, origin)
+
+
+class Replay:
+    """Streams to be computed again, from the carry and the branch output that they were written with."""
+
+    def __init__(self, carry: StepCarry, branch_output: torch.Tensor):
+        self.origin, self.coefficients = carry.origin, carry.coefficients.detach()
+        self.branch_output = branch_output.detach()
+        self.kernels = _kernels(implementation(carry.streams))
+        self.streams: torch.Tensor | None = None
+
+    def __call__(self) -> torch.Tensor:
+        """The streams, bit for bit. Those on the way from the last kept ones stay for the sub-layers before."""
+        chain = [self]
+        while chain[-1].streams is None and isinstance(chain[-1].origin, Replay):
+            chain.append(chain[-1].origin)
+        for step in reversed(chain):
+            if step.streams is None:
+                before = step.origin.streams if isinstance(step.origin, Replay) else step.origin
+                step.streams, _ = step.kernels.step_forward(before, step.coefficients, step.branch_output, None)
+        return self.streams
+
+
+def _packed_as(replay: Replay, streams: torch.Tensor) -> saved_tensors_hooks:
+    """Hooks that save `replay` in the place of `streams`."""
+    address, shape = streams.data_ptr(), streams.shape  # the hooks live as long as the graph, the streams must not
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor | Replay:
+        return replay if tensor.data_ptr() == address and tensor.shape == shape else tensor
+
+    return saved_tensors_hooks(pack, lambda packed: packed() if isinstance(packed, Replay) else packed)
+
+
+def _step(
+    streams: torch.Tensor, coefficients: torch.Tensor | None, branch_output: torch.Tensor | None, reader: Reader | None
+) -> tuple[torch.Tensor, ...]:
+    tensors = (None,) * 6 if reader is None else reader[:6]
+    settings = None if reader is None else reader[6:]
+    return _Step.apply(implementation(streams), settings, streams, coefficients, branch_output, *tensors)
+
+
+def without_autocast(tensor: torch.Tensor) -> AbstractContextManager:
+    """A context in which operations on `tensor` keep the dtypes that they are given."""
+    device = tensor.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def _kernels(name: str) -> Kernels:
+    """What computes a step."""
+    if name == "torch":
+        return KERNELS
+    from .hyper_connections_triton import KERNELS as triton_kernels
+
+    return triton_kernels
+
+
+class _Step(torch.autograd.Function):
+    """A step. It returns the streams that it hands on and, when it reads, the branch input and the coefficients."""
+
+    @staticmethod
+    def forward(ctx, name, settings, streams, coefficients, branch_output, *tensors):
+        ctx.name, ctx.settings = name, settings
+        reader = None if settings is None else Reader(*tensors, *settings)
+        handed_on, result = _kernels(name).step_forward(streams, coefficients, branch_output, reader)
+        if coefficients is None:
+            handed_on = streams.view_as(streams)
+        # writing alone needs no streams in its backward
+        kept = None if reader is None else streams
+        ctx.save_for_backward(kept, coefficients, branch_output, *tensors, *(result or ())[1:])
+        return (handed_on,) if result is None else (handed_on, result.branch_input, result.coefficients)
+
+    @staticmethod
+    def backward(ctx, grad_streams, grad_input=None, grad_read_coefficients=None):
+        streams, coefficients, branch_output, *saved = ctx.saved_tensors
+        tensors, values = saved[:6], saved[6:]
+        reader = None if ctx.settings is None else Reader(*tensors, *ctx.settings)
+        result = None if reader is None else Read(None, *values)
+        is_dynamic = reader is not None and reader.fn is not None
+        kernels = _kernels(ctx.name)
+        with without_autocast(grad_streams):
+            grads = kernels.step_backward(
+                streams,
+                coefficients,
+                branch_output,
+                reader,
+                result,
+                grad_streams,
+                grad_input,
+                grad_read_coefficients[..., -1] if is_dynamic else None,
+            )
+            of_written = None if coefficients is None else _of_written(grads.written_beta, coefficients)
+            of_reader = [None] * 6
+            if reader is not None:
+                of_reader = _of_parameters(reader, result, grads, grad_read_coefficients)
+            if is_dynamic and ctx.needs_input_grad[7]:
+                of_reader[2] = kernels.projection_backward(
+                    streams, coefficients, branch_output, result, grads.predicted
+                )
+        return None, None, grads.streams, of_written, grads.branch_output, *of_reader
+
+
+def _of_written(grad_beta: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    """The gradient of the coefficients that a step writes with: through b, the rest goes through the streams."""
+    if coefficients.dim() == 2:
+        grad_beta = grad_beta.flatten(0, -2).sum(0)
+    return F.pad(grad_beta.unsqueeze(-1), (coefficients.shape[-1] - 1, 0))
+
+
+def _of_parameters(
+    reader: Reader, result: Read, grads: StepGrads, grad_read_coefficients: torch.Tensor
+) -> list[torch.Tensor | None]:
+    """The gradients of the reader's tensors but `fn`, from those of every token's coefficients and prediction."""
+    of_static = grads.coefficients.flatten(0, -3).sum(0)
+    if reader.fn is None:
+        return [of_static[:, :-1], grad_read_coefficients[:, -1], None, None, None, None]
+    of_scale = (grads.coefficients * reader.squash(result.predicted)).flatten(0, -2).sum(0)
+    of_offset = None if reader.offset is None else grads.predicted.flatten(0, -2).sum(0)
+    return [of_static[:, :-1], of_static[:, -1], None, of_offset, of_scale[:-1].sum(0, keepdim=True), of_scale[-1:]]
+
+
+class FoldedNorm(NamedTuple):
+    """A norm of the last dimension as weight * (x - mean) / sqrt(variance + eps) + bias.
+
+    weight, bias: `[D]`, or None. centred: whether it takes off the mean; otherwise the mean square is the variance.
+    """
+
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    eps: float
+    centred: bool
+
+
+def fold_norm(norm: nn.Module) -> FoldedNorm | None:
+    """What a norm does, when it is one of those that a step can compute by itself; None for another."""
+    if type(norm) is nn.LayerNorm:
+        return FoldedNorm(norm.weight, norm.bias, norm.eps, centred=True)
+    if type(norm) is nn.RMSNorm and norm.eps is not None:
+        return FoldedNorm(norm.weight, None, norm.eps, centred=False)
+    name = type(norm).__name__
+    if not type(norm).__module__.startswith("transformers.models."):
+        return None
+    if name == "OlmoLayerNorm":
+        return FoldedNorm(None, None, 1e-5, centred=True)
+    if name in ("GemmaRMSNorm", "Gemma2RMSNorm"):
+        return FoldedNorm(1.0 + norm.weight, None, norm.eps, centred=False)
+    if name.endswith("RMSNorm") and hasattr(norm, "variance_epsilon"):
+        return FoldedNorm(norm.weight, None, norm.variance_epsilon, centred=False)
+    return None

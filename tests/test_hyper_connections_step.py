@@ -1,0 +1,323 @@
+"""Steps: the hand-written backward against autograd, what it keeps, and streams that are computed again."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from hf_hyperconn import convert_model, set_hc_implementation
+from hf_hyperconn.families import FAMILIES
+from hf_hyperconn.models import hyper_connections_step as step
+from hf_hyperconn.models import hyper_connections_torch as torch_kernels
+from hf_hyperconn.models.hyper_connections import HyperConnection
+from hf_hyperconn.models.hyper_connections_step import StepCarry, fold_norm
+
+from .conftest import hc_llama
+from .tiny import tiny
+from .tolerances import FLOAT32
+
+D = 24
+NORMS = {
+    "rms": lambda: nn.RMSNorm(D, eps=1e-6),
+    "layer": lambda: nn.LayerNorm(D),
+    "static": lambda: None,
+}
+
+
+@pytest.fixture(autouse=True)
+def auto_implementation() -> Iterator[None]:
+    yield
+    set_hc_implementation("auto")
+
+
+def connections(n: int, norm: str, tanh: bool = True, *, by_autograd: bool = False, count: int = 3):
+    """Consecutive connections with random parameters."""
+    modules = []
+    for k in range(count):
+        torch.manual_seed(5 + k)
+        module = HyperConnection(D, n, k, norm=NORMS[norm](), tanh=tanh)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        if by_autograd:
+            module.reader = lambda dtype: None
+        modules.append(module)
+    return modules
+
+
+def branch(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) + 0.5 * x
+
+
+def run(modules: list[HyperConnection], streams: torch.Tensor) -> torch.Tensor:
+    """As a decoder layer does it: each depth connection together with the next width connection."""
+    branch_input, carry = modules[0].width_connection(streams)
+    for before, module in zip(modules, modules[1:], strict=False):
+        branch_input, carry = module.next_width_connection(before, carry, branch(branch_input))
+    return modules[-1].depth_connection(carry, branch(branch_input))
+
+
+def results(modules: list[HyperConnection], streams: torch.Tensor) -> list[torch.Tensor]:
+    """The streams after all sub-layers, and every gradient of a function of them."""
+    streams = streams.clone().requires_grad_()
+    after = run(modules, streams)
+    after.cos().sum().backward()
+    return [after.detach(), streams.grad, *(p.grad for module in modules for p in module.parameters())]
+
+
+@pytest.mark.parametrize("matrix", [True, False])
+@pytest.mark.parametrize("n", range(1, 9))
+@pytest.mark.parametrize(("norm", "tanh"), [("static", True), ("rms", True), ("rms", False), ("layer", True)])
+def test_equals_autograd(n, norm, tanh, matrix, monkeypatch):
+    """The same streams and gradients as differentiating the algebra of `hyper_connections.py`, in float64."""
+    monkeypatch.setattr(torch_kernels, "uses_matrix_products", lambda device: matrix)
+    streams = torch.randn(2, 5, n, D, dtype=torch.float64)
+    ours = results([module.double() for module in connections(n, norm, tanh)], streams)
+    expected = results([module.double() for module in connections(n, norm, tanh, by_autograd=True)], streams)
+    for mine, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("norm", ["static", "rms", "layer"])
+def test_finite_differences(norm):
+    modules = [module.double() for module in connections(2, norm, count=2)]
+    names = [(module, name) for module in modules for name, _ in module.named_parameters()]
+    streams = torch.randn(1, 2, 2, D, dtype=torch.float64, requires_grad=True)
+
+    def function(streams, *values):
+        per_module = {id(module): {} for module in modules}
+        for (module, name), value in zip(names, values, strict=True):
+            per_module[id(module)][name] = value
+        first, second = modules
+        branch_input, carry = torch.func.functional_call(first, per_module[id(first)], (streams,))
+        branch_input, carry = torch.func.functional_call(second, per_module[id(second)], (carry, branch(branch_input)))
+        return second.depth_connection(carry, branch(branch_input))
+
+    values = [dict(module.named_parameters())[name].detach().requires_grad_() for module, name in names]
+    assert torch.autograd.gradcheck(function, (streams, *values))
+
+
+def test_layers_take_steps(monkeypatch):
+    """A decoder layer with a usual norm takes three steps: read, write and read, write."""
+    seen = []
+    forward = torch_kernels.step_forward
+    spied = torch_kernels.KERNELS._replace(
+        step_forward=lambda s, c, f, reader: (
+            seen.append((c is not None, reader is not None)),
+            forward(s, c, f, reader),
+        )[1]
+    )
+    monkeypatch.setattr(step, "KERNELS", spied)
+    set_hc_implementation("torch")
+    model = hc_llama()
+    model(torch.arange(5)[None])
+    assert seen == [(False, True), (True, True), (True, False)] * model.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keeps_few_rows(dtype):
+    """For its backward, a sub-layer keeps its streams and its branch's output: N + 1 rows, and little more."""
+    n, size, tokens = 4, 1024, 64
+    module = HyperConnection(size, n, 0, norm=nn.RMSNorm(size, eps=1e-6))
+    parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    streams = torch.randn(1, tokens, n, size, dtype=dtype, requires_grad=True)
+    kept: dict[int, int] = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters and tensor.numel() >= tokens:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        branch_input, carry = module.width_connection(streams)
+        module.depth_connection(carry, branch_input)
+    folded = 4 * size * (n + 2)  # the norm's weight times the projection
+    rows = (sum(kept.values()) - folded) / (tokens * size * dtype.itemsize)
+    assert n + 1 <= rows <= 6
+
+
+def test_frozen_projections_cost_no_gradient(monkeypatch):
+    monkeypatch.setattr(step, "KERNELS", torch_kernels.KERNELS._replace(projection_backward=None))
+    (module,) = connections(2, "rms", count=1)
+    module.requires_grad_(False)
+    streams = torch.randn(1, 3, 2, D, requires_grad=True)
+    run([module], streams).sum().backward()
+    assert streams.grad is not None
+
+
+def test_unknown_norms_go_by_autograd():
+    class Other(nn.Module):
+        def forward(self, x):
+            return x / (1 + x.abs().mean(-1, keepdim=True))
+
+    assert fold_norm(Other()) is None
+    module = HyperConnection(D, 2, 0, norm=Other())
+    _, carry = module.width_connection(torch.randn(1, 3, 2, D))
+    assert not isinstance(carry, StepCarry)
+    # a known norm may follow an unknown one, and the reverse
+    known = connections(2, "rms", count=1)[0]
+    streams = torch.randn(1, 3, 2, D)
+    branch_input, carry = module.width_connection(streams)
+    branch_input, carry = known.next_width_connection(module, carry, branch_input)
+    branch_input, carry = module.next_width_connection(known, carry, branch_input)
+    assert module.depth_connection(carry, branch_input).shape == streams.shape
+
+
+def norm_classes() -> list[type[nn.Module]]:
+    """Every norm class of every model of Transformers."""
+    found = {}
+    for package in pkgutil.iter_modules(transformers.models.__path__):
+        try:
+            module = importlib.import_module(f"transformers.models.{package.name}.modeling_{package.name}")
+        except ImportError:
+            continue
+        for name, cls in vars(module).items():
+            if isinstance(cls, type) and issubclass(cls, nn.Module) and name.endswith("Norm"):
+                found[f"{cls.__module__}.{name}"] = cls
+    return list(found.values())
+
+
+@pytest.mark.slow
+def test_folded_norms_are_the_norms_of_transformers():
+    """Whatever `fold_norm` claims to know, it computes; of all norm classes that Transformers has."""
+    known = 0
+    for cls in norm_classes():
+        try:
+            norm = cls(D)
+        except Exception:  # another signature: not a norm of hidden states
+            continue
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for parameter in norm.parameters():
+                parameter.copy_(torch.randn_like(parameter))
+        try:
+            folded = fold_norm(norm)
+        except AttributeError as error:
+            raise AssertionError(f"{cls} looks like a norm that it is not") from error
+        if folded is None:
+            continue
+        known += 1
+        x = torch.randn(3, D)
+        mean = x.mean(-1, keepdim=True) if folded.centred else 0
+        expected = (x - mean) * torch.rsqrt((x - mean).square().mean(-1, keepdim=True) + folded.eps)
+        expected = expected if folded.weight is None else expected * folded.weight
+        expected = expected if folded.bias is None else expected + folded.bias
+        torch.testing.assert_close(norm(x), expected, **FLOAT32, msg=lambda text, cls=cls: f"{cls}: {text}")
+    assert known > 50
+
+
+def test_all_families_with_usual_norms_take_steps():
+    for model_type in FAMILIES:
+        model = convert_model(tiny(model_type))
+        assert all(m.reader(torch.float32) is not None for m in model.modules() if isinstance(m, HyperConnection))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("norm", ["static", "rms", "layer"])
+def test_compiles_whole(norm, compiled):
+    """`torch.compile(fullgraph=True)` sees through steps, forward and backward."""
+    modules = connections(3, norm)
+    streams = torch.randn(2, 5, 3, D)
+    expected = results(modules, streams)
+    for module in modules:
+        module.zero_grad()
+    if compiled:
+        torch.compiler.reset()
+    copy = streams.clone().requires_grad_()
+    function = torch.compile(run, fullgraph=True) if compiled else run
+    after = function(modules, copy)
+    after.cos().sum().backward()
+    found = [after.detach(), copy.grad, *(p.grad for module in modules for p in module.parameters())]
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5 * (1 + other.abs().max().item()))
+
+
+class TestRecomputation:
+    """Streams of only some sub-layers kept for the backward, the others computed again."""
+
+    @staticmethod
+    def step(model, every, twice=False):
+        model.zero_grad()
+        model.set_stream_recomputation(every)
+        torch.manual_seed(0)
+        loss = model(torch.randint(0, 60, (2, 9)), labels=torch.randint(0, 60, (2, 9))).loss
+        loss.backward(retain_graph=twice)
+        if twice:
+            loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("connection", ["dhc", "shc"])
+    @pytest.mark.parametrize("every", [2, 4, 6, 16, "auto"])
+    def test_is_bit_equal(self, every, connection, dtype):
+        model = hc_llama(num_hidden_layers=5, connection=connection).to(dtype).train()
+        for mine, other in zip(self.step(model, every), self.step(model, None), strict=True):
+            assert torch.equal(mine, other)
+
+    def test_twice_through_one_graph(self):
+        model = hc_llama(num_hidden_layers=5).train()
+        for mine, other in zip(self.step(model, 4, twice=True), self.step(model, None, twice=True), strict=True):
+            assert torch.equal(mine, other)
+
+    def test_keeps_fewer_streams(self):
+        model = hc_llama(num_hidden_layers=8).train()
+        tokens = torch.randint(0, 60, (1, 16))
+
+        def kept(every):
+            """How many of the layers' outputs a graph keeps."""
+            model.set_stream_recomputation(every)
+            outputs = []
+            hooks = [
+                layer.register_forward_hook(lambda *a: outputs.append(StorageWeakRef(a[-1].untyped_storage())))
+                for layer in model.model.layers[:-1]
+            ]
+            loss = model(tokens).logits.sum()
+            for hook in hooks:
+                hook.remove()
+            return sum(not output.expired() for output in outputs), loss
+
+        assert kept(None)[0] == 7  # of every layer but the last, whose output are hidden states
+        assert kept(2)[0] == 7
+        assert kept(4)[0] == 3
+        assert kept(8)[0] == 1
+        assert kept(16)[0] == 0
+
+    def test_other_numbers_are_refused(self):
+        model = hc_llama()
+        for every in (0, 1, 3, -2, 2.0, "often"):
+            with pytest.raises(ValueError, match="even numbers from 2 up"):
+                model.set_stream_recomputation(every)
+        with pytest.raises(ValueError, match="'shc' and 'dhc' can"):
+            hc_llama(connection="mhc").set_stream_recomputation(4)
+
+
+class TestChoice:
+    def test_unknown_names_are_refused(self):
+        with pytest.raises(ValueError, match="accepted are 'auto', 'torch', 'triton'"):
+            set_hc_implementation("cuda")
+
+    def test_triton_never_falls_back(self, monkeypatch):
+        monkeypatch.setattr(step, "_TRITON_INTERPRETS", False)
+        set_hc_implementation("triton")
+        with pytest.raises(RuntimeError, match="the streams are on cpu, not on a GPU"):
+            hc_llama()(torch.arange(3)[None])
+
+    def test_triton_that_is_not_installed_is_refused(self, monkeypatch):
+        monkeypatch.setattr(step, "_TRITON_IS_INSTALLED", False)
+        with pytest.raises(RuntimeError, match="pip install triton"):
+            set_hc_implementation("triton")
+
+    def test_auto_says_once_what_it_took(self, monkeypatch):
+        monkeypatch.setattr(step, "_logged", set())
+        messages = []
+        monkeypatch.setattr(step.logger, "info", messages.append)
+        model = hc_llama()
+        for _ in range(2):
+            model(torch.arange(3)[None])
+        assert messages == ["hyper-connections are computed by torch, because the streams are on cpu, not on a GPU."]

@@ -1,0 +1,329 @@
+"""The fused kernels against the float64 reference: on a GPU, or in Triton's interpreter where there is none.
+
+Run by `make test`, in a process of its own: the interpreter is chosen when Triton is imported.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from hf_hyperconn import set_hc_implementation
+from hf_hyperconn.models import hyper_connections_step as step
+from hf_hyperconn.models import hyper_connections_triton as triton_kernels
+from hf_hyperconn.models.hyper_connections import HyperConnection
+from tests.conftest import hc_llama, llama_config
+from tests.tolerances import KERNELS_BFLOAT16, KERNELS_FLOAT16, KERNELS_FLOAT32
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCES = {torch.float32: KERNELS_FLOAT32, torch.bfloat16: KERNELS_BFLOAT16, torch.float16: KERNELS_FLOAT16}
+SIZES = [64, 576, 1000, 2048, 4096, 5129]
+ON_GPU = pytest.mark.skipif(DEVICE == "cpu", reason="too large for the interpreter")
+
+
+@pytest.fixture(autouse=True)
+def poisoned_triton() -> Iterator[None]:
+    """Only the kernels, and every tensor that is not yet written holds NaN."""
+    set_hc_implementation("triton")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    set_hc_implementation("auto")
+
+
+def connections(n: int, size: int, norm: str, tanh: bool) -> list[HyperConnection]:
+    """Two consecutive connections with random parameters; what they predict is of order one."""
+    modules = []
+    for k in range(2):
+        torch.manual_seed(k)
+        kinds = {
+            "rms": lambda: nn.RMSNorm(size, eps=1e-6),
+            "layer": lambda: nn.LayerNorm(size),
+            "static": lambda: None,
+        }
+        module = HyperConnection(size, n, k, norm=kinds[norm](), tanh=tanh)
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                spread = size**-0.5 if name.endswith("fn") else 0.3
+                parameter.add_(spread * torch.randn_like(parameter))
+        modules.append(module.to(DEVICE))
+    return modules
+
+
+def results(modules: list[HyperConnection], streams: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Read, write and read, write: what they give, and every gradient for given gradients of that."""
+    first, second = modules
+    streams = streams.to(dtype).requires_grad_()
+    outputs = [
+        (torch.randn(*streams.shape[:2], streams.shape[-1], generator=_seed(k))).to(DEVICE, dtype) for k in (1, 2)
+    ]
+    outputs = [output.requires_grad_() for output in outputs]
+    x0, carry = first.width_connection(streams)
+    x1, carry = second.next_width_connection(first, carry, outputs[0])
+    after = second.depth_connection(carry, outputs[1])
+    made = [x0, x1, after]
+    grads = [torch.randn(y.shape, generator=_seed(3 + k)).to(DEVICE, dtype) for k, y in enumerate(made)]
+    parameters = [p for module in modules for p in module.parameters()]
+    found = torch.autograd.grad(made, [streams, *outputs, *parameters], grads)
+    return [*(y.detach() for y in made), *found]
+
+
+def _seed(k: int) -> torch.Generator:
+    return torch.Generator().manual_seed(k)
+
+
+def check(n, size, tokens, dtype=torch.float32, norm="rms", tanh=True, streams=None):
+    """Every result and gradient against autograd through the algebra in float64."""
+    if streams is None:
+        streams = torch.randn(1, tokens, n, size, generator=_seed(0)).to(dtype)
+    modules = connections(n, size, norm, tanh)
+    ours = results(modules, streams.to(DEVICE), dtype)
+    exact = [module.double() for module in connections(n, size, norm, tanh)]
+    for module in exact:
+        module.reader = lambda dtype: None
+    reference = results(exact, streams.to(DEVICE).double(), torch.float64)
+    of_static = 0.0
+    for mine, other in zip(ours, reference, strict=True):
+        # the gradient of a scale adds up as many terms as those of static_alpha, which come before, and may cancel
+        of_static = other.abs().max().item() if other.shape == (n, n + 1) else of_static
+        size_of_terms = of_static if other.shape == (1,) else other.abs().max().item()
+        rtol, atol = TOLERANCES[dtype].values()
+        torch.testing.assert_close(mine.double(), other, rtol=rtol, atol=atol * size_of_terms)
+    return ours
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in range(5, 9))])
+@pytest.mark.parametrize(("norm", "tanh"), [("static", True), ("rms", True), ("rms", False), ("layer", True)])
+def test_every_number_of_streams(n, norm, tanh):
+    check(n, 64, 7, norm=norm, tanh=tanh)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
+def test_16_bit_streams(n, dtype):
+    check(n, 64, 7, dtype)
+
+
+@pytest.mark.parametrize("size", [*SIZES[:3], *(pytest.param(size, marks=pytest.mark.slow) for size in SIZES[3:])])
+def test_every_size(size):
+    check(4, size, 3)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, pytest.param(63, marks=pytest.mark.slow)])
+def test_every_number_of_tokens(tokens):
+    check(4, 64, tokens, torch.bfloat16)
+
+
+@ON_GPU
+@pytest.mark.parametrize("size", SIZES)
+def test_many_tokens(size):
+    for n in range(1, 9):
+        for dtype in (torch.float32, torch.bfloat16):
+            check(n, size, 4096, dtype)
+
+
+def test_no_token():
+    for value in results(connections(4, 64, "rms", True), torch.empty(1, 0, 4, 64, device=DEVICE), torch.float32):
+        assert not value.isnan().any()
+
+
+class TestNotContiguous:
+    def test_expanded(self):
+        """The first streams are one tensor, repeated without copies."""
+        check(4, 64, 7, streams=torch.randn(1, 7, 1, 64).expand(1, 7, 4, 64))
+
+    def test_strided(self):
+        check(4, 64, 7, streams=torch.randn(1, 14, 6, 128)[:, ::2, 1:5, :64])
+
+    def test_transposed(self):
+        check(4, 64, 7, streams=torch.randn(7, 64, 4, 1).permute(3, 0, 2, 1))
+
+    def test_batches_that_do_not_merge(self):
+        check(4, 64, 7, streams=torch.randn(5, 3, 4, 64).transpose(0, 1))
+
+
+@pytest.mark.parametrize("norm", ["static", "layer"])
+def test_runs_repeat_bit_for_bit(norm):
+    first, second = (check(4, 576, 7, torch.bfloat16, norm) for _ in range(2))
+    assert all(torch.equal(mine, other) for mine, other in zip(first, second, strict=True))
+
+
+def test_branch_outputs_of_another_dtype():
+    """As under autocast: float32 streams, bfloat16 branches."""
+    first, second = connections(4, 64, "rms", True)
+    streams = torch.randn(1, 5, 4, 64, device=DEVICE, requires_grad=True)
+    _, carry = first.width_connection(streams)
+    output = torch.randn(1, 5, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    x, carry = second.next_width_connection(first, carry, output)
+    after = second.depth_connection(carry, output)
+    assert (x.dtype, after.dtype) == (torch.float32, torch.float32)
+    after.sum().backward()
+    assert (streams.grad.dtype, output.grad.dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_the_kernels_ran(monkeypatch):
+    """When they are asked for, three launches a layer forward, and five backward, two of them for projections."""
+    launched = []
+    for name in ("_forward", "_backward", "_projection"):
+        kernel = getattr(triton_kernels, name)
+
+        class Spy:
+            def __init__(self, kernel, name):
+                self.kernel, self.name = kernel, name
+
+            def __getitem__(self, grid):
+                launched.append(self.name)
+                return self.kernel[grid]
+
+        monkeypatch.setattr(triton_kernels, name, Spy(kernel, name))
+    model = hc_llama(num_hidden_layers=2).to(DEVICE)
+    tokens = torch.arange(5, device=DEVICE)[None]
+    loss = model(tokens, labels=tokens).loss
+    assert launched == ["_forward"] * 6
+    loss.backward()
+    assert sorted(launched[6:]) == ["_backward"] * 6 + ["_projection"] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("n", "connection"), [(4, "dhc"), (4, "shc"), (1, "dhc"), (8, "dhc")])
+def test_conversion_stays_exact(n, connection, dtype):
+    from transformers import LlamaForCausalLM
+
+    from hf_hyperconn import convert_model
+
+    torch.manual_seed(0)
+    base = LlamaForCausalLM(llama_config()).to(DEVICE, dtype)
+    converted = convert_model(base, hc_mult=n, connection=connection)
+    tokens = torch.randint(3, 90, (2, 4), device=DEVICE)
+    assert torch.equal(converted(tokens).logits, base(tokens).logits)
+
+
+@pytest.mark.parametrize("every", [4, pytest.param(6, marks=pytest.mark.slow)])
+def test_recomputed_streams_are_those_that_were(every):
+    model = hc_llama(num_hidden_layers=3).to(DEVICE, torch.bfloat16).train()
+    tokens = torch.randint(3, 90, (1, 5), device=DEVICE)
+
+    def grads(interval):
+        model.zero_grad()
+        model.set_stream_recomputation(interval)
+        model(tokens, labels=tokens).loss.backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    for mine, other in zip(grads(every), grads(None), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_gradient_checkpointing():
+    model = hc_llama(num_hidden_layers=2).to(DEVICE).train()
+    tokens = torch.randint(3, 90, (1, 5), device=DEVICE)
+    found = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        model(tokens, labels=tokens).loss.backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    for mine, other in zip(*found, strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_autocast():
+    model = hc_llama(num_hidden_layers=2).to(DEVICE)
+    tokens = torch.randint(3, 90, (1, 5), device=DEVICE)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        loss = model(tokens, labels=tokens).loss
+    loss.backward()
+    assert model.model.layers[0].attn_hc.static_alpha.grad.dtype == torch.float32
+    set_hc_implementation("torch")
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        other = model(tokens, labels=tokens).loss
+    torch.testing.assert_close(loss, other, rtol=1e-2, atol=1e-2)
+
+
+def test_operators_are_sound():
+    """PyTorch's own check of custom operators: schemas, fake tensors, and tracing with dynamic shapes."""
+    first, streams = connections(3, 64, "layer", True)[0], torch.randn(2, 5, 3, 64, device=DEVICE)
+    reader = first.reader(torch.float32)
+    tensors, (eps, centred, tanh) = tuple(t.detach() for t in reader[:6]), reader[6:]
+    output = torch.randn(2, 5, 64, device=DEVICE)
+    utils = ("test_schema", "test_faketensor")
+    forward, backward = triton_kernels._step_forward, triton_kernels._step_backward
+    torch.library.opcheck(forward, (streams, None, None, *tensors, eps, centred, tanh), test_utils=utils)
+    _, _, coefficients, predicted, deviation, mean = forward(streams, None, None, *tensors, eps, centred, tanh)
+    torch.library.opcheck(forward, (streams, coefficients, output, *tensors, eps, centred, tanh), test_utils=utils)
+    saved = (coefficients, predicted, deviation, mean)
+    grads = (torch.randn_like(streams), output, torch.randn(2, 5, 3, device=DEVICE))
+    arguments = (streams, coefficients, output, *tensors[2:], *saved, centred, tanh, *grads)
+    torch.library.opcheck(backward, arguments, test_utils=utils)
+    arguments = (streams, coefficients, output, deviation, mean, coefficients)
+    torch.library.opcheck(triton_kernels._projection_backward, arguments, test_utils=utils)
+
+
+@pytest.mark.parametrize("norm", ["static", "rms", "layer"])
+def test_compiles_whole(norm):
+    """`torch.compile(fullgraph=True)` sees through the operators, forward and backward."""
+    modules = connections(3, 64, norm, True)
+    streams = torch.randn(2, 5, 3, 64, device=DEVICE)
+    eager = results(modules, streams, torch.float32)
+
+    def run(streams, output):
+        first, second = modules
+        x0, carry = first.width_connection(streams)
+        x1, carry = second.next_width_connection(first, carry, output)
+        return x0, x1, second.depth_connection(carry, x1)
+
+    torch.compiler.reset()
+    backend = "inductor" if DEVICE == "cuda" else "aot_eager"  # Inductor would run the interpreter's kernels itself
+    inputs = [streams.clone().requires_grad_(), torch.randn(2, 5, 64, device=DEVICE, requires_grad=True)]
+    grads = []
+    for function in (run, torch.compile(run, fullgraph=True, backend=backend)):
+        made = function(*inputs)
+        grads.append([*made, *torch.autograd.grad([y.cos().sum() for y in made], inputs)])
+    for mine, other in zip(*grads, strict=True):
+        assert torch.equal(mine, other)
+    assert len(eager) > len(inputs)
+
+
+def test_export():
+    """A model exports with the kernels inside, as operators."""
+    model = hc_llama(num_hidden_layers=1).to(DEVICE).eval()
+    tokens = torch.arange(6, device=DEVICE)[None]
+    with torch.no_grad():
+        program = torch.export.export(model, (), {"input_ids": tokens, "use_cache": False})
+        graphs = [module.graph for module in program.graph_module.modules()]
+        assert any("step_forward" in str(node.target) for graph in graphs for node in graph.nodes)
+        assert torch.equal(program.module()(input_ids=tokens, use_cache=False).logits, model(tokens).logits)
+
+
+@ON_GPU
+def test_no_recompilation_for_another_length():
+    modules = connections(4, 2048, "rms", True)
+    results(modules, torch.randn(1, 4096, 4, 2048, device=DEVICE), torch.bfloat16)
+    kernels = (triton_kernels._forward, triton_kernels._backward, triton_kernels._projection)
+    before = [sum(len(cache[0]) for cache in kernel.device_caches.values()) for kernel in kernels]
+    for tokens in (1, 2, 16, 100, 1025):
+        results(modules, torch.randn(1, tokens, 4, 2048, device=DEVICE), torch.bfloat16)
+    after = [sum(len(cache[0]) for cache in kernel.device_caches.values()) for kernel in kernels]
+    assert after == before
+
+
+@ON_GPU
+def test_cuda_graphs():
+    modules = connections(4, 2048, "rms", True)
+    streams = torch.randn(1, 64, 4, 2048, device=DEVICE, dtype=torch.bfloat16)
+
+    def run():
+        first, second = modules
+        x, carry = first.width_connection(streams)
+        x, carry = second.next_width_connection(first, carry, x)
+        return second.depth_connection(carry, x)
+
+    with torch.no_grad():
+        expected = run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = run()
+        graph.replay()
+        assert torch.equal(captured, expected)
+    assert step.implementation(streams) == "triton"
