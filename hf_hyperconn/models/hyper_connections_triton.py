@@ -25,11 +25,11 @@ except ImportError as error:
 
 # registered under the name of this module, of which a process may hold several, each with a Hub repo
 _NAMESPACE = __name__.replace(".", "_").replace("-", "_")
-# the largest tiles with which no kernel spills registers on sm_90: 8 rows of 512 values for 4 warps
-_ROWS, _BLOCK, _WARPS = 8, 512, 4
+# tokens a program, for N: the most with which no kernel spills registers on sm_90, in blocks of 512 values, or 256
+_TOKENS = {1: 8, 2: 4, 3: 1, 4: 2}
 _PROJECTION_BLOCK, _PROJECTION_CHUNKS = 128, 64
 # the same arithmetic in every kernel, so that streams made again are those that were made
-_OPTIONS = {"num_warps": _WARPS, "enable_fp_fusion": False}
+_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 @triton.jit
@@ -343,8 +343,8 @@ def _sizes(streams: torch.Tensor) -> dict[str, int]:
         "N": n,
         "N_PAD": triton.next_power_of_2(n),
         "M_PAD": triton.next_power_of_2(n + 2),
-        "T": max(1, _ROWS // triton.next_power_of_2(n)),
-        "BLOCK": min(_BLOCK, triton.next_power_of_2(size)),
+        "T": _TOKENS.get(n, 1),
+        "BLOCK": min(512 if n <= 4 else 256, triton.next_power_of_2(size)),
     }
 
 

@@ -1,0 +1,82 @@
+"""The fused kernels compile for an H200 on a machine without one, by Triton's own compiler."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_hyperconn.models.hyper_connections_triton import _OPTIONS, _backward, _forward, _projection, _sizes
+
+triton = pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+H200 = 90
+PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas-blackwell"
+VALUES = ("streams", "output", "next_streams", "branch_input", "rounding", "grad_input", "grad_output")
+KINDS = {  # what a step does, for the kernels that it launches
+    "read": {"WRITES": False, "READS": True, "DYNAMIC": True},
+    "write and read": {"WRITES": True, "READS": True, "DYNAMIC": True},
+    "write": {"WRITES": True, "READS": False, "DYNAMIC": False},
+    "read, static": {"WRITES": False, "READS": True, "DYNAMIC": False},
+    "write and read, static": {"WRITES": True, "READS": True, "DYNAMIC": False},
+}
+
+
+def compiled(kernel, n: int, dtype: str, **flags: bool):
+    """The kernel for n streams of `dtype` and D = 2048, compiled for an H200."""
+    constants = {**_sizes(torch.empty(1, n, 2048, device="meta")), **flags}
+    signature, constexprs, attributes = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        name = parameter.name
+        if parameter.is_constexpr:
+            signature[name], constexprs[(index,)] = "constexpr", constants[name]
+        elif name == "eps":
+            signature[name] = "fp32"
+        elif name == "size" or name.endswith(("stride", "token_count", "tokens_a_chunk")):
+            signature[name] = "i32"
+        else:
+            is_value = name in VALUES or name.endswith("grad_streams")
+            signature[name] = f"*{dtype}" if is_value else "*fp32"
+        if signature[name] != "constexpr" and signature[name] != "fp32" and "token" not in name.split("_")[0]:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", H200, 32), options=_OPTIONS)
+
+
+def spilled(ptx: str, folder: Path) -> bool:
+    """Whether registers of a program for an H200 spill to memory."""
+    (folder / "kernel.ptx").write_text(ptx)
+    command = [PTXAS, "-v", f"-arch=sm_{H200}a", folder / "kernel.ptx", "-o", folder / "kernel.cubin"]
+    report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "spill stores" in report
+    return "0 bytes spill stores" not in report
+
+
+@pytest.mark.parametrize("n", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3, 5, 6, 7, 8))])
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiles_for_an_h200(kind, n, tmp_path):
+    common = {"OFFSET": False, "CENTRED": False, "TANH": True}
+    kernels = [(_forward, {**common, **KINDS[kind]}), (_backward, {**common, **KINDS[kind]})]
+    if KINDS[kind]["DYNAMIC"]:
+        kernels.append((_projection, {"WRITES": KINDS[kind]["WRITES"], "CENTRED": False}))
+    for kernel, flags in kernels:
+        result = compiled(kernel, n, "bf16", **flags)
+        ptx = result.asm["ptx"]
+        assert len(result.asm["cubin"]) > 0
+        assert "atom." not in ptx, "sums by atomics depend on their order"
+        assert "red.global" not in ptx
+        assert result.metadata.shared <= 48 * 1024
+        if PTXAS.is_file():
+            assert not spilled(ptx, tmp_path), kernel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("centred", [False, True])
+def test_other_dtypes_and_norms_compile(dtype, centred):
+    flags = {"OFFSET": centred, "CENTRED": centred, "TANH": not centred}
+    for kind in KINDS.values():
+        for kernel in (_forward, _backward):
+            assert compiled(kernel, 4, dtype, **flags, **kind).asm["cubin"]
