@@ -2,30 +2,35 @@
 
     python benchmarks/connections.py [--threads 2]
 
-Forward, and forward with backward, in eager mode and compiled, for both forms of the algebra: the matrix product and
-the unrolled sums. Writes benchmarks/results/connections.json: medians in milliseconds, and ratios to adding one branch
-output to n streams, the least that n streams can cost.
+Forward, and forward with backward, in eager mode and compiled. Writes benchmarks/results/connections.json (on a GPU
+connections_cuda.json): medians in milliseconds, ratios to adding one branch output to n streams, the least that n
+streams can cost, and beside each the rows of D a token that an ideal implementation would move.
 """
 
 import argparse
-import json
-import os
-import platform
-import statistics
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 from hyper_connections.hyper_connections import HyperConnections
 from torch import nn
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
 
-from hf_hyperconn.models import hyper_connections as hc
+from benchmarks.timing import device, keep_memory, median_ms, write
+from hf_hyperconn import set_hc_implementation
+from hf_hyperconn.models.hyper_connections import HyperConnection
 
-TOKENS, STREAMS, SIZE = 2048, 4, 1024
-REPEATS, WARM_UP = 15, 4
+SHAPES = {"cpu": (2048, 4, 1024), "cuda": (8192, 4, 2048)}
+TOKENS, STREAMS, SIZE = SHAPES[device()]
+
+# rows of D that one token's forward, and forward with backward, must move: streams in, branch out and in, streams out
+N = STREAMS
+FLOORS = {
+    "residual, 1 stream": (3, 6),
+    "residual, n streams": (2 * N + 1, 4 * N + 1),
+    "unfused": (4 * N + 2, 8 * N + 5),
+    "boundary-fused": (2 * N + 2, 5 * N + 5),
+}
 
 
 def plain(streams: torch.Tensor) -> torch.Tensor:
@@ -36,9 +41,13 @@ def plain_streams(streams: torch.Tensor) -> torch.Tensor:
     return streams + streams[..., :1, :]
 
 
-def ours(dynamic: bool) -> Callable:
-    module = hc.HyperConnection(SIZE, STREAMS, 0, norm=nn.RMSNorm(SIZE) if dynamic else None)
+def ours(dynamic: bool = True, implementation: str = "torch", by_autograd: bool = False) -> Callable:
+    """Our connection; by_autograd: Algorithm 2 of the paper, differentiated as it stands."""
+    module = HyperConnection(SIZE, STREAMS, 0, norm=nn.RMSNorm(SIZE, eps=1e-6) if dynamic else None).to(device())
     randomise(module)
+    if by_autograd:
+        module.reader = lambda dtype: None
+    set_hc_implementation(implementation)
 
     def run(streams: torch.Tensor) -> torch.Tensor:
         branch_input, carry = module.width_connection(streams)
@@ -47,14 +56,44 @@ def ours(dynamic: bool) -> Callable:
     return run
 
 
-def peer(dtype: torch.dtype) -> Callable:
+def lucidrains(dtype: torch.dtype) -> Callable:
     """The PyPI package hyper-connections, in one dtype throughout; its streams lie in the batch."""
-    module = HyperConnections(STREAMS, dim=SIZE, branch=nn.Identity(), layer_index=0).to(dtype)
+    module = HyperConnections(STREAMS, dim=SIZE, branch=nn.Identity(), layer_index=0).to(device(), dtype)
     randomise(module)
 
     def run(streams: torch.Tensor) -> torch.Tensor:
         packed = streams.permute(0, 2, 1, 3).reshape(STREAMS, TOKENS, SIZE)
         return module(packed).reshape(1, STREAMS, TOKENS, SIZE).permute(0, 2, 1, 3)
+
+    return run
+
+
+def deepseek_v4() -> Callable:
+    """The mHC module of Transformers' DeepSeek-V4, written as its decoder layer writes."""
+    config = SimpleNamespace(hc_mult=STREAMS, hidden_size=SIZE, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-6)
+    module = DeepseekV4HyperConnection(config).to(device())
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.02)
+
+    def run(streams: torch.Tensor) -> torch.Tensor:
+        post, comb, collapsed = module(streams)
+        mixed = torch.matmul(comb.to(streams.dtype).transpose(-1, -2), streams)
+        return post.to(streams.dtype).unsqueeze(-1) * collapsed.unsqueeze(-2) + mixed
+
+    return run
+
+
+def liger() -> Callable:
+    """The fused mHC kernels of liger-kernel."""
+    from liger_kernel.transformers.functional import liger_mhc_forward
+
+    columns = STREAMS * (STREAMS + 2)
+    phi = (0.02 * torch.randn(STREAMS * SIZE, columns, device=device())).requires_grad_()
+    bias, *scales = torch.zeros(columns, device=device()), *torch.full((3,), 0.01, device=device())
+
+    def run(streams: torch.Tensor) -> torch.Tensor:
+        return liger_mhc_forward(streams, nn.Identity(), phi, bias, *scales, allow_fp32=True)
 
     return run
 
@@ -65,90 +104,78 @@ def randomise(module: nn.Module) -> None:
             parameter.add_(0.02 * torch.randn_like(parameter))
 
 
-@contextmanager
-def form(matrix: bool | None) -> Iterator[None]:
-    """Fix the form of the algebra; None leaves the choice to the module."""
-    if matrix is None:
-        yield
-        return
-    chosen, compiling = hc._matmul_is_exact, torch.compiler.is_compiling
-    hc._matmul_is_exact, torch.compiler.is_compiling = (lambda device: matrix), (lambda: False)
-    try:
-        yield
-    finally:
-        hc._matmul_is_exact, torch.compiler.is_compiling = chosen, compiling
-
-
-CASES = {
-    "residual, 1 stream": (lambda dtype: plain, None),
-    "residual, n streams": (lambda dtype: plain_streams, None),
-    "SHC, as chosen": (lambda dtype: ours(False), None),
-    "DHC, as chosen": (lambda dtype: ours(True), None),
-    "DHC, matrix form": (lambda dtype: ours(True), True),
-    "DHC, unrolled form": (lambda dtype: ours(True), False),
-    "hyper-connections (PyPI)": (peer, None),
+# what makes each, and the rows of D that it would move at best
+CASES: dict[str, tuple[Callable[[torch.dtype], Callable], str]] = {
+    "residual, 1 stream": (lambda dtype: plain, "residual, 1 stream"),
+    "residual, n streams": (lambda dtype: plain_streams, "residual, n streams"),
+    "SHC": (lambda dtype: ours(dynamic=False), "unfused"),
+    "DHC": (lambda dtype: ours(), "unfused"),
+    "DHC, Algorithm 2 by autograd": (lambda dtype: ours(by_autograd=True), "unfused"),
+    "DHC of hyper-connections (PyPI)": (lucidrains, "unfused"),
+    "mHC of Transformers' DeepSeek-V4": (lambda dtype: deepseek_v4(), "unfused"),
+}
+ON_A_GPU = {
+    "SHC, fused": (lambda dtype: ours(False, "triton"), "boundary-fused"),
+    "DHC, fused": (lambda dtype: ours(True, "triton"), "boundary-fused"),
+    "mHC of liger-kernel": (lambda dtype: liger(), "unfused"),
 }
 
 
-def median_ms(function: Callable, dtype: torch.dtype, backward: bool) -> float:
-    streams = torch.randn(1, TOKENS, STREAMS, SIZE).to(dtype).requires_grad_(backward)
-    times = []
-    for _ in range(WARM_UP + REPEATS):
-        started = time.perf_counter()
-        with torch.set_grad_enabled(backward):
-            result = function(streams)
-            if backward:
-                result.backward(torch.ones_like(result))
-        times.append(time.perf_counter() - started)
-    return 1e3 * statistics.median(times[WARM_UP:])
+def times(function: Callable, dtype: torch.dtype) -> tuple[float, float]:
+    """Milliseconds of a forward without gradients, and of a forward with its backward."""
+    streams = torch.randn(1, TOKENS, STREAMS, SIZE, device=device()).to(dtype)
+    trained = streams.clone().requires_grad_()
+    grad = torch.randn_like(function(streams))
 
+    def forward() -> None:
+        with torch.no_grad():
+            function(streams)
 
-# without them, glibc returns every large buffer to the system and page faults are what is measured
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "100000000000", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
+    def both() -> None:
+        trained.grad = None
+        function(trained).backward(grad)
+
+    return median_ms(forward), median_ms(both)
 
 
 def main() -> None:
-    if not ALLOCATOR.items() <= os.environ.items():
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ALLOCATOR})
+    keep_memory()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     torch.set_num_threads(parser.parse_args().threads)
+    cases = CASES if device() == "cpu" else {**CASES, **ON_A_GPU}
+    if device() == "cpu":
+        print(f"no GPU here: not measured are {', '.join(ON_A_GPU)}.")
+    print(f"{'':<51} forward  both   rows at best")
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
         for mode in ("eager", "compiled"):
-            for name, (make, matrix) in CASES.items():
+            for name, (make, floor) in cases.items():
                 torch.manual_seed(0)
-                torch._dynamo.reset()
-                with form(matrix):
-                    function = torch.compile(make(dtype), fullgraph=True) if mode == "compiled" else make(dtype)
-                    forward, both = (median_ms(function, dtype, backward) for backward in (False, True))
+                torch.compiler.reset()
+                function = make(dtype) if mode == "eager" else torch.compile(make(dtype), fullgraph=True)
+                forward, both = times(function, dtype)
                 rows.append(
                     {"case": name, "dtype": str(dtype)[6:], "mode": mode, "forward_ms": forward, "both_ms": both}
                 )
-                print(f"{rows[-1]['dtype']:<9} {mode:<9} {name:<26} {forward:8.2f} {both:8.2f}", flush=True)
+                rows[-1]["rows_at_best"] = FLOORS[floor]
+                print(
+                    f"{rows[-1]['dtype']:<9} {mode:<9} {name:<32} {forward:8.2f} {both:8.2f}   {FLOORS[floor]}",
+                    flush=True,
+                )
     floors = {(r["dtype"], r["mode"]): r for r in rows if r["case"] == "residual, n streams"}
     for row in rows:
         floor = floors[row["dtype"], row["mode"]]
         row["forward_ratio"] = row["forward_ms"] / floor["forward_ms"]
         row["both_ratio"] = row["both_ms"] / floor["both_ms"]
-    result = {
-        "device": f"{processor()}, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
-        "shape": {"tokens": TOKENS, "streams": STREAMS, "hidden_size": SIZE},
-        "rows": [{k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()} for row in rows],
-    }
-    path = Path(__file__).parent / "results" / "connections.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def processor() -> str:
-    """The processor's name, where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    set_hc_implementation("auto")
+    write(
+        "connections.json" if device() == "cpu" else "connections_cuda.json",
+        {
+            "shape": {"tokens": TOKENS, "streams": STREAMS, "hidden_size": SIZE},
+            "rows": [{k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()} for row in rows],
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from transformers import (
     LlamaModel,
 )
 
+import hf_hyperconn
 from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion import convert, transfer
 from hf_hyperconn.conversion.convert import convert_checkpoint
@@ -134,9 +135,9 @@ def test_everything_useful_comes_along(llama_folder, tmp_path):
     assert (out / "generation_config.json").read_bytes() == (source / "generation_config.json").read_bytes()
     for name in left:
         assert not (out / name).exists(), name
-    code = {"configuration_hc_llama.py", "modeling_hc_llama.py", "hyper_connections.py"}
-    code |= {"configuration_hyper_connections.py", "modeling_hyper_connections.py"}
-    code |= {"frac_connections.py", "manifold_hyper_connections.py", "keel_connection.py", "dynamic_activations.py"}
+    models = Path(hf_hyperconn.__file__).parent / "models"
+    shared = {path.name for path in models.glob("*.py") if "_hc_" not in path.name} - {"__init__.py"}
+    code = {"configuration_hc_llama.py", "modeling_hc_llama.py", *shared}
     assert {path.name for path in out.glob("*.py")} == code
 
 

@@ -75,7 +75,7 @@ def results(modules: list[HyperConnection], streams: torch.Tensor) -> list[torch
 @pytest.mark.parametrize(("norm", "tanh"), [("static", True), ("rms", True), ("rms", False), ("layer", True)])
 def test_equals_autograd(n, norm, tanh, matrix, monkeypatch):
     """The same streams and gradients as differentiating the algebra of `hyper_connections.py`, in float64."""
-    monkeypatch.setattr(torch_kernels, "uses_matrix_products", lambda device: matrix)
+    monkeypatch.setattr(step, "uses_matrix_products", lambda device: matrix)
     streams = torch.randn(2, 5, n, D, dtype=torch.float64)
     ours = results([module.double() for module in connections(n, norm, tanh)], streams)
     expected = results([module.double() for module in connections(n, norm, tanh, by_autograd=True)], streams)
@@ -105,14 +105,14 @@ def test_finite_differences(norm):
 def test_layers_take_steps(monkeypatch):
     """A decoder layer with a usual norm takes three steps: read, write and read, write."""
     seen = []
-    forward = torch_kernels.step_forward
+    forward = torch_kernels.KERNELS.step_forward
     spied = torch_kernels.KERNELS._replace(
         step_forward=lambda s, c, f, reader: (
             seen.append((c is not None, reader is not None)),
             forward(s, c, f, reader),
         )[1]
     )
-    monkeypatch.setattr(step, "KERNELS", spied)
+    monkeypatch.setattr(torch_kernels, "KERNELS", spied)
     set_hc_implementation("torch")
     model = hc_llama()
     model(torch.arange(5)[None])
@@ -143,12 +143,16 @@ def test_keeps_few_rows(dtype):
 
 
 def test_frozen_projections_cost_no_gradient(monkeypatch):
-    monkeypatch.setattr(step, "KERNELS", torch_kernels.KERNELS._replace(projection_backward=None))
+    wanted = []
+    backward = torch_kernels.KERNELS.step_backward
+    spied = torch_kernels.KERNELS._replace(step_backward=lambda *a: (wanted.append(a[-1]), backward(*a))[1])
+    monkeypatch.setattr(torch_kernels, "KERNELS", spied)
     (module,) = connections(2, "rms", count=1)
     module.requires_grad_(False)
     streams = torch.randn(1, 3, 2, D, requires_grad=True)
     run([module], streams).sum().backward()
     assert streams.grad is not None
+    assert not any(wanted)
 
 
 def test_unknown_norms_go_by_autograd():

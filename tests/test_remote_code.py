@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -35,8 +36,9 @@ print(json.dumps(report))
 def elsewhere(tmp_path):
     """Load a folder by some Auto classes, save the last model again, and return class and output of each."""
 
-    def run(folder, again, autos, ids) -> dict:
+    def run(folder, again, autos, ids, **variables: str) -> dict:
         environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / f"modules {again.name}"), "PYTHONPATH": ""}
+        environment.update(variables)
         arguments = [str(folder), str(again), json.dumps(autos), json.dumps(ids.tolist())]
         command = [sys.executable, "-c", LOAD, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
@@ -81,3 +83,19 @@ def test_a_saved_head_loads(ids, tmp_path, elsewhere):
     report = elsewhere(tmp_path / "saved", tmp_path / "again", ["AutoModelForSequenceClassification"], ids)
     with torch.no_grad():
         assert torch.equal(torch.tensor(report["AutoModelForSequenceClassification"][2]), model(ids).logits)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize("connection", ["dhc", "mhc"])
+def test_a_folder_brings_the_fused_kernels(connection, llama, llama_folder, ids, tmp_path, elsewhere):
+    """And takes them when the environment asks for them: here in Triton's interpreter, in float32."""
+    out = convert_checkpoint(str(llama_folder), tmp_path / "converted", hc_mult=2, connection=connection).path
+    kernels = {"HF_HYPERCONN_IMPLEMENTATION": "triton", "TRITON_INTERPRET": "1"}
+    report = elsewhere(out, tmp_path / "again", ["AutoModelForCausalLM"], ids[:1, :4], **kernels)
+    with torch.no_grad():
+        expected = llama(ids[:1, :4]).logits
+    *_, logits = report["AutoModelForCausalLM"]
+    assert torch.equal(torch.tensor(logits), expected)
+    refused = {"HF_HYPERCONN_IMPLEMENTATION": "triton", "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+    with pytest.raises(AssertionError, match="the streams are on cpu, not on a GPU"):
+        elsewhere(out, tmp_path / "refused", ["AutoModelForCausalLM"], ids[:1, :4], **refused)

@@ -32,3 +32,7 @@ KERNELS_FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
 # the same with 16-bit streams, each rounded to 8 or 11 bits when written, and once more on the way
 KERNELS_BFLOAT16 = {"rtol": 2**-6, "atol": 2**-6}
 KERNELS_FLOAT16 = {"rtol": 2**-8, "atol": 2**-8}
+
+# loss near 5 of one model under bfloat16 autocast, by the kernels and by plain torch: branches round to 8 bits values
+# that differ by a float32 rounding
+AUTOCAST_BFLOAT16 = {"rtol": 1e-2, "atol": 1e-2}

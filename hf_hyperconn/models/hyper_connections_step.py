@@ -26,7 +26,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from transformers.utils import logging
 
-from .hyper_connections_torch import KERNELS, Kernels, Read, Reader, StepGrads
+from .hyper_connections_torch import Kernels, Read, Reader, uses_matrix_products
 
 logger = logging.get_logger(__name__)
 
@@ -148,7 +148,7 @@ class Replay:
     def __init__(self, carry: StepCarry, branch_output: torch.Tensor):
         self.origin, self.coefficients = carry.origin, carry.coefficients.detach()
         self.branch_output = branch_output.detach()
-        self.kernels = _kernels(implementation(carry.streams))
+        self.kernels = _kernels(implementation(carry.streams), carry.streams.device)
         self.streams: torch.Tensor | None = None
 
     def __call__(self) -> torch.Tensor:
@@ -187,13 +187,15 @@ def without_autocast(tensor: torch.Tensor) -> AbstractContextManager:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
-def _kernels(name: str) -> Kernels:
-    """What computes a step."""
-    if name == "torch":
-        return KERNELS
-    from .hyper_connections_triton import KERNELS as triton_kernels
-
-    return triton_kernels
+def _kernels(name: str, device: torch.device) -> Kernels:
+    """What computes steps on a device."""
+    if name == "triton":
+        from .hyper_connections_triton import KERNELS
+    elif uses_matrix_products(device):
+        from .hyper_connections_torch import KERNELS
+    else:
+        from .hyper_connections_unrolled import KERNELS
+    return KERNELS
 
 
 class _Step(torch.autograd.Function):
@@ -203,7 +205,7 @@ class _Step(torch.autograd.Function):
     def forward(ctx, name, settings, streams, coefficients, branch_output, *tensors):
         ctx.name, ctx.settings = name, settings
         reader = None if settings is None else Reader(*tensors, *settings)
-        handed_on, result = _kernels(name).step_forward(streams, coefficients, branch_output, reader)
+        handed_on, result = _kernels(name, streams.device).step_forward(streams, coefficients, branch_output, reader)
         if coefficients is None:
             handed_on = streams.view_as(streams)
         # writing alone needs no streams in its backward
@@ -218,9 +220,8 @@ class _Step(torch.autograd.Function):
         reader = None if ctx.settings is None else Reader(*tensors, *ctx.settings)
         result = None if reader is None else Read(None, *values)
         is_dynamic = reader is not None and reader.fn is not None
-        kernels = _kernels(ctx.name)
         with without_autocast(grad_streams):
-            grads = kernels.step_backward(
+            grads = _kernels(ctx.name, grad_streams.device).step_backward(
                 streams,
                 coefficients,
                 branch_output,
@@ -229,16 +230,19 @@ class _Step(torch.autograd.Function):
                 grad_streams,
                 grad_input,
                 grad_read_coefficients[..., -1] if is_dynamic else None,
+                ctx.needs_input_grad[_FN],
             )
             of_written = None if coefficients is None else _of_written(grads.written_beta, coefficients)
-            of_reader = [None] * 6
-            if reader is not None:
-                of_reader = _of_parameters(reader, result, grads, grad_read_coefficients)
-            if is_dynamic and ctx.needs_input_grad[7]:
-                of_reader[2] = kernels.projection_backward(
-                    streams, coefficients, branch_output, result, grads.predicted
-                )
+        of_reader = [None] * 6
+        if reader is not None:
+            static, fn, offset, scale = grads.reader
+            of_beta = static[:, -1] if is_dynamic else grad_read_coefficients[:, -1]
+            of_scales = (scale[:-1].sum(0, keepdim=True), scale[-1:]) if is_dynamic else (None, None)
+            of_reader = [static[:, :-1], of_beta, fn, offset, *of_scales]
         return None, None, grads.streams, of_written, grads.branch_output, *of_reader
+
+
+_FN = 7  # the place of `fn` among the arguments of a step
 
 
 def _of_written(grad_beta: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
@@ -246,18 +250,6 @@ def _of_written(grad_beta: torch.Tensor, coefficients: torch.Tensor) -> torch.Te
     if coefficients.dim() == 2:
         grad_beta = grad_beta.flatten(0, -2).sum(0)
     return F.pad(grad_beta.unsqueeze(-1), (coefficients.shape[-1] - 1, 0))
-
-
-def _of_parameters(
-    reader: Reader, result: Read, grads: StepGrads, grad_read_coefficients: torch.Tensor
-) -> list[torch.Tensor | None]:
-    """The gradients of the reader's tensors but `fn`, from those of every token's coefficients and prediction."""
-    of_static = grads.coefficients.flatten(0, -3).sum(0)
-    if reader.fn is None:
-        return [of_static[:, :-1], grad_read_coefficients[:, -1], None, None, None, None]
-    of_scale = (grads.coefficients * reader.squash(result.predicted)).flatten(0, -2).sum(0)
-    of_offset = None if reader.offset is None else grads.predicted.flatten(0, -2).sum(0)
-    return [of_static[:, :-1], of_static[:, -1], None, of_offset, of_scale[:-1].sum(0, keepdim=True), of_scale[-1:]]
 
 
 class FoldedNorm(NamedTuple):

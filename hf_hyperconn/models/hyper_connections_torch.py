@@ -1,8 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""The halves of a step (see `hyper_connections_step.py`) and their backwards, in plain torch.
-
-Each has two forms. In eager mode on a CPU, small matrix products. Elsewhere sums written out over streams and
-coefficients, which a compiler fuses into a few passes and which no setting of matrix products can make lossy.
+"""Steps (see `hyper_connections_step.py`) as small matrix products: the fastest form in eager mode on a CPU.
 
 Sums over the streams are float32 (float64 for float64 streams); what is written is rounded once. Coefficients of one
 token are `[N, N+2]`: the columns of A_m, A_r and b; those of SHC have no token dimensions.
@@ -66,62 +63,98 @@ class Read(NamedTuple):
     mean: torch.Tensor | None = None
 
 
+class ReaderGrads(NamedTuple):
+    """The gradients of a `Reader`: of [static_alpha | static_beta] `[N, N+2]`, and of what is not None.
+
+    That of static_beta is left out when the coefficients are static.
+    """
+
+    static: torch.Tensor
+    fn: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+
+
 class StepGrads(NamedTuple):
     """The gradients of a step.
 
     streams: of A_r'^T S when the step wrote, of S when it only read, `[B, S, N, D]`.
-    coefficients, predicted: of the coefficients that it read with and of their prediction, `[B, S, N, N+2]`; or None.
-    written_beta, branch_output: of b' `[B, S, N]` and f `[B, S, D]`; or None.
+    reader: None when it did not read.
+    written_beta, branch_output: of b' `[B, S, N]` and f `[B, S, D]`; None when it did not write.
     """
 
     streams: torch.Tensor
-    coefficients: torch.Tensor | None
-    predicted: torch.Tensor | None
+    reader: ReaderGrads | None
     written_beta: torch.Tensor | None
     branch_output: torch.Tensor | None
 
 
 class Kernels(NamedTuple):
-    """An implementation of steps: `step_forward`, `step_backward` and `projection_backward`."""
+    """An implementation of steps.
+
+    step_forward: H and what reading it gives, from S, A' and f (None when nothing is written) and a `Reader` (None
+        when nothing is read).
+    step_backward: `StepGrads`, from the same, the result of reading, and the gradients of what the step gave: of the
+        streams handed on, of x and of b (None for static coefficients). S is needed only when the step reads. The
+        gradient of `fn` is left out when it is not wanted.
+    """
 
     step_forward: Callable
     step_backward: Callable
-    projection_backward: Callable
 
 
-def step_forward(
-    streams: torch.Tensor,
-    coefficients: torch.Tensor | None,
-    branch_output: torch.Tensor | None,
-    reader: Reader | None,
-) -> tuple[torch.Tensor, Read | None]:
-    """H and what reading it gives; `coefficients` and `branch_output` are None when nothing is written."""
-    if coefficients is not None:
-        streams = write(streams, coefficients, branch_output)
-    return streams, None if reader is None else read(streams, reader)
+def steps_of(write: Callable, write_backward: Callable, read: Callable, read_backward: Callable) -> Kernels:
+    """Steps made of their two halves."""
 
-
-def step_backward(
-    streams: torch.Tensor | None,
-    coefficients: torch.Tensor | None,
-    branch_output: torch.Tensor | None,
-    reader: Reader | None,
-    result: Read | None,
-    grad_streams: torch.Tensor,
-    grad_input: torch.Tensor | None,
-    grad_beta: torch.Tensor | None,
-) -> StepGrads:
-    """The gradients of a step from those of what it gave; `streams` is needed only when it read."""
-    grad_coefficients = grad_predicted = grad_written_beta = grad_output = None
-    if reader is not None:
+    def step_forward(
+        streams: torch.Tensor,
+        coefficients: torch.Tensor | None,
+        branch_output: torch.Tensor | None,
+        reader: Reader | None,
+    ) -> tuple[torch.Tensor, Read | None]:
         if coefficients is not None:
             streams = write(streams, coefficients, branch_output)
-        grad_streams, grad_coefficients, grad_predicted = read_backward(
-            streams, reader, result, grad_streams, grad_input, grad_beta
-        )
-    if coefficients is not None:
-        grad_written_beta, grad_output = write_backward(grad_streams, coefficients, branch_output)
-    return StepGrads(grad_streams, grad_coefficients, grad_predicted, grad_written_beta, grad_output)
+        return streams, None if reader is None else read(streams, reader)
+
+    def step_backward(
+        streams: torch.Tensor | None,
+        coefficients: torch.Tensor | None,
+        branch_output: torch.Tensor | None,
+        reader: Reader | None,
+        result: Read | None,
+        grad_streams: torch.Tensor,
+        grad_input: torch.Tensor | None,
+        grad_beta: torch.Tensor | None,
+        wants_fn: bool,
+    ) -> StepGrads:
+        of_reader, of_written = None, (None, None)
+        if reader is not None:
+            if coefficients is not None:
+                streams = write(streams, coefficients, branch_output)
+            grad_streams, of_reader = read_backward(
+                streams, reader, result, grad_streams, grad_input, grad_beta, wants_fn
+            )
+        if coefficients is not None:
+            of_written = write_backward(grad_streams, coefficients, branch_output)
+        return StepGrads(grad_streams, of_reader, *of_written)
+
+    return Kernels(step_forward, step_backward)
+
+
+def reader_grads(
+    reader: Reader,
+    result: Read,
+    grad_coefficients: torch.Tensor,
+    grad_predicted: torch.Tensor | None,
+    grad_fn: torch.Tensor | None,
+) -> ReaderGrads:
+    """From the gradients of every token's coefficients and prediction, `[B, S, N, N+2]`, and that of `fn`."""
+    of_static = grad_coefficients.flatten(0, -3).sum(0)
+    if reader.fn is None:
+        return ReaderGrads(of_static)
+    of_scale = (grad_coefficients * reader.squash(result.predicted)).flatten(0, -2).sum(0)
+    of_offset = None if reader.offset is None else grad_predicted.flatten(0, -2).sum(0)
+    return ReaderGrads(of_static, grad_fn, of_offset, of_scale)
 
 
 def write(streams: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor) -> torch.Tensor:
@@ -129,11 +162,7 @@ def write(streams: torch.Tensor, coefficients: torch.Tensor, branch_output: torc
     values, output = streams.to(coefficients.dtype), branch_output.to(coefficients.dtype)
     dtype = torch.promote_types(streams.dtype, branch_output.dtype)
     mix, beta = coefficients[..., 1:-1], coefficients[..., -1:]
-    if uses_matrix_products(streams.device):
-        return (mix.transpose(-1, -2) @ values).addcmul_(beta, output.unsqueeze(-2)).to(dtype)
-    rows = values.unbind(-2)
-    written = [_weighted(mix[..., j], rows) + beta[..., j, :] * output for j in range(len(rows))]
-    return torch.stack(written, dim=-2).to(dtype)
+    return (mix.transpose(-1, -2) @ values).addcmul_(beta, output.unsqueeze(-2)).to(dtype)
 
 
 def write_backward(
@@ -142,12 +171,8 @@ def write_backward(
     """From the gradient of H, those of b `[B, S, N]` and of f `[B, S, D]`; that of A_r^T S is the gradient of H."""
     values, output = grad.to(coefficients.dtype), branch_output.to(coefficients.dtype)
     beta = coefficients[..., -1]
-    if uses_matrix_products(grad.device):
-        grad_beta, grad_output = values @ output.unsqueeze(-1), beta.unsqueeze(-2) @ values
-        return grad_beta.squeeze(-1), grad_output.squeeze(-2).to(branch_output.dtype)
-    rows = values.unbind(-2)
-    grad_beta = torch.stack([(row * output).sum(-1) for row in rows], dim=-1)
-    return grad_beta, _weighted(beta, rows).to(branch_output.dtype)
+    grad_beta, grad_output = values @ output.unsqueeze(-1), beta.unsqueeze(-2) @ values
+    return grad_beta.squeeze(-1), grad_output.squeeze(-2).to(branch_output.dtype)
 
 
 def read(streams: torch.Tensor, reader: Reader) -> Read:
@@ -155,17 +180,9 @@ def read(streams: torch.Tensor, reader: Reader) -> Read:
     values = streams.to(reader.static_alpha.dtype)
     if reader.fn is None:
         return Read(_read(values, reader.static).to(streams.dtype), reader.static)
-    matrix = uses_matrix_products(streams.device)
     size = streams.shape[-1]
     mean = values.mean(-1) if reader.centred else None
-    if matrix:
-        squares, products = torch.linalg.vector_norm(values, dim=-1).square(), values @ reader.fn.transpose(0, 1)
-    else:
-        rows = values.unbind(-2)
-        squares = torch.stack([row.square().sum(-1) for row in rows], dim=-1)
-        products = torch.stack(
-            [torch.stack([(row * fn).sum(-1) for fn in reader.fn.unbind(0)], dim=-1) for row in rows], dim=-2
-        )
+    squares, products = torch.linalg.vector_norm(values, dim=-1).square(), values @ reader.fn.transpose(0, 1)
     variance = squares / size
     if mean is not None:
         variance = variance - mean.square()
@@ -183,101 +200,46 @@ def read_backward(
     grad_mixed: torch.Tensor,
     grad_input: torch.Tensor,
     grad_beta: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """From the gradients of A_r^T H, of x and of b, those of H, of the coefficients and of the prediction.
-
-    grad_beta: `[B, S, N]`, or None for static coefficients, whose gradient then lacks that of b.
-    The gradients of coefficients and prediction are `[B, S, N, N+2]`, of each token.
-    """
+    wants_fn: bool,
+) -> tuple[torch.Tensor, ReaderGrads]:
+    """From the gradients of A_r^T H, of x and of b, those of H and of the reader."""
     coefficients = result.coefficients
     values, mixed, inputs = (x.to(coefficients.dtype) for x in (streams, grad_mixed, grad_input))
     read_weights, mix = coefficients[..., 0], coefficients[..., 1:-1]
     if grad_beta is None:
         grad_beta = values.new_zeros(values.shape[:-1])
-    if uses_matrix_products(streams.device):
-        grad_coefficients = torch.cat(
-            [values @ inputs.unsqueeze(-1), values @ mixed.transpose(-1, -2), grad_beta.unsqueeze(-1)], dim=-1
-        )
-        grad = (mix @ mixed).addcmul_(read_weights.unsqueeze(-1), inputs.unsqueeze(-2))
-        if reader.fn is None:
-            return grad.to(streams.dtype), grad_coefficients, None
-        grad_predicted = _predicted_backward(reader, result, grad_coefficients)
-        by_value, by_constant = _norm_backward(reader, result, grad_predicted, streams.shape[-1])
-        scaled = grad_predicted * result.deviation.unsqueeze(-1)
-        grad.flatten(0, -2).addmm_(scaled.flatten(0, -2), reader.fn)
-        grad.addcmul_(values, by_value.unsqueeze(-1))
-        if by_constant is not None:
-            grad.add_(by_constant.unsqueeze(-1))
-        return grad.to(streams.dtype), grad_coefficients, grad_predicted
-
-    rows, mixed_rows = values.unbind(-2), mixed.unbind(-2)
-    grad_coefficients = torch.stack(
-        [
-            torch.stack([(row * other).sum(-1) for other in (inputs, *mixed_rows)] + [grad_beta[..., i]], dim=-1)
-            for i, row in enumerate(rows)
-        ],
-        dim=-2,
+    grad_coefficients = torch.cat(
+        [values @ inputs.unsqueeze(-1), values @ mixed.transpose(-1, -2), grad_beta.unsqueeze(-1)], dim=-1
     )
-    grads = [read_weights[..., i, None] * inputs + _weighted(mix[..., i, :], mixed_rows) for i in range(len(rows))]
+    grad = (mix @ mixed).addcmul_(read_weights.unsqueeze(-1), inputs.unsqueeze(-2))
     if reader.fn is None:
-        return torch.stack(grads, dim=-2).to(streams.dtype), grad_coefficients, None
-    grad_predicted = _predicted_backward(reader, result, grad_coefficients)
-    by_value, by_constant = _norm_backward(reader, result, grad_predicted, streams.shape[-1])
-    scaled = grad_predicted * result.deviation.unsqueeze(-1)
-    for i, row in enumerate(rows):
-        through_norm = _weighted(scaled[..., i, :], reader.fn.unbind(0)) + by_value[..., i, None] * row
-        grads[i] = grads[i] + through_norm
-        if by_constant is not None:
-            grads[i] = grads[i] + by_constant[..., i, None]
-    return torch.stack(grads, dim=-2).to(streams.dtype), grad_coefficients, grad_predicted
+        return grad.to(streams.dtype), reader_grads(reader, result, grad_coefficients, None, None)
 
-
-def projection_backward(
-    streams: torch.Tensor,
-    coefficients: torch.Tensor | None,
-    branch_output: torch.Tensor | None,
-    result: Read,
-    grad_predicted: torch.Tensor,
-) -> torch.Tensor:
-    """The gradient of `fn`, `[N+2, D]`, from that of the prediction."""
-    if coefficients is not None:
-        streams = write(streams, coefficients, branch_output)
-    scaled = (grad_predicted * result.deviation.unsqueeze(-1)).flatten(0, -2)
-    values = streams.to(scaled.dtype).flatten(0, -2)
-    grad = scaled.transpose(0, 1) @ values
+    grad_predicted = grad_coefficients * reader.scale
+    if reader.tanh:
+        grad_predicted = grad_predicted * (1 - reader.squash(result.predicted).square())
+    deviation, size = result.deviation, streams.shape[-1]
+    scaled = grad_predicted * deviation.unsqueeze(-1)
+    grad.flatten(0, -2).addmm_(scaled.flatten(0, -2), reader.fn)
+    by_value = -deviation * (scaled * result.predicted).sum(-1) / size
+    grad.addcmul_(values, by_value.unsqueeze(-1))
     if result.mean is not None:
-        grad = grad - (scaled * result.mean.reshape(-1, 1)).sum(0).unsqueeze(-1)
-    return grad
+        of_mean = (scaled * reader.fn.sum(-1)).sum(-1) / size
+        grad.sub_((of_mean + by_value * result.mean).unsqueeze(-1))
+    grad_fn = None
+    if wants_fn:
+        by_token = scaled.flatten(0, -2)
+        grad_fn = by_token.transpose(0, 1) @ values.flatten(0, -2)
+        if result.mean is not None:
+            grad_fn = grad_fn - (by_token * result.mean.reshape(-1, 1)).sum(0).unsqueeze(-1)
+    return grad.to(streams.dtype), reader_grads(reader, result, grad_coefficients, grad_predicted, grad_fn)
 
 
 def _read(values: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
-    if uses_matrix_products(values.device):
-        return (coefficients[..., :1].transpose(-1, -2) @ values).squeeze(-2)
-    return _weighted(coefficients[..., 0], values.unbind(-2))
+    return (coefficients[..., :1].transpose(-1, -2) @ values).squeeze(-2)
 
 
-def _weighted(weights: torch.Tensor, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Sum of rows `[B, S, D]` with weights `[B, S, N]` or `[N]`."""
-    return sum(weights[..., i, None] * row for i, row in enumerate(rows))
-
-
-def _predicted_backward(reader: Reader, result: Read, grad_coefficients: torch.Tensor) -> torch.Tensor:
-    scaled = grad_coefficients * reader.scale
-    return scaled * (1 - reader.squash(result.predicted).square()) if reader.tanh else scaled
-
-
-def _norm_backward(
-    reader: Reader, result: Read, grad_predicted: torch.Tensor, size: int
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What the norm adds to the gradient of H, beside its input: a multiple of H and a constant, `[B, S, N]` each."""
-    by_value = -result.deviation.square() * (grad_predicted * result.predicted).sum(-1) / size
-    if result.mean is None:
-        return by_value, None
-    of_mean = result.deviation * (grad_predicted * reader.fn.sum(-1)).sum(-1) / size
-    return by_value, -of_mean - by_value * result.mean
-
-
-KERNELS = Kernels(step_forward, step_backward, projection_backward)
+KERNELS = steps_of(write, write_backward, read, read_backward)
 
 
 def uses_matrix_products(device: torch.device) -> bool:

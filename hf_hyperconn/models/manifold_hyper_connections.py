@@ -17,13 +17,28 @@ converted model keeps its base's streams, whatever the rounding of the weights.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 
-from .hyper_connections import Connection, InitialisedModule, compute_dtype, stream_mean
+from .hyper_connections import Carry, Connection, InitialisedModule, compute_dtype, stream_mean
+from .hyper_connections_step import implementation, without_autocast
 
 FAVOURED_READ = 0.7
 KEPT = 0.96
+
+
+class ManifoldCarry(NamedTuple):
+    """What a width connection by the fused kernels leaves for the depth connection of the same sub-layer.
+
+    streams: x, `[B, S, N, D]`, whose gradient is that of H_res x.
+    write: H_post, `[B, S, N]`, float32.
+    mix: H_res, `[B, S, N, N]`, float32, without a gradient: it goes through the streams. Empty for iHC.
+    """
+
+    streams: torch.Tensor
+    write: torch.Tensor
+    mix: torch.Tensor
 
 
 class ManifoldHyperConnection(Connection):
@@ -83,6 +98,23 @@ class ManifoldHyperConnection(Connection):
         mixed = torch.stack([weighted_sum(mix[..., i, :], deviations) for i in range(self.hc_mult)], dim=-2)
         return branch_input, mean.unsqueeze(-2) + mixed, write
 
+    def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, Carry | ManifoldCarry]:
+        """The width connection, by the fused kernels or in plain torch, as `set_hc_implementation` says."""
+        if implementation(streams) == "torch":
+            return super().forward(streams)
+        with without_autocast(streams):
+            parameters = (parameter.float() for parameter in (self.fn, self.base, self.scale))
+            handed_on, branch_input, write, mix = _Width.apply(
+                (self.mixes, self.sinkhorn_iters, self.eps), streams, *parameters
+            )
+        return branch_input, ManifoldCarry(handed_on, write, mix)
+
+    def depth_connection(self, carry: Carry | ManifoldCarry, branch_output: torch.Tensor) -> torch.Tensor:
+        if not isinstance(carry, ManifoldCarry):
+            return super().depth_connection(carry, branch_output)
+        with without_autocast(branch_output):
+            return _Depth.apply(self.mixes, *carry, branch_output)
+
 
 class LearnedReadout(InitialisedModule):
     """The last streams, summed with weights that each token predicts: DeepSeek-V4's head.
@@ -113,6 +145,54 @@ class LearnedReadout(InitialisedModule):
             weights = torch.sigmoid(self.hc_scale.to(dtype) * logits + self.hc_base.to(dtype)) + self.eps
             mean, deviations = centred(streams.to(dtype))
             return read_streams(weights, mean, deviations).to(streams.dtype)
+
+
+class _Width(torch.autograd.Function):
+    """A width connection by the fused kernels: the streams, handed on, the branch input, H_post and H_res."""
+
+    @staticmethod
+    def forward(ctx, settings, streams, fn, base, scale):
+        from .manifold_hyper_connections_triton import width_forward
+
+        branch_input, read, write, mix, predicted, deviation = width_forward(streams, fn, base, scale, *settings)
+        ctx.settings = settings
+        ctx.save_for_backward(streams, fn, base, scale, read, mix, predicted, deviation)
+        ctx.mark_non_differentiable(mix)
+        return streams.view_as(streams), branch_input, write, mix
+
+    @staticmethod
+    def backward(ctx, grad_streams, grad_input, grad_write, _):
+        from .manifold_hyper_connections_triton import projection_backward, width_backward
+
+        streams, fn, base, scale, *saved = ctx.saved_tensors
+        predicted, n = saved[2], streams.shape[-2]
+        with without_autocast(grad_streams):
+            of_streams, of_logits, of_products = width_backward(
+                streams, fn, base, scale, *ctx.settings, *saved, grad_streams, grad_input, grad_write
+            )
+            of_fn = projection_backward(streams, of_products) if ctx.needs_input_grad[2] else None
+            of_base = of_logits.flatten(0, -2).sum(0)
+            groups = (of_logits * predicted).flatten(0, -2).sum(0).split([n, n, n * n][: len(scale)])
+        return None, of_streams, of_fn, of_base, torch.stack([group.sum() for group in groups])
+
+
+class _Depth(torch.autograd.Function):
+    """A depth connection by the fused kernels."""
+
+    @staticmethod
+    def forward(ctx, mixes, streams, write, mix, branch_output):
+        from .manifold_hyper_connections_triton import depth_forward
+
+        ctx.save_for_backward(write, branch_output)
+        return depth_forward(streams, write, mix, mixes, branch_output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        from .manifold_hyper_connections_triton import depth_backward
+
+        with without_autocast(grad):
+            grad_write, grad_output = depth_backward(grad, *ctx.saved_tensors)
+        return None, grad, grad_write, None, grad_output
 
 
 def sinkhorn(logits: torch.Tensor, iters: int, eps: float) -> torch.Tensor:

@@ -1,0 +1,102 @@
+"""Every figure of docs/performance.md, in one command.
+
+    python -m benchmarks.performance            # measures, then writes tables and plot
+    python -m benchmarks.performance --render   # only writes tables and plot, from benchmarks/results
+
+Runs benchmarks.connections and benchmarks.models on the device there is and says what it could not measure.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+
+from benchmarks.timing import RESULTS
+
+DOCS = RESULTS.parents[1] / "docs" / "performance.md"
+PLOT = RESULTS / "connections.png"
+ADD = "residual, n streams"
+
+
+def connections_table(result: dict) -> str:
+    """Markdown: forward with backward of one connection, as multiples of adding to n streams."""
+    kinds = [(dtype, mode) for dtype in ("float32", "bfloat16") for mode in ("eager", "compiled")]
+    lines = ["| | " + " | ".join(f"{dtype}, {mode}" for dtype, mode in kinds) + " |", "|---|" + "---|" * len(kinds)]
+    rows = {(row["case"], row["dtype"], row["mode"]): row for row in result["rows"]}
+    for case in dict.fromkeys(row["case"] for row in result["rows"]):
+        cells = []
+        for kind in kinds:
+            row = rows[(case, *kind)]
+            cells.append(f"{row['both_ms']:.1f} ms" + ("" if case == ADD else f" ({row['both_ratio']:.1f}×)"))
+        lines.append(f"| {case} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def models_table(result: dict) -> str:
+    """Markdown: what a layer costs, of every shape and case."""
+    lines = ["| | training step | kept for the backward | prefill | a decoded token |", "|---|---|---|---|---|"]
+    plain = {row["shape"]: row for row in result["rows"] if row["case"] == "plain"}
+    for row in result["rows"]:
+        cells = []
+        for what, unit in (("step", "ms"), ("memory", "MiB"), ("prefill", "ms"), ("decode", "ms")):
+            if what not in row:
+                cells.append("")
+                continue
+            value, base = row[what]["a_layer"], plain[row["shape"]][what]["a_layer"]
+            cells.append(f"{value:.1f} {unit}" + ("" if row["case"] == "plain" else f" ({value / base:.2f}×)"))
+        lines.append(f"| {row['shape']}: {row['case']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def plot(result: dict) -> None:
+    """Bars of the connections' forward with backward, as multiples of adding to n streams."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    kinds = [(dtype, mode) for dtype in ("float32", "bfloat16") for mode in ("eager", "compiled")]
+    cases = [case for case in dict.fromkeys(row["case"] for row in result["rows"]) if not case.startswith("residual")]
+    rows = {(row["case"], row["dtype"], row["mode"]): row["both_ratio"] for row in result["rows"]}
+    figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+    greys = ("0.25", "0.45", "0.65", "0.85")
+    for k, (kind, grey) in enumerate(zip(kinds, greys, strict=True)):
+        heights = [rows[(case, *kind)] for case in cases]
+        bars = axes.barh([i + 0.2 * k for i in range(len(cases))], heights, 0.18, color=grey, label=", ".join(kind))
+        axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=7)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks([i + 0.3 for i in range(len(cases))], cases)
+    axes.invert_yaxis()
+    axes.set_xlabel("forward and backward, as a multiple of adding one branch output to n streams")
+    axes.set_title(f"{result['device']}: {result['shape']}", fontsize=9)
+    axes.legend(fontsize=8)
+    figure.savefig(PLOT, dpi=120)
+
+
+def render(text: str) -> str:
+    """The page with its tables made anew from benchmarks/results."""
+    for name, table in (("connections", connections_table), ("models", models_table)):
+        result = json.loads((RESULTS / f"{name}.json").read_text())
+        body = f"{result['device']}, torch {result['torch']}.\n\n{table(result)}"
+        text = re.sub(
+            rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)",
+            lambda m, body=body: m[1] + body + m[2],
+            text,
+            flags=re.DOTALL,
+        )
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--render", action="store_true", help="measure nothing")
+    if not parser.parse_args().render:
+        for module in ("connections", "models"):
+            subprocess.run([sys.executable, "-m", f"benchmarks.{module}"], check=True)
+    DOCS.write_text(render(DOCS.read_text()))
+    plot(json.loads((RESULTS / "connections.json").read_text()))
+
+
+if __name__ == "__main__":
+    main()

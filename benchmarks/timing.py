@@ -1,0 +1,66 @@
+"""What the benchmarks share: how time is taken, how results are written."""
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+WARM_UP, REPEATS = 4, 15
+
+# without them, glibc returns every large buffer to the system and page faults are what is measured
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "100000000000", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
+
+
+def keep_memory() -> None:
+    """Start the script again with an allocator that keeps what it has."""
+    if not ALLOCATOR.items() <= os.environ.items():
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
+
+
+def device() -> str:
+    """Where the benchmarks run."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device_name() -> str:
+    """The accelerator's name, or the processor's with the number of threads."""
+    if device() == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{processor()}, {torch.get_num_threads()} threads"
+
+
+def processor() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def median_ms(function: Callable[[], object], repeats: int = REPEATS, warm_up: int = WARM_UP) -> float:
+    """Median wall time of a call, in milliseconds."""
+    times = []
+    for _ in range(warm_up + repeats):
+        if device() == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        function()
+        if device() == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return 1e3 * statistics.median(times[warm_up:])
+
+
+def write(name: str, result: dict) -> None:
+    """Write benchmarks/results/NAME, with the device and the versions."""
+    versions = {"device": device_name(), "torch": torch.__version__, "python": platform.python_version()}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / name).write_text(json.dumps({**versions, **result}, indent=1) + "\n")

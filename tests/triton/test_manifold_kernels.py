@@ -1,0 +1,363 @@
+"""The fused kernels of mHC and iHC against their algebra in float64: on a GPU, or in Triton's interpreter.
+
+Run by `make test`, in a process of its own: the interpreter is chosen when Triton is imported.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from hf_hyperconn import convert_model, set_hc_implementation
+from hf_hyperconn.models import manifold_hyper_connections_triton as operators
+from hf_hyperconn.models.manifold_hyper_connections import ManifoldCarry, ManifoldHyperConnection
+from tests.conftest import hc_llama, llama_config
+from tests.tolerances import AUTOCAST_BFLOAT16, KERNELS_BFLOAT16, KERNELS_FLOAT16, KERNELS_FLOAT32, READS_SUM_TO_ONE
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCES = {torch.float32: KERNELS_FLOAT32, torch.bfloat16: KERNELS_BFLOAT16, torch.float16: KERNELS_FLOAT16}
+FEW = 4  # iterations of Sinkhorn, of which the interpreter needs a millisecond each and the backward iters^2 / 2
+SLOW = pytest.mark.slow
+ON_GPU = pytest.mark.skipif(DEVICE == "cpu", reason="too large for the interpreter")
+widths = pytest.mark.parametrize("n", [2, 3, 4, *(pytest.param(n, marks=SLOW) for n in (5, 6, 7, 8))])
+mixing = pytest.mark.parametrize("mixes", [True, False])
+FORWARD = {"_project": 1, "_coefficients": 1, "_read": 1, "_write": 1}
+BACKWARD = {f"{name}_backward": 1 for name in ("_write", "_dot", "_coefficients", "_read", "_projection")}
+
+
+@pytest.fixture(autouse=True)
+def poisoned_triton() -> Iterator[None]:
+    """Only the kernels, and every tensor that is not yet written holds NaN."""
+    set_hc_implementation("triton")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    set_hc_implementation("auto")
+
+
+def connections(n: int, size: int, mixes: bool, iters: int = FEW) -> list[ManifoldHyperConnection]:
+    """Two consecutive connections with random parameters; what they predict is of order one."""
+    modules = []
+    for k in range(2):
+        torch.manual_seed(k)
+        module = ManifoldHyperConnection(size, n, k, mixes=mixes, sinkhorn_iters=iters)
+        spreads = {"fn": (n * size) ** -0.5, "base": 0.3, "scale": 1.0}
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                parameter.add_(spreads[name] * torch.randn_like(parameter))
+        modules.append(module.to(DEVICE))
+    return modules
+
+
+def results(
+    modules: list[ManifoldHyperConnection], streams: torch.Tensor, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Read, write and read, write: what they give, and every gradient for given gradients of that."""
+    first, second = modules
+    streams = streams.to(dtype).requires_grad_()
+    shape = (*streams.shape[:2], streams.shape[-1])
+    outputs = [torch.randn(shape, generator=_seed(k)).to(DEVICE, dtype).requires_grad_() for k in (1, 2)]
+    x0, carry = first.width_connection(streams)
+    assert isinstance(carry, ManifoldCarry) == (dtype != torch.float64)
+    x1, carry = second.next_width_connection(first, carry, outputs[0])
+    made = {"x0": x0, "x1": x1, "after": second.depth_connection(carry, outputs[1])}
+    grads = [torch.randn(y.shape, generator=_seed(3 + k)).to(DEVICE, dtype) for k, y in enumerate(made.values())]
+    leaves = {"streams": streams, "output 0": outputs[0], "output 1": outputs[1]}
+    leaves |= {f"{name} {k}": p for k, module in enumerate(modules) for name, p in module.named_parameters()}
+    found = torch.autograd.grad([*made.values()], [*leaves.values()], grads)
+    return {name: y.detach() for name, y in made.items()} | dict(zip(leaves, found, strict=True))
+
+
+def _seed(k: int) -> torch.Generator:
+    return torch.Generator().manual_seed(k)
+
+
+def check(n, size, tokens, dtype=torch.float32, mixes=True, streams=None, iters=FEW) -> dict[str, torch.Tensor]:
+    """Every result and gradient against autograd through the algebra in float64."""
+    if streams is None:
+        streams = torch.randn(1, tokens, n, size, generator=_seed(0)).to(dtype)
+    streams = streams.to(DEVICE)
+    ours = results(connections(n, size, mixes, iters), streams, dtype)
+    set_hc_implementation("torch")
+    reference = results([module.double() for module in connections(n, size, mixes, iters)], streams, torch.float64)
+    set_hc_implementation("triton")
+    for name, other in reference.items():
+        # the gradient of a scale adds up the terms of that of the base, and may cancel
+        terms = reference[name.replace("scale", "base")].abs().max().item()
+        rtol, atol = TOLERANCES[dtype].values()
+        torch.testing.assert_close(ours[name].double(), other, rtol=rtol, atol=atol * terms, msg=_named(name))
+    return ours
+
+
+def _named(name):
+    return lambda message: f"{name}: {message}"
+
+
+@widths
+@mixing
+def test_every_number_of_streams(n, mixes):
+    check(n, 64, 7, mixes=mixes)
+
+
+@pytest.mark.parametrize("n", [4, *(pytest.param(n, marks=SLOW) for n in (2, 3, 5, 6, 7, 8))])
+@mixing
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=SLOW)])
+def test_16_bit_streams(n, mixes, dtype):
+    check(n, 64, 7, dtype, mixes)
+
+
+@pytest.mark.parametrize("size", [576, 1000, *(pytest.param(size, marks=SLOW) for size in (2048, 4096, 5129))])
+def test_every_size(size):
+    check(4, size, 1, torch.float16)
+    check(3, size, 1, mixes=False)
+
+
+@SLOW
+@widths
+@mixing
+@pytest.mark.parametrize("size", [576, 1000])
+def test_every_size_and_number_of_streams(n, size, mixes):
+    check(n, size, 7, torch.bfloat16, mixes)
+
+
+@mixing
+@pytest.mark.parametrize("tokens", [1, pytest.param(63, marks=SLOW)])
+def test_every_number_of_tokens(tokens, mixes):
+    check(4, 64, tokens, torch.bfloat16, mixes)
+
+
+@pytest.mark.parametrize("iters", [1, 2, 20])
+def test_every_number_of_iterations(iters):
+    check(3, 64, 2, iters=iters)
+
+
+@ON_GPU
+@mixing
+@pytest.mark.parametrize("size", [64, 576, 1000, 2048, 4096, 5129])
+def test_many_tokens(size, mixes):
+    for n in range(2, 9):
+        for dtype in (torch.float32, torch.bfloat16):
+            check(n, size, 1024, dtype, mixes)
+
+
+@mixing
+def test_no_token(mixes):
+    streams = torch.empty(1, 0, 4, 64, device=DEVICE)
+    for value in results(connections(4, 64, mixes), streams, torch.float32).values():
+        assert not value.isnan().any()
+
+
+class TestNotContiguous:
+    def test_expanded(self):
+        """The first streams are one tensor, repeated without copies."""
+        check(4, 64, 7, streams=torch.randn(1, 7, 1, 64).expand(1, 7, 4, 64))
+
+    def test_strided(self):
+        check(4, 64, 7, streams=torch.randn(1, 14, 6, 128)[:, ::2, 1:5, :64])
+
+    def test_transposed(self):
+        check(4, 64, 7, streams=torch.randn(7, 64, 4, 1).permute(3, 0, 2, 1))
+
+    def test_batches_that_do_not_merge(self):
+        check(4, 64, 7, streams=torch.randn(5, 3, 4, 64).transpose(0, 1))
+
+
+@mixing
+def test_runs_repeat_bit_for_bit(mixes):
+    streams = torch.randn(1, 11, 4, 130, generator=_seed(0)).to(DEVICE)
+    first, second = (results(connections(4, 130, mixes), streams, torch.bfloat16) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_token_does_not_depend_on_those_beside_it():
+    first, second = connections(4, 64, True)
+    streams = torch.randn(1, 34, 4, 64, generator=_seed(0)).to(DEVICE)
+    outputs = torch.randn(1, 34, 64, generator=_seed(1)).to(DEVICE)
+
+    def run(part):
+        x0, carry = first.width_connection(streams[:, part])
+        x1, carry = second.next_width_connection(first, carry, outputs[:, part])
+        return x0, x1, second.depth_connection(carry, outputs[:, part])
+
+    whole = run(slice(None))
+    for token in (0, 33):
+        alone = run(slice(token, token + 1))
+        assert all(torch.equal(y[:, token : token + 1], x) for y, x in zip(whole, alone, strict=True))
+
+
+@mixing
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_equal_streams_stay_what_they_are(n, dtype, mixes):
+    """Whatever the mix, bit for bit: the deviations that it weights are zero."""
+    module = connections(n, 64, mixes)[0]
+    with torch.no_grad():
+        module.base[n : 2 * n] = 0
+        module.scale[1] = 0
+    hidden = torch.randn(2, 5, 1, 64, device=DEVICE).to(dtype)
+    _, carry = module.width_connection(hidden.expand(2, 5, n, 64))
+    added = torch.randn(2, 5, 64, device=DEVICE).to(dtype)
+    assert torch.equal(module.depth_connection(carry, added), (hidden + added.unsqueeze(-2)).expand(2, 5, n, 64))
+
+
+@pytest.mark.parametrize(
+    ("streams_dtype", "output_dtype"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
+)
+def test_branch_outputs_of_another_dtype(streams_dtype, output_dtype):
+    """As under autocast: float32 streams, bfloat16 branches; or the reverse."""
+    first, second = connections(4, 64, True)
+    streams = torch.randn(1, 5, 4, 64, device=DEVICE, dtype=streams_dtype, requires_grad=True)
+    _, carry = first.width_connection(streams)
+    output = torch.randn(1, 5, 64, device=DEVICE, dtype=output_dtype, requires_grad=True)
+    x, carry = second.next_width_connection(first, carry, output)
+    after = second.depth_connection(carry, output)
+    assert (x.dtype, after.dtype) == (torch.float32, torch.float32)
+    after.sum().backward()
+    assert (streams.grad.dtype, output.grad.dtype) == (streams_dtype, output_dtype)
+
+
+@mixing
+def test_the_kernels_ran(mixes, monkeypatch):
+    """When they are asked for, each once a sub-layer; that of `fn` only when it is trained."""
+    launched = Counter()
+    for name in (*FORWARD, *BACKWARD):
+        kernel = getattr(operators, name)
+
+        class Spy:
+            def __init__(self, kernel, name):
+                self.kernel, self.name = kernel, name
+
+            def __getitem__(self, grid):
+                launched[self.name] += 1
+                return self.kernel[grid]
+
+        monkeypatch.setattr(operators, name, Spy(kernel, name))
+    model = hc_llama(num_hidden_layers=2, connection="mhc" if mixes else "ihc", hc_sinkhorn_iters=FEW).to(DEVICE)
+    model.model.layers[0].attn_hc.fn.requires_grad_(False)
+    tokens = torch.arange(5, device=DEVICE)[None]
+    loss = model(tokens, labels=tokens).loss
+    assert launched == {name: 4 for name in FORWARD}
+    launched.clear()
+    loss.backward()
+    assert launched == {name: 4 - (name == "_projection_backward") for name in BACKWARD}
+
+
+def test_what_they_can_not_do_is_left_to_torch():
+    set_hc_implementation("auto")
+    for streams in (torch.randn(1, 2, 9, 8, device=DEVICE), torch.randn(1, 2, 4, 8, device=DEVICE).double()):
+        module = ManifoldHyperConnection(8, streams.shape[-2], 0).to(DEVICE)
+        assert not isinstance(module.width_connection(streams)[1], ManifoldCarry)
+    set_hc_implementation("triton")
+    with pytest.raises(RuntimeError, match="more than 8"):
+        ManifoldHyperConnection(8, 9, 0).to(DEVICE).width_connection(torch.randn(1, 2, 9, 8, device=DEVICE))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=SLOW)])
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("connection", ["mhc", "ihc"])
+@torch.no_grad()
+def test_conversion_stays_exact(connection, n, dtype):
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    base = LlamaForCausalLM(llama_config()).to(DEVICE, dtype)
+    converted = convert_model(base, hc_mult=n, connection=connection)
+    tokens = torch.randint(3, 90, (2, 4), device=DEVICE)
+    assert torch.equal(converted(tokens).logits, base(tokens).logits)
+
+
+@pytest.mark.parametrize("connection", ["mhc", "ihc"])
+@torch.no_grad()
+def test_conversion_in_float32_is_exact_but_for_the_sum_of_reads(connection):
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    base = LlamaForCausalLM(llama_config()).to(DEVICE)
+    tokens = torch.randint(3, 90, (2, 4), device=DEVICE)
+    converted = convert_model(base, hc_mult=4, connection=connection)
+    torch.testing.assert_close(converted(tokens).logits, base(tokens).logits, **READS_SUM_TO_ONE)
+
+
+@pytest.mark.parametrize("connection", ["mhc", pytest.param("ihc", marks=SLOW)])
+def test_gradient_checkpointing(connection):
+    model = hc_llama(num_hidden_layers=1, connection=connection, hc_sinkhorn_iters=FEW).to(DEVICE).train()
+    tokens = torch.randint(3, 90, (1, 5), device=DEVICE)
+    found = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        model(tokens, labels=tokens).loss.backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    for mine, other in zip(*found, strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_autocast():
+    model = hc_llama(num_hidden_layers=1, connection="mhc", hc_sinkhorn_iters=FEW).to(DEVICE)
+    tokens = torch.randint(3, 90, (1, 5), device=DEVICE)
+    losses = []
+    for name in ("triton", "torch"):
+        set_hc_implementation(name)
+        model.zero_grad()
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            losses.append(model(tokens, labels=tokens).loss)
+        losses[-1].backward()
+        assert {p.grad.dtype for p in model.model.layers[0].attn_hc.parameters()} == {torch.float32}
+    torch.testing.assert_close(*losses, **AUTOCAST_BFLOAT16)
+
+
+@mixing
+def test_operators_are_sound(mixes):
+    """PyTorch's own check of custom operators: schemas and fake tensors."""
+    module, streams = connections(3, 64, mixes, iters=2)[0], torch.randn(2, 5, 3, 64, device=DEVICE)
+    parameters = [p.detach() for p in (module.fn, module.base, module.scale)]
+    arguments = (streams, *parameters, mixes, 2, module.eps)
+
+    def check(operator, arguments):
+        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+        return operator(*arguments)
+
+    x, read, write, mix, predicted, deviation = check(operators.width_forward, arguments)
+    saved = (read, mix, predicted, deviation)
+    check(operators.depth_forward, (streams, write, mix, mixes, x.bfloat16()))
+    check(operators.depth_backward, (streams, write, x.bfloat16()))
+    grads = (torch.randn_like(streams), x, torch.randn_like(write))
+    of_products = check(operators.width_backward, (*arguments, *saved, *grads))[-1]
+    check(operators.projection_backward, (streams, of_products))
+
+
+@mixing
+def test_compiles_whole(mixes):
+    """`torch.compile(fullgraph=True)` sees through the operators, forward and backward."""
+    modules = connections(3, 64, mixes, iters=3)
+    streams = torch.randn(2, 5, 3, 64, device=DEVICE)
+
+    def run(streams, output):
+        first, second = modules
+        x0, carry = first.width_connection(streams)
+        x1, carry = second.next_width_connection(first, carry, output)
+        return x0, x1, second.depth_connection(carry, x1)
+
+    torch.compiler.reset()
+    backend = "inductor" if DEVICE == "cuda" else "aot_eager"  # Inductor would run the interpreter's kernels itself
+    inputs = [streams.requires_grad_(), torch.randn(2, 5, 64, device=DEVICE, requires_grad=True)]
+    leaves = [*inputs, *(p for module in modules for p in module.parameters())]
+    grads = []
+    for function in (run, torch.compile(run, fullgraph=True, backend=backend)):
+        made = function(*inputs)
+        grads.append([*made, *torch.autograd.grad([y.cos().sum() for y in made], leaves)])
+    for mine, other in zip(*grads, strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_export():
+    """A model exports with the kernels inside, as operators."""
+    model = hc_llama(num_hidden_layers=1, connection="mhc", hc_sinkhorn_iters=FEW).to(DEVICE).eval()
+    tokens = torch.arange(6, device=DEVICE)[None]
+    with torch.no_grad():
+        program = torch.export.export(model, (), {"input_ids": tokens, "use_cache": False})
+        graphs = [module.graph for module in program.graph_module.modules()]
+        assert any("width_forward" in str(node.target) for graph in graphs for node in graph.nodes)
+        assert torch.equal(program.module()(input_ids=tokens, use_cache=False).logits, model(tokens).logits)
