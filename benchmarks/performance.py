@@ -34,17 +34,25 @@ def connections_table(result: dict) -> str:
 
 
 def models_table(result: dict) -> str:
-    """Markdown: what a layer costs, of every shape and case."""
-    lines = ["| | training step | kept for the backward | prefill | a decoded token |", "|---|---|---|---|---|"]
+    """Markdown: what a layer costs, of every shape and case, as far as it was measured."""
+    titles = {
+        "step": ("training step", "ms"),
+        "memory": ("kept for the backward", "MiB"),
+        "prefill": ("prefill", "ms"),
+        "decode": ("a decoded token", "ms"),
+    }
+    measured = [what for what in titles if any(what in row for row in result["rows"])]
+    lines = ["| | " + " | ".join(titles[what][0] for what in measured) + " |", "|---|" + "---|" * len(measured)]
     plain = {row["shape"]: row for row in result["rows"] if row["case"] == "plain"}
     for row in result["rows"]:
         cells = []
-        for what, unit in (("step", "ms"), ("memory", "MiB"), ("prefill", "ms"), ("decode", "ms")):
+        for what in measured:
             if what not in row:
                 cells.append("")
                 continue
             value, base = row[what]["a_layer"], plain[row["shape"]][what]["a_layer"]
-            cells.append(f"{value:.1f} {unit}" + ("" if row["case"] == "plain" else f" ({value / base:.2f}×)"))
+            times = "" if row["case"] == "plain" else f" ({value / base:.2f}×)"
+            cells.append(f"{value:.1f} {titles[what][1]}{times}")
         lines.append(f"| {row['shape']}: {row['case']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -69,7 +77,9 @@ def plot(result: dict) -> None:
     axes.set_yticks([i + 0.3 for i in range(len(cases))], cases)
     axes.invert_yaxis()
     axes.set_xlabel("forward and backward, as a multiple of adding one branch output to n streams")
-    axes.set_title(f"{result['device']}: {result['shape']}", fontsize=9)
+    shape = result["shape"]
+    about = f"{shape['tokens']} tokens, {shape['streams']} streams, D = {shape['hidden_size']}"
+    axes.set_title(f"{result['device']}: {about}", fontsize=9)
     axes.legend(fontsize=8)
     figure.savefig(PLOT, dpi=120)
 

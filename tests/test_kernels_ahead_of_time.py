@@ -65,8 +65,7 @@ def test_compiles_for_an_h200(kind, n, tmp_path):
         result = compiled(kernel, n, "bf16", **flags)
         ptx = result.asm["ptx"]
         assert len(result.asm["cubin"]) > 0
-        assert "atom." not in ptx, "sums by atomics depend on their order"
-        assert "red.global" not in ptx
+        assert not re.search(r"\b(atom|red)\.", ptx), "sums by atomics depend on their order"
         assert result.metadata.shared <= 48 * 1024
         if PTXAS.is_file():
             assert spilled(ptx, tmp_path) <= 32, kernel

@@ -39,7 +39,7 @@ _logged: set[str] = set()
 
 
 def set_hc_implementation(name: str) -> None:
-    """Choose what computes static and dynamic hyper-connections from here on, in the whole process.
+    """Choose what computes static, dynamic and manifold-constrained hyper-connections from here on, in the process.
 
     name: "torch"; "triton", the fused kernels, which need a GPU (or `TRITON_INTERPRET=1`) and never fall back; or
         "auto", the kernels on a GPU. The environment variable `HF_HYPERCONN_IMPLEMENTATION` sets it at start.
