@@ -292,6 +292,20 @@ class TestRecomputation:
         assert kept(8)[0] == 1
         assert kept(16)[0] == 0
 
+    def test_nothing_is_recorded_without_gradients(self):
+        """Or each layer's output would keep those of all layers before it."""
+        model = hc_llama(num_hidden_layers=3)
+        model.set_stream_recomputation(4)
+        outputs = []
+        model.model.layers[0].register_forward_hook(lambda *a: outputs.append(hasattr(a[-1], "hc_replay")))
+        tokens = torch.arange(5)[None]
+        model(tokens)
+        with torch.no_grad():
+            expected = model(tokens).logits
+        assert outputs == [True, False]
+        model.compile(backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(model(tokens).logits, expected, **FLOAT32)
+
     def test_other_numbers_are_refused(self):
         model = hc_llama()
         for every in (0, 1, 3, -2, 2.0, "often"):

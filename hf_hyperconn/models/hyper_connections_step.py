@@ -117,6 +117,8 @@ def read_streams(
     streams: torch.Tensor, reader: Reader, recomputation: Recomputation | None = None
 ) -> tuple[torch.Tensor, StepCarry]:
     """A width connection: the branch input `[B, S, D]` of streams `[B, S, N, D]`, and the carry."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        recomputation = None
     replay = None if recomputation is None or recomputation.keep else getattr(streams, "hc_replay", None)
     with nullcontext() if replay is None else _packed_as(replay, streams):
         handed_on, branch_input, coefficients = _step(streams, None, None, reader)
