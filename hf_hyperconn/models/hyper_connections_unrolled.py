@@ -154,7 +154,9 @@ def _tile(rows: list[list[torch.Tensor]]) -> torch.Tensor:
 
 
 def _own(values: torch.Tensor) -> torch.Tensor:
-    """The values, in a buffer of their own: Inductor does not inline what has been given strides."""
+    """The values, in a buffer of their own when compiled: Inductor does not inline what has been given strides."""
+    if not torch.compiler.is_dynamo_compiling():
+        return values
     return values.as_strided(values.shape, values.stride())
 
 
