@@ -71,7 +71,7 @@ def results(modules: list[HyperConnection], streams: torch.Tensor) -> list[torch
 
 
 @pytest.mark.parametrize("matrix", [True, False])
-@pytest.mark.parametrize("n", range(1, 9))
+@pytest.mark.parametrize("n", [1, 2, 3, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in range(5, 9))])
 @pytest.mark.parametrize(("norm", "tanh"), [("static", True), ("rms", True), ("rms", False), ("layer", True)])
 def test_equals_autograd(n, norm, tanh, matrix, monkeypatch):
     """The same streams and gradients as differentiating the algebra of `hyper_connections.py`, in float64."""
@@ -222,20 +222,19 @@ def test_all_families_with_usual_norms_take_steps():
         assert all(m.reader(torch.float32) is not None for m in model.modules() if isinstance(m, HyperConnection))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("norm", ["static", "rms", "layer"])
-def test_compiles_whole(norm, compiled):
+@pytest.mark.parametrize(
+    "norm", ["rms", *(pytest.param(norm, marks=pytest.mark.slow) for norm in ("static", "layer"))]
+)
+def test_compiles_whole(norm):
     """`torch.compile(fullgraph=True)` sees through steps, forward and backward."""
     modules = connections(3, norm)
     streams = torch.randn(2, 5, 3, D)
     expected = results(modules, streams)
     for module in modules:
         module.zero_grad()
-    if compiled:
-        torch.compiler.reset()
+    torch.compiler.reset()
     copy = streams.clone().requires_grad_()
-    function = torch.compile(run, fullgraph=True) if compiled else run
-    after = function(modules, copy)
+    after = torch.compile(run, fullgraph=True)(modules, copy)
     after.cos().sum().backward()
     found = [after.detach(), copy.grad, *(p.grad for module in modules for p in module.parameters())]
     for mine, other in zip(found, expected, strict=True):
@@ -258,7 +257,9 @@ class TestRecomputation:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("connection", ["dhc", "shc"])
-    @pytest.mark.parametrize("every", [2, 4, 6, 16, "auto"])
+    @pytest.mark.parametrize(
+        "every", [4, *(pytest.param(every, marks=pytest.mark.slow) for every in (2, 6, 16, "auto"))]
+    )
     def test_is_bit_equal(self, every, connection, dtype):
         model = hc_llama(num_hidden_layers=5, connection=connection).to(dtype).train()
         for mine, other in zip(self.step(model, every), self.step(model, None), strict=True):

@@ -51,7 +51,7 @@ def compiled(name: str, n: int, dtype: str, mixes: bool, size: int = 2048):
 
 
 @pytest.mark.parametrize("n", WIDTHS)
-@pytest.mark.parametrize("mixes", [True, False])
+@pytest.mark.parametrize("mixes", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles_for_an_h200(name, mixes, n, tmp_path):
     result = compiled(name, n, "bf16", mixes)
