@@ -233,12 +233,15 @@ class HyperConnection(Connection):
         return read.squeeze(-2), mixed, beta
 
     def reader(self, dtype: torch.dtype) -> Reader | None:
-        """What a step needs to compute `coefficients` in `dtype`; None when the norm is not one that it knows."""
+        """What a step needs to compute `coefficients` in `dtype`; None when the norm must be called to be computed.
+
+        That is a norm which a step does not know, or whose weight is elsewhere and only brought by its own hooks.
+        """
         static = (self.static_alpha.to(dtype), self.static_beta.to(dtype))
         if self.norm is None:
             return Reader(*static)
         norm = fold_norm(self.norm)
-        if norm is None:
+        if norm is None or (norm.weight is not None and norm.weight.device != self.static_alpha.device):
             return None
         fn = torch.cat([self.dynamic_alpha_fn, self.dynamic_beta_fn.unsqueeze(-1)], dim=-1).to(dtype)
         return Reader(
