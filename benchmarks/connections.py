@@ -1,6 +1,6 @@
 """Time a hyper-connection around an identity branch against the plain residual and against peers.
 
-    python benchmarks/connections.py [--threads 2]
+    python -m benchmarks.connections [--threads 2]
 
 Forward, and forward with backward, in eager mode and compiled. Writes benchmarks/results/connections.json (on a GPU
 connections_cuda.json): medians in milliseconds, ratios to adding one branch output to n streams, the least that n

@@ -18,7 +18,7 @@ import psutil
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
-from benchmarks.timing import device, median_ms, write
+from benchmarks.timing import ALLOCATOR, device, median_ms, write
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCOlmoeConfig, HCOlmoeForCausalLM, set_hc_implementation
 
 # shape, its layers in full, tokens of a step; the vocabulary is left small, for it is no part of a layer
@@ -139,8 +139,7 @@ def held() -> int:
 def in_a_process(*arguments) -> float:
     """`measure` elsewhere, so that no case sees another's memory or compiled code."""
     # every buffer its own mapping where memory is read off the process, none where time is taken
-    threshold = "65536" if arguments[2] == "memory" else "100000000000"
-    allocator = {"MALLOC_MMAP_THRESHOLD_": threshold, "MALLOC_TRIM_THRESHOLD_": threshold}
+    allocator = dict.fromkeys(ALLOCATOR, "65536") if arguments[2] == "memory" else ALLOCATOR
     command = [sys.executable, "-m", "benchmarks.models", "--case", json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **allocator})
     if done.returncode:

@@ -29,7 +29,6 @@ import torch
 from torch import nn
 
 from .hyper_connections_step import (
-    Recomputation,
     StepCarry,
     fold_norm,
     read_streams,
@@ -183,7 +182,7 @@ class HyperConnection(Connection):
     ):
         super().__init__(hidden_size, hc_mult, sub_layer)
         self.tanh = tanh
-        self.recomputation: Recomputation | None = None
+        self.keeps_streams: bool | None = None
         self.norm = norm if norm is None else norm.float()
         self.register_initial_values()
 
@@ -267,7 +266,7 @@ class HyperConnection(Connection):
             if branch_output is not None:
                 values = write_streams(streams, branch_output)
             if reader is not None:
-                return read_streams(values, reader, self.recomputation)
+                return read_streams(values, reader, self.keeps_streams)
         return super().forward(values)
 
     def next_width_connection(

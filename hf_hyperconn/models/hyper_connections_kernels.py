@@ -46,6 +46,26 @@ def _stream_values(pointer, tokens, stride, mask, N: tl.constexpr, N_PAD: tl.con
 
 
 @triton.jit
+def _store_stream_values(pointer, values, tokens, mask, N: tl.constexpr, N_PAD: tl.constexpr):
+    stream = tl.arange(0, N_PAD)[None, :]
+    tl.store(pointer + tokens.to(tl.int64)[:, None] * N + stream, values, mask=mask[:, None] & (stream < N))
+
+
+@triton.jit
+def _written_beta(written, tokens, stride, mask, N: tl.constexpr, N_PAD: tl.constexpr):
+    """b `[T, N]` of the coefficients that a step writes with."""
+    stream = tl.arange(0, N_PAD)[None, :]
+    offsets = tokens.to(tl.int64)[:, None] * stride + stream * (N + 2) + N + 1
+    return tl.load(written + offsets, mask=mask[:, None] & (stream < N), other=0.0)
+
+
+@triton.jit
+def _fn_row(fn, index: tl.constexpr, d, size):
+    """Row `[D]` of `fn`."""
+    return tl.load(fn + index * size + d, mask=d < size, other=0.0)
+
+
+@triton.jit
 def _column(tile, index: tl.constexpr, M_PAD: tl.constexpr):
     """Column `[T, N]` of a tile `[T, N, M]`."""
     return tl.sum(tl.where(tl.arange(0, M_PAD)[None, None, :] == index, tile, 0.0), axis=2)
@@ -91,7 +111,7 @@ def _streams(
         new = tl.arange(0, N_PAD)[None, :]
         inside = mask[:, None] & (new < N)
         coefficients = written + tokens.to(tl.int64)[:, None] * written_stride
-        beta = tl.load(coefficients + new * (N + 2) + N + 1, mask=inside, other=0.0)
+        beta = _written_beta(written, tokens, written_stride, mask, N, N_PAD)
         values = beta[:, :, None] * _row(output, tokens, output_stride, d, mask, size)[:, None, :]
         for i in tl.static_range(N):
             weights = tl.load(coefficients + i * (N + 2) + 1 + new, mask=inside, other=0.0)
@@ -154,7 +174,7 @@ def _forward(
             if CENTRED:
                 sums += tl.sum(h, axis=2)
             for c in tl.static_range(N + 2):
-                row = tl.load(fn + c * size + d, mask=d < size, other=0.0)
+                row = _fn_row(fn, c, d, size)
                 products += tl.where(column == c, tl.sum(h * row[None, None, :], axis=2)[:, :, None], 0.0)
                 if CENTRED:
                     fn_sums += tl.where(column == c, tl.sum(row, axis=0), 0.0)
@@ -163,14 +183,12 @@ def _forward(
             centre = sums / size
             variance -= centre * centre
             products -= centre[:, :, None] * fn_sums
-            tl.store(mean + tokens[:, None] * N + tl.arange(0, N_PAD)[None, :], centre,
-                     mask=mask[:, None] & (tl.arange(0, N_PAD)[None, :] < N))  # fmt: skip
+            _store_stream_values(mean, centre, tokens, mask, N, N_PAD)
         factor = tl.rsqrt(variance + eps)
         prediction = products * factor[:, :, None]
         squashed = _squash(prediction, offset, M_PAD, N, OFFSET, TANH)
         used = static + _scales(alpha_scale, beta_scale, N, M_PAD) * squashed
-        tl.store(deviation + tokens[:, None] * N + tl.arange(0, N_PAD)[None, :], factor,
-                 mask=mask[:, None] & (tl.arange(0, N_PAD)[None, :] < N))  # fmt: skip
+        _store_stream_values(deviation, factor, tokens, mask, N, N_PAD)
         _store_coefficient_tile(predicted, prediction, tokens, mask, N, N_PAD, M_PAD)
         _store_coefficient_tile(coefficients, used, tokens, mask, N, N_PAD, M_PAD)
 
@@ -200,17 +218,14 @@ def _backward(
 ):  # fmt: skip
     tokens = tl.program_id(0) * T + tl.arange(0, T)
     mask = tokens < token_count
-    stream, column = tl.arange(0, N_PAD)[None, :, None], tl.arange(0, M_PAD)[None, None, :]
+    column = tl.arange(0, M_PAD)[None, None, :]
 
     if READS:
         used = _coefficient_tile(coefficients, tokens, coefficients_stride, mask, N, N_PAD, M_PAD)
         of_used = tl.zeros((T, N_PAD, M_PAD), tl.float32)
         if DYNAMIC:
-            beta = tl.load(
-                grad_beta + tokens.to(tl.int64)[:, None, None] * N + stream + 0 * column,
-                mask=mask[:, None, None] & (stream < N) & (column == N + 1), other=0.0,
-            )  # fmt: skip
-            of_used += beta
+            of_beta_read = _stream_values(grad_beta, tokens, N, mask, N, N_PAD)
+            of_used += tl.where(column == N + 1, of_beta_read[:, :, None], 0.0)
         fn_sums = tl.zeros((1, 1, M_PAD), tl.float32)
         for start in range(0, size, BLOCK):
             d = start + tl.arange(0, BLOCK)
@@ -225,7 +240,7 @@ def _backward(
                 of_used += tl.where(column == j + 1, tl.sum(h * row[:, None, :], axis=2)[:, :, None], 0.0)
             if DYNAMIC and CENTRED:
                 for c in tl.static_range(N + 2):
-                    fn_row = tl.load(fn + c * size + d, mask=d < size, other=0.0)
+                    fn_row = _fn_row(fn, c, d, size)
                     fn_sums += tl.where(column == c, tl.sum(fn_row, axis=0), 0.0)
         _store_coefficient_tile(grad_coefficients, of_used, tokens, mask, N, N_PAD, M_PAD)
         if DYNAMIC:
@@ -244,10 +259,7 @@ def _backward(
             scaled = of_predicted * factor[:, :, None]
 
     if WRITES:
-        stream_index = tl.arange(0, N_PAD)[None, :]
-        beta_offsets = tokens.to(tl.int64)[:, None] * written_stride + stream_index * (N + 2) + N + 1
-        inside = mask[:, None] & (stream_index < N)
-        beta_written = tl.load(written + beta_offsets, mask=inside, other=0.0)
+        beta_written = _written_beta(written, tokens, written_stride, mask, N, N_PAD)
         of_beta = tl.zeros((T, N_PAD), tl.float32)
     for start in range(0, size, BLOCK):
         d = start + tl.arange(0, BLOCK)
@@ -263,7 +275,7 @@ def _backward(
                     tokens, d, mask, size, N, N_PAD, WRITES,
                 )  # fmt: skip
                 for c in tl.static_range(N + 2):
-                    fn_row = tl.load(fn + c * size + d, mask=d < size, other=0.0)
+                    fn_row = _fn_row(fn, c, d, size)
                     grad += _column(scaled, c, M_PAD)[:, :, None] * fn_row[None, None, :]
                 grad += by_value[:, :, None] * h + by_constant[:, :, None]
             _store_rows(new_grad_streams, grad, tokens, d, mask, size, N, N_PAD)
@@ -276,7 +288,7 @@ def _backward(
             of_beta += tl.sum(grad * branch_output[:, None, :], axis=2)
             _store_row(grad_output, tl.sum(beta_written[:, :, None] * grad, axis=1), tokens, d, mask, size)
     if WRITES:
-        tl.store(grad_written_beta + tokens.to(tl.int64)[:, None] * N + stream_index, of_beta, mask=inside)
+        _store_stream_values(grad_written_beta, of_beta, tokens, mask, N, N_PAD)
 
 
 @triton.jit(do_not_specialize=["token_count", "tokens_a_chunk"])

@@ -104,25 +104,20 @@ class StepCarry(NamedTuple):
     origin: "torch.Tensor | Replay | None" = None
 
 
-class Recomputation(NamedTuple):
-    """What a connection does when only some streams are kept for the backward.
-
-    keep: whether those that it reads are kept.
-    """
-
-    keep: bool
-
-
 def read_streams(
-    streams: torch.Tensor, reader: Reader, recomputation: Recomputation | None = None
+    streams: torch.Tensor, reader: Reader, keeps_streams: bool | None = None
 ) -> tuple[torch.Tensor, StepCarry]:
-    """A width connection: the branch input `[B, S, D]` of streams `[B, S, N, D]`, and the carry."""
+    """A width connection: the branch input `[B, S, D]` of streams `[B, S, N, D]`, and the carry.
+
+    keeps_streams: whether the backward keeps the streams or computes them again from the last kept ones; None when all
+        are kept and nothing needs to be recorded.
+    """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        recomputation = None
-    replay = None if recomputation is None or recomputation.keep else getattr(streams, "hc_replay", None)
+        keeps_streams = None
+    replay = getattr(streams, "hc_replay", None) if keeps_streams is False else None
     with nullcontext() if replay is None else _packed_as(replay, streams):
         handed_on, branch_input, coefficients = _step(streams, None, None, reader)
-    origin = None if recomputation is None else (replay or streams.detach())
+    origin = None if keeps_streams is None else (replay or streams.detach())
     return branch_input, StepCarry(handed_on, coefficients, origin)
 
 

@@ -21,7 +21,6 @@ from transformers.utils import logging
 from .dynamic_activations import EmbeddingScale, replace_norms
 from .frac_connections import FracConnection, narrow_norm
 from .hyper_connections import Connection, HyperConnection, InitialisedModule
-from .hyper_connections_step import Recomputation
 from .keel_connection import KeelConnection
 from .manifold_hyper_connections import LearnedReadout, ManifoldHyperConnection
 
@@ -182,7 +181,7 @@ class HyperConnectionPreTrainedModel:
             raise ValueError(f"every={every!r} was asked for; accepted are 'auto', None and even numbers from 2 up.")
         for module in self.modules():
             if isinstance(module, HyperConnection):
-                module.recomputation = None if every is None else Recomputation(module.sub_layer % every == 0)
+                module.keeps_streams = None if every is None else module.sub_layer % every == 0
 
     def save_pretrained(self, save_directory, **kwargs):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""

@@ -1,9 +1,13 @@
 """Triton's interpreter truncates float32 to bfloat16, where a GPU rounds to nearest even; here it does the latter."""
 
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
+
+from hf_hyperconn import set_hc_implementation
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     import triton.language as tl
@@ -25,7 +29,6 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 @pytest.fixture(autouse=True, scope="session")
 def bfloat16_is_rounded():
     """The repair above holds for whatever version of Triton is installed."""
-    import torch
     import triton
     import triton.language as tl
 
@@ -38,3 +41,13 @@ def bfloat16_is_rounded():
     target = torch.empty_like(values, dtype=torch.bfloat16)
     copy[(1,)](values, target, 1024)
     assert torch.equal(target, values.bfloat16())
+
+
+@pytest.fixture(autouse=True)
+def poisoned_triton() -> Iterator[None]:
+    """Only the kernels, and every tensor that is not yet written holds NaN."""
+    set_hc_implementation("triton")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    set_hc_implementation("auto")

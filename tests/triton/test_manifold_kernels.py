@@ -4,7 +4,6 @@ Run by `make test`, in a process of its own: the interpreter is chosen when Trit
 """
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,27 +12,15 @@ from hf_hyperconn import convert_model, set_hc_implementation
 from hf_hyperconn.models import manifold_hyper_connections_triton as operators
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldCarry, ManifoldHyperConnection
 from tests.conftest import hc_llama, llama_config
-from tests.tolerances import AUTOCAST_BFLOAT16, KERNELS_BFLOAT16, KERNELS_FLOAT16, KERNELS_FLOAT32, READS_SUM_TO_ONE
+from tests.tolerances import AUTOCAST_BFLOAT16, READS_SUM_TO_ONE
+from tests.triton.common import DEVICE, NOT_CONTIGUOUS, ON_GPU, SIZES, TOLERANCES, seed
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TOLERANCES = {torch.float32: KERNELS_FLOAT32, torch.bfloat16: KERNELS_BFLOAT16, torch.float16: KERNELS_FLOAT16}
 FEW = 4  # iterations of Sinkhorn, of which the interpreter needs a millisecond each and the backward iters^2 / 2
 SLOW = pytest.mark.slow
-ON_GPU = pytest.mark.skipif(DEVICE == "cpu", reason="too large for the interpreter")
 widths = pytest.mark.parametrize("n", [2, 3, 4, *(pytest.param(n, marks=SLOW) for n in (5, 6, 7, 8))])
 mixing = pytest.mark.parametrize("mixes", [True, False])
 FORWARD = {"_project": 1, "_coefficients": 1, "_read": 1, "_write": 1}
 BACKWARD = {f"{name}_backward": 1 for name in ("_write", "_dot", "_coefficients", "_read", "_projection")}
-
-
-@pytest.fixture(autouse=True)
-def poisoned_triton() -> Iterator[None]:
-    """Only the kernels, and every tensor that is not yet written holds NaN."""
-    set_hc_implementation("triton")
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    set_hc_implementation("auto")
 
 
 def connections(n: int, size: int, mixes: bool, iters: int = FEW) -> list[ManifoldHyperConnection]:
@@ -57,26 +44,22 @@ def results(
     first, second = modules
     streams = streams.to(dtype).requires_grad_()
     shape = (*streams.shape[:2], streams.shape[-1])
-    outputs = [torch.randn(shape, generator=_seed(k)).to(DEVICE, dtype).requires_grad_() for k in (1, 2)]
+    outputs = [torch.randn(shape, generator=seed(k)).to(DEVICE, dtype).requires_grad_() for k in (1, 2)]
     x0, carry = first.width_connection(streams)
     assert isinstance(carry, ManifoldCarry) == (dtype != torch.float64)
     x1, carry = second.next_width_connection(first, carry, outputs[0])
     made = {"x0": x0, "x1": x1, "after": second.depth_connection(carry, outputs[1])}
-    grads = [torch.randn(y.shape, generator=_seed(3 + k)).to(DEVICE, dtype) for k, y in enumerate(made.values())]
+    grads = [torch.randn(y.shape, generator=seed(3 + k)).to(DEVICE, dtype) for k, y in enumerate(made.values())]
     leaves = {"streams": streams, "output 0": outputs[0], "output 1": outputs[1]}
     leaves |= {f"{name} {k}": p for k, module in enumerate(modules) for name, p in module.named_parameters()}
     found = torch.autograd.grad([*made.values()], [*leaves.values()], grads)
     return {name: y.detach() for name, y in made.items()} | dict(zip(leaves, found, strict=True))
 
 
-def _seed(k: int) -> torch.Generator:
-    return torch.Generator().manual_seed(k)
-
-
 def check(n, size, tokens, dtype=torch.float32, mixes=True, streams=None, iters=FEW) -> dict[str, torch.Tensor]:
     """Every result and gradient against autograd through the algebra in float64."""
     if streams is None:
-        streams = torch.randn(1, tokens, n, size, generator=_seed(0)).to(dtype)
+        streams = torch.randn(1, tokens, n, size, generator=seed(0)).to(dtype)
     streams = streams.to(DEVICE)
     ours = results(connections(n, size, mixes, iters), streams, dtype)
     set_hc_implementation("torch")
@@ -134,7 +117,7 @@ def test_every_number_of_iterations(iters):
 
 @ON_GPU
 @mixing
-@pytest.mark.parametrize("size", [64, 576, 1000, 2048, 4096, 5129])
+@pytest.mark.parametrize("size", SIZES)
 def test_many_tokens(size, mixes):
     for n in range(2, 9):
         for dtype in (torch.float32, torch.bfloat16):
@@ -148,32 +131,22 @@ def test_no_token(mixes):
         assert not value.isnan().any()
 
 
-class TestNotContiguous:
-    def test_expanded(self):
-        """The first streams are one tensor, repeated without copies."""
-        check(4, 64, 7, streams=torch.randn(1, 7, 1, 64).expand(1, 7, 4, 64))
-
-    def test_strided(self):
-        check(4, 64, 7, streams=torch.randn(1, 14, 6, 128)[:, ::2, 1:5, :64])
-
-    def test_transposed(self):
-        check(4, 64, 7, streams=torch.randn(7, 64, 4, 1).permute(3, 0, 2, 1))
-
-    def test_batches_that_do_not_merge(self):
-        check(4, 64, 7, streams=torch.randn(5, 3, 4, 64).transpose(0, 1))
+@pytest.mark.parametrize("kind", NOT_CONTIGUOUS)
+def test_not_contiguous(kind):
+    check(4, 64, 7, streams=NOT_CONTIGUOUS[kind]())
 
 
 @mixing
 def test_runs_repeat_bit_for_bit(mixes):
-    streams = torch.randn(1, 11, 4, 130, generator=_seed(0)).to(DEVICE)
+    streams = torch.randn(1, 11, 4, 130, generator=seed(0)).to(DEVICE)
     first, second = (results(connections(4, 130, mixes), streams, torch.bfloat16) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_a_token_does_not_depend_on_those_beside_it():
     first, second = connections(4, 64, True)
-    streams = torch.randn(1, 34, 4, 64, generator=_seed(0)).to(DEVICE)
-    outputs = torch.randn(1, 34, 64, generator=_seed(1)).to(DEVICE)
+    streams = torch.randn(1, 34, 4, 64, generator=seed(0)).to(DEVICE)
+    outputs = torch.randn(1, 34, 64, generator=seed(1)).to(DEVICE)
 
     def run(part):
         x0, carry = first.width_connection(streams[:, part])
