@@ -13,7 +13,12 @@ from .families import FAMILIES
 _EXPORTS = {
     **{name: f"models.{file}" for family in FAMILIES.values() for name, file in family.exports.items()},
     "HyperConnection": "models.hyper_connections",
+    "HCTrainer": "training",
+    "HCTrainerMixin": "training",
     "convert_model": "in_memory",
+    "freeze_base": "training",
+    "freeze_hc": "training",
+    "hc_param_groups": "training",
     "register_auto_classes": "registration",
     "set_hc_implementation": "models.hyper_connections_step",
 }

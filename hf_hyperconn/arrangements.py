@@ -1,4 +1,4 @@
-"""Architectures that hyper-connections contain, and which of their weights train.
+"""Architectures that hyper-connections contain.
 
 A network of sub-layers T_k arranged in another way than one after the other is a choice of static matrices (HC paper,
 Sections 3.1, 3.2, Appendices G and H). `arrange` sets them in a model.
@@ -11,9 +11,6 @@ from transformers import PreTrainedModel
 
 from .errors import HyperConnError
 from .models.hyper_connections import HyperConnection
-
-WIDTH = ("static_alpha", "dynamic_alpha_fn", "dynamic_alpha_scale")
-DEPTH = ("static_beta", "dynamic_beta_fn", "dynamic_beta_scale")
 
 
 def sequential(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,21 +78,6 @@ def post_norm(x: torch.Tensor, branch_output: torch.Tensor) -> tuple[torch.Tenso
     variance = x.var(-1, correction=0) + branch_output.var(-1, correction=0) + 2 * (x * branch_output).mean(-1)
     beta = torch.rsqrt(variance).unsqueeze(-1)
     return torch.stack([torch.ones_like(beta), beta], dim=-1), beta
-
-
-def set_trainable(model: PreTrainedModel, *, width: bool = True, depth: bool = True) -> None:
-    """Choose what trains of a model's hyper-connections, as the paper's Table 3 does; its third column is `hc_tanh`.
-
-    width: the width connections: reads and mixes, static and dynamic ("WC").
-    depth: the depth connections: writes, static and dynamic ("B").
-
-    Raises `HyperConnError` for a model without static or dynamic hyper-connections.
-    """
-    for connection in _connections(model):
-        for name, parameter in connection.named_parameters(recurse=False):
-            parameter.requires_grad_(width if name in WIDTH else depth)
-        for parameter in connection.norm.parameters() if connection.norm is not None else ():
-            parameter.requires_grad_(width or depth)
 
 
 def _connections(model: PreTrainedModel) -> list[HyperConnection]:

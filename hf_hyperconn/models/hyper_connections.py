@@ -106,7 +106,12 @@ def depth_connection(carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
 
 
 class InitialisedModule(nn.Module):
-    """A module whose `initial_values` its constructor and a model's `_init_weights` both take."""
+    """A module whose `initial_values` its constructor and a model's `_init_weights` both take.
+
+    decayed: names of those of its parameters that weight decay applies to.
+    """
+
+    decayed: tuple[str, ...] = ()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """Every parameter of the module itself at the start."""
@@ -176,6 +181,8 @@ class HyperConnection(Connection):
         None for SHC.
     tanh: whether the predicted term goes through tanh.
     """
+
+    decayed = ("dynamic_alpha_fn", "dynamic_beta_fn")
 
     def __init__(
         self, hidden_size: int, hc_mult: int, sub_layer: int, norm: nn.Module | None = None, tanh: bool = True

@@ -51,6 +51,8 @@ class ManifoldHyperConnection(Connection):
     eps: added to the reads and to what divides, as in DeepSeek-V4's kernels.
     """
 
+    decayed = ("fn",)
+
     def __init__(
         self,
         hidden_size: int,
@@ -122,6 +124,8 @@ class LearnedReadout(InitialisedModule):
     hidden_size, hc_mult: D and N. At the start every weight is 1/N.
     eps: added to the weights, and in the norm.
     """
+
+    decayed = ("hc_fn",)
 
     def __init__(self, hidden_size: int, hc_mult: int, eps: float = 1e-6):
         super().__init__()

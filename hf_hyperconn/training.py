@@ -1,0 +1,133 @@
+"""Training hyper-connection models: weight decay, learning rate, what is frozen.
+
+Weight decay pulls a parameter to zero. For the static part of a hyper-connection zero means no residual connection at
+all, so it is left alone, and so are scales; what predicts the dynamic part decays (HC paper, Section 4).
+"""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, Trainer
+
+from .errors import HyperConnError
+from .models.modeling_hyper_connections import ADDED
+
+WIDTH = ("static_alpha", "dynamic_alpha_fn", "dynamic_alpha_scale")
+DEPTH = ("static_beta", "dynamic_beta_fn", "dynamic_beta_scale")
+
+
+def hc_param_groups(
+    model: nn.Module, lr: float, weight_decay: float, hc_lr: float | None = None
+) -> list[dict[str, object]]:
+    """Parameter groups for a `torch.optim` optimizer: what decays and what doesn't, connections apart.
+
+    model: a hyper-connection model, also inside a wrapper such as PEFT's.
+    lr, weight_decay: of the base; norms and biases do not decay, as in Transformers' Trainer.
+    hc_lr: learning rate of the connections; by default that of the base.
+
+    Frozen parameters are in no group, groups without parameters are left out.
+    """
+    decayed = set(decayed_names(model))
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault((is_of_connection(name), name in decayed), []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "lr": hc_lr if of_connection and hc_lr is not None else lr,
+            "weight_decay": weight_decay if decays else 0.0,
+        }
+        for (of_connection, decays), parameters in sorted(groups.items(), key=lambda group: group[0], reverse=True)
+    ]
+
+
+def decayed_names(model: nn.Module) -> list[str]:
+    """Names of the parameters that weight decay applies to."""
+    decays = dict.fromkeys(Trainer.get_decay_parameter_names(None, model), True)  # reads nothing of a trainer
+    for path, module in model.named_modules():
+        if hasattr(module, "decayed"):
+            for name, _ in module.named_parameters(path, recurse=False):
+                decays[name] = name.rpartition(".")[2] in module.decayed
+    return [name for name, applies in decays.items() if applies]
+
+
+def is_of_connection(name: str) -> bool:
+    """Whether a parameter's name is that of a hyper-connection or of the learned readout."""
+    return not set(ADDED).isdisjoint(name.split("."))
+
+
+def freeze_base(model: nn.Module) -> None:
+    """Leave only the hyper-connections trainable.
+
+    Raises `HyperConnError` for a model without any.
+    """
+    parameters = dict(model.named_parameters())
+    if not any(map(is_of_connection, parameters)):
+        raise _no_connections(model)
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(is_of_connection(name))
+
+
+def freeze_hc(model: nn.Module, *, width: bool = True, depth: bool = True) -> None:
+    """Freeze hyper-connections, whole or in part; what is not frozen here stays as it is.
+
+    width: the width connections: reads and mixes, static and dynamic ("WC" in the paper's Table 3).
+    depth: the depth connections: writes, static and dynamic ("B").
+
+    Raises `HyperConnError` for a model without hyper-connections, or for one part of connections whose parts have
+    parameters in common (mHC, iHC).
+    """
+    parameters = [(name, parameter) for name, parameter in model.named_parameters() if is_of_connection(name)]
+    if not parameters:
+        raise _no_connections(model)
+    has_parts = any(name.endswith(WIDTH) for name, _ in parameters)
+    if width != depth and not has_parts:
+        raise HyperConnError(
+            "the connections of this model have parameters that width and depth share. Freeze both or none."
+        )
+    for name, parameter in parameters:
+        frozen = width if name.endswith(WIDTH) else depth if name.endswith(DEPTH) else width and depth
+        if frozen:
+            parameter.requires_grad_(False)
+
+
+def _no_connections(model: nn.Module) -> HyperConnError:
+    return HyperConnError(f"{type(model).__name__} has no hyper-connections. Convert it first (`convert_model`).")
+
+
+class HCTrainerMixin:
+    """Before a Trainer class: weight decay and learning rate of hyper-connections. See `hc_param_groups`.
+
+    hc_lr: learning rate of the connections, to be scheduled like that of the rest, which is the default.
+    """
+
+    def __init__(self, *args, hc_lr: float | None = None, **kwargs):
+        self.hc_lr = hc_lr
+        super().__init__(*args, **kwargs)
+
+    def get_decay_parameter_names(self, model: PreTrainedModel) -> list[str]:
+        return decayed_names(model)
+
+    def create_optimizer(self, model: PreTrainedModel | None = None) -> torch.optim.Optimizer:
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if is_new and self.hc_lr is not None:
+            named = (model or self.model).named_parameters()
+            _give_rate(optimizer, {id(parameter) for name, parameter in named if is_of_connection(name)}, self.hc_lr)
+        return optimizer
+
+
+class HCTrainer(HCTrainerMixin, Trainer):
+    """Transformers' Trainer, with weight decay and learning rate of hyper-connections as they should be.
+
+    For another Trainer, such as trl's: `class HCSFTTrainer(HCTrainerMixin, SFTTrainer): pass`.
+    """
+
+
+def _give_rate(optimizer: torch.optim.Optimizer, parameters: set[int], lr: float) -> None:
+    """Move the parameters with these ids into groups of their own, with a learning rate of their own."""
+    for group in list(optimizer.param_groups):
+        moved = [parameter for parameter in group["params"] if id(parameter) in parameters]
+        if moved:
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in parameters]
+            optimizer.add_param_group({**group, "params": moved, "lr": lr})
