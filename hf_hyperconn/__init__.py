@@ -13,6 +13,7 @@ from .families import FAMILIES
 _EXPORTS = {
     **{name: f"models.{file}" for family in FAMILIES.values() for name, file in family.exports.items()},
     "HyperConnection": "models.hyper_connections",
+    "HCMonitorCallback": "callbacks",
     "HCTrainer": "training",
     "HCTrainerMixin": "training",
     "convert_model": "in_memory",

@@ -238,6 +238,15 @@ class HyperConnection(Connection):
         read, mixed = width_connection(streams, alpha)
         return read.squeeze(-2), mixed, beta
 
+    def matrices(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A, reads before mixes, and b of each token, for streams `[B, S, N, D]`, in float32.
+
+        Returns `[B, S, N, reads + N]` and `[B, S, N]`. Static ones are the same for all tokens.
+        """
+        alpha, beta = self.coefficients(streams)
+        tokens = streams.shape[:-2]
+        return alpha.expand(*tokens, *alpha.shape[-2:]), beta.expand(*tokens, *beta.shape[-1:])
+
     def reader(self, dtype: torch.dtype) -> Reader | None:
         """What a step needs to compute `coefficients` in `dtype`; None when the norm must be called to be computed.
 

@@ -90,6 +90,13 @@ class ManifoldHyperConnection(Connection):
         mix = (scale[2] * logits[..., 2 * n :] + base[2 * n :]).unflatten(-1, (n, n))
         return read, write, sinkhorn(mix, self.sinkhorn_iters, self.eps).transpose(-1, -2)
 
+    def matrices(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """H_pre and H_res as the A of `HyperConnection.matrices`, `[B, S, N, 1 + N]`, and H_post `[B, S, N]`."""
+        read, write, mix = self.coefficients(streams)
+        if mix is None:
+            mix = torch.eye(self.hc_mult, dtype=read.dtype, device=read.device).expand(*read.shape, -1)
+        return torch.cat([read.unsqueeze(-1), mix.transpose(-1, -2)], dim=-1), write
+
     def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         read, write, mix = self.coefficients(streams)
         values = streams.to(read.dtype)

@@ -1,0 +1,64 @@
+"""What the hyper-connections of a model do while it runs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from .errors import HyperConnError
+from .models.hyper_connections_step import write_streams
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One sub-layer in one forward.
+
+    connection: around sub-layer `connection.sub_layer`; its parameters are all there while it is observed.
+    streams: H as the width connection reads it, `[B, S, N, D]`.
+    alpha, beta: A `[B, S, N, reads + N]`, reads before mixes, and b `[B, S, N]`, float32.
+    """
+
+    connection: nn.Module
+    streams: torch.Tensor
+    alpha: torch.Tensor
+    beta: torch.Tensor
+
+    @property
+    def reads(self) -> torch.Tensor:
+        """A_m, `[B, S, N, reads]`; frac-connections have N reads, the others one."""
+        return self.alpha[..., : -self.beta.shape[-1]]
+
+    @property
+    def mixes(self) -> torch.Tensor:
+        """A_r, `[B, S, N, N]`: the weight of stream i in the new stream j."""
+        return self.alpha[..., -self.beta.shape[-1] :]
+
+
+@contextmanager
+def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[None]:
+    """Within it, every forward of `model` calls `see` for each sub-layer, in their order.
+
+    Works through wrappers (PEFT's, DDP, FSDP), not in compiled code.
+
+    Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
+    """
+    connections = [module for module in model.modules() if hasattr(type(module), "matrices")]
+    if not connections:
+        raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to observe.")
+
+    def record(connection, args, output):
+        carry = output[1]
+        streams = carry.streams if hasattr(carry, "streams") else args[0]
+        if not isinstance(streams, torch.Tensor):
+            streams = write_streams(*args)
+        with torch.no_grad():
+            see(Observation(connection, streams.detach(), *connection.matrices(streams)))
+
+    handles = [connection.register_forward_hook(record, prepend=True) for connection in connections]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,131 @@
+"""What the monitor logs, and that watching changes nothing."""
+
+import json
+
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from hf_hyperconn import HCMonitorCallback, convert_model
+from hf_hyperconn.errors import HyperConnError
+from hf_hyperconn.observation import observe
+
+from .conftest import hc_llama
+from .tolerances import FLOAT32
+
+IDS = torch.randint(3, 96, (8, 24), generator=torch.Generator().manual_seed(1))
+DATA = [{"input_ids": row, "labels": row} for row in IDS]
+
+
+def trainer_of(model, folder, **settings):
+    torch.manual_seed(0)
+    settings = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no", **settings}
+    settings = {"max_steps": 4, "logging_steps": 2, "learning_rate": 3e-2, "lr_scheduler_type": "constant", **settings}
+    return Trainer(model, TrainingArguments(str(folder), **settings), train_dataset=DATA)
+
+
+class Received(TrainerCallback):
+    """What an integration is handed."""
+
+    def __init__(self):
+        self.logs = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.logs.append(dict(logs))
+
+
+def test_every_integration_receives_at_most_ten_figures_with_the_loss(tmp_path, llama):
+    trainer, received = trainer_of(convert_model(llama), tmp_path), Received()
+    trainer.add_callback(received)
+    HCMonitorCallback().attach(trainer)
+    trainer.train()
+    with_loss = [logs for logs in received.logs if "loss" in logs]
+    assert len(with_loss) == 2
+    for logs, entry in zip(with_loss, trainer.state.log_history, strict=False):
+        figures = {name: value for name, value in logs.items() if name.startswith("hc/")}
+        assert 5 <= len(figures) <= 10
+        assert figures.items() <= entry.items()
+    assert not any(name.startswith("hc") for logs in received.logs if "loss" not in logs for name in logs)
+    assert with_loss[1]["hc/stream_cosine"] < with_loss[0]["hc/stream_cosine"] < 1  # the streams separate
+    json.dumps(trainer.state.log_history)
+
+
+def test_figures_of_a_fresh_conversion(tmp_path, llama):
+    monitor = HCMonitorCallback().attach(trainer_of(convert_model(llama), tmp_path))
+    figures = monitor.measure()
+    expected = {"read_dominance": 1.0, "write_norm": 1.0, "mix_offdiag": 0.0, "gain_max": 1.0, "stream_cosine": 1.0}
+    expected |= {"dynamic_scale": 0.01, "dynamic_spread": 0.0}
+    assert figures == pytest.approx({f"hc/{name}": value for name, value in expected.items()}, abs=1e-6)
+
+
+def test_figures_of_known_matrices(tmp_path):
+    """Two streams; A and b written by hand, the same in every sub-layer."""
+    model = hc_llama(hc_mult=2, connection="shc")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for connection in (layer.attn_hc, layer.mlp_hc):
+                connection.static_alpha.copy_(torch.tensor([[3.0, 1.0, 0.5], [-1.0, 0.0, 1.0]]))
+                connection.static_beta.copy_(torch.tensor([2.0, 0.0]))
+    figures = HCMonitorCallback().attach(trainer_of(model, tmp_path)).measure()
+    assert figures["hc/read_dominance"] == 0.75
+    assert figures["hc/write_norm"] == pytest.approx(2 / 2**0.5)
+    assert figures["hc/mix_offdiag"] == pytest.approx(0.5 / 2**0.5)
+    assert figures["hc/gain_max"] == 1 + 6 * 0.5  # [[1, 0.5], [0, 1]] to the sixth
+    assert "hc/dynamic_scale" not in figures
+
+
+def test_figures_of_each_layer_on_request(tmp_path):
+    figures = HCMonitorCallback(per_layer=True).attach(trainer_of(hc_llama(), tmp_path)).measure()
+    of_layers = [value for name, value in figures.items() if name.startswith("hc_layers/write_norm/")]
+    assert len(of_layers) == 6
+    assert sum(of_layers) / 6 == pytest.approx(figures["hc/write_norm"])
+
+
+COMPILED = pytest.param({"torch_compile": True, "bf16": True}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, COMPILED])
+def test_watching_changes_nothing(settings, tmp_path):
+    """The same weights after training with dropout, watched or not."""
+    weights = []
+    for watched in (False, True):
+        trainer = trainer_of(hc_llama(attention_dropout=0.1), tmp_path, **settings)
+        if watched:
+            HCMonitorCallback().attach(trainer)
+        trainer.train()
+        weights.append(trainer.model.state_dict())
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name]), name
+
+
+@pytest.mark.parametrize("fields", [{}, {"connection": "shc"}, {"connection": "mhc"}, {"connection": "ihc"}])
+def test_observed_matrices_are_those_that_the_streams_went_through(fields, ids):
+    model, seen, written = hc_llama(hc_mult=4, **fields), [], []
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    layer = model.model.layers[1]
+    layer.mlp.register_forward_hook(lambda module, args, output: written.append(output))
+    with observe(model, seen.append), torch.no_grad():
+        model(ids)
+    assert [observation.connection.sub_layer for observation in seen] == list(range(6))
+    before, after = seen[3], seen[4]
+    mixed = before.mixes.transpose(-1, -2) @ before.streams
+    update = before.beta.unsqueeze(-1) * written[0].unsqueeze(-2)
+    torch.testing.assert_close(mixed + update, after.streams, **FLOAT32)
+
+
+def test_parts_are_observed_too(ids):
+    model, seen = hc_llama(hc_mult=4, connection="frac"), []
+    with observe(model, seen.append), torch.no_grad():
+        model(ids)
+    assert seen[0].reads.shape == seen[0].mixes.shape == (*ids.shape, 4, 4)
+
+
+def test_what_can_not_be_watched(tmp_path, llama):
+    with pytest.raises(HyperConnError, match="LlamaForCausalLM has no streams"):
+        HCMonitorCallback().attach(trainer_of(llama, tmp_path))
+    trainer = trainer_of(hc_llama(), tmp_path)
+    trainer.train_dataset = [{"text": "not tokenised"}]
+    with pytest.raises(HyperConnError, match=r"holds text, and no input_ids .* Tokenise"):
+        HCMonitorCallback().attach(trainer)
