@@ -19,6 +19,7 @@ SHARED_CODE = (
     "manifold_hyper_connections_kernels.py",
     "manifold_hyper_connections_triton.py",
     "modeling_hyper_connections.py",
+    "peft_defaults.py",
 )
 
 

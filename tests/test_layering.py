@@ -15,7 +15,7 @@ CONVERSION = PACKAGE.parent / "conversion"
 SHIPPED_IMPORTS = {
     *("torch", "transformers", "huggingface_hub"),
     *("collections", "contextlib", "copy", "dataclasses", "functools", "importlib", "math", "operator", "os", "re"),
-    "typing",
+    *("sys", "typing"),
 }
 GUARDED_IMPORTS = {"triton"}  # where they are missing, what needs them says so
 

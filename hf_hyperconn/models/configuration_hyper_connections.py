@@ -10,6 +10,8 @@ from transformers.models.auto.tokenization_auto import (
     TOKENIZER_MAPPING_NAMES,
 )
 
+from .peft_defaults import share_peft_defaults
+
 CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac", "keel")
 READOUTS = ("mean", "sum", "learned")
 NORMS = (None, "dyt", "derf")
@@ -63,6 +65,12 @@ class HyperConnectionConfig:
             names[cls.model_type] = names[cls.base_model_type]
         if cls.base_model_type in overruled:
             overruled.add(cls.model_type)
+        share_peft_defaults(cls.model_type, cls.base_model_type)
+
+    def to_dict(self) -> dict:
+        """As Transformers' own. PEFT reads a model's type from here, and then finds its defaults for the base."""
+        share_peft_defaults(self.model_type, self.base_model_type)
+        return super().to_dict()
 
     def validate_hyper_connections(self):
         """Part of the `@strict` validation.
