@@ -20,7 +20,10 @@ _EXPORTS = {
     "freeze_base": "training",
     "freeze_hc": "training",
     "hc_param_groups": "training",
+    "hc_parameters": "hc_file",
+    "load_hc": "hc_file",
     "register_auto_classes": "registration",
+    "save_hc": "hc_file",
     "set_hc_implementation": "models.hyper_connections_step",
 }
 

@@ -15,3 +15,7 @@ class ConversionError(HyperConnError, RuntimeError):
 
 class VerificationError(HyperConnError, RuntimeError):
     """A converted checkpoint differs from what it should be."""
+
+
+class HyperConnectionFileError(HyperConnError, ValueError):
+    """Hyper-connections can't be written to a file, or those of a file can't be given to a model."""

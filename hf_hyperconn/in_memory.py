@@ -30,6 +30,12 @@ def convert_model(
     Raises `UnsupportedCheckpointError` for another kind of model, a quantised one, one spread over devices or one
     whose modules have been replaced or wrapped.
     """
+    fields = {"hc_mult": hc_mult, "connection": connection, "hc_tanh": hc_tanh, "hc_readout": hc_readout}
+    return convert_with_fields(model, fields)
+
+
+def convert_with_fields(model: PreTrainedModel, fields: dict) -> PreTrainedModel:
+    """`convert_model`, with any of the fields of `HyperConnectionConfig`."""
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel) or isinstance(model, HyperConnectionPreTrainedModel):
         raise UnsupportedCheckpointError(
@@ -46,9 +52,7 @@ def convert_model(
         hc_class = getattr(family.modeling_module(), family.architectures[name])
     else:
         hc_class = hyper_connection_class(model)
-    config = hc_class.config_class.from_prenorm(
-        model.config, hc_mult=hc_mult, connection=connection, hc_tanh=hc_tanh, hc_readout=hc_readout
-    )
+    config = hc_class.config_class.from_prenorm(model.config, **fields)
     with torch.device("meta"):
         converted = hc_class(config)
     _share_tensors(model, converted)
