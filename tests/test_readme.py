@@ -1,4 +1,4 @@
-"""Every snippet of the README runs, with a stand-in Hub that serves a tiny Llama under the name it uses."""
+"""Every snippet of the README and of some pages runs, with a stand-in Hub that serves a tiny Llama."""
 
 import json
 import os
@@ -17,26 +17,33 @@ from .conftest import llama_config
 from .hub import Hub
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SNIPPETS = re.findall(r"^```(\w*)\n(.*?)^```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+PAGES = {"README.md": {"bash": 1, "python": 4}, "docs/peft.md": {"python": 3}}  # snippets that run, at least
 MODEL = "meta-llama/Llama-3.2-1B"
 
 
+def snippets(page: str) -> list[tuple[str, str]]:
+    """Language and code of every block of a page."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", (REPOSITORY / page).read_text(encoding="utf-8"), re.M | re.S)
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder to work in and an environment whose Hub serves a tiny model."""
-    folder = tmp_path_factory.mktemp("readme")
+def environment(tmp_path_factory):
+    """An environment whose Hub serves a tiny model."""
+    folder = tmp_path_factory.mktemp("hub")
     model = LlamaForCausalLM(llama_config(vocab_size=256, initializer_range=0.2))
     model.save_pretrained(folder / "base")
     byte_tokenizer().save_pretrained(folder / "base")
     with Hub() as hub:
         hub.push(MODEL, folder / "base")
-        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0"}
-        yield {"cwd": folder, "env": {**environment, "PYTHONPATH": str(REPOSITORY), "HF_HUB_DISABLE_XET": "1"}}
+        variables = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0"}
+        yield {**variables, "PYTHONPATH": str(REPOSITORY), "HF_HUB_DISABLE_XET": "1"}
 
 
-def test_snippets_run_in_their_order(place):
+@pytest.mark.parametrize("page", PAGES)
+def test_snippets_run_in_their_order(page, environment, tmp_path):
+    place = {"cwd": tmp_path, "env": environment}
     ran = []
-    for language, code in SNIPPETS:
+    for language, code in snippets(page):
         if language == "bash":
             commands = [shlex.split(line) for line in code.splitlines()]
             assert all(command.pop(0) == "hf-hyperconn" for command in commands)
@@ -49,12 +56,12 @@ def test_snippets_run_in_their_order(place):
             done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, **place)
             assert done.returncode == 0, f"{code}\n{done.stderr}"
         ran.append(language)
-    assert ran.count("bash") == 1
-    assert ran.count("python") >= 4
+    for language, count in PAGES[page].items():
+        assert ran.count(language) >= count
 
 
 def test_the_two_commands_are_in_the_makefile():
-    plain = "".join(code for language, code in SNIPPETS if not language)
+    plain = "".join(code for language, code in snippets("README.md") if not language)
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     targets = re.findall(r"^make (\w+)", plain, re.M)
     assert targets == ["demo", "test"]

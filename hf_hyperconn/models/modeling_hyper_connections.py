@@ -98,7 +98,7 @@ class HyperConnectionDecoderLayer:
             hidden_states = self.embedding_scale(hidden_states)
         streams = self.attn_hc.expand_streams(hidden_states) if is_first else hidden_states
 
-        branch_input, carry = self.attn_hc.width_connection(streams)
+        branch_input, carry = self.attn_hc(streams)
         branch_output = self.attention_branch(branch_input, **kwargs)
         branch_input, carry = self.mlp_hc.next_width_connection(self.attn_hc, carry, branch_output)
         branch_output = self.mlp_branch(branch_input)

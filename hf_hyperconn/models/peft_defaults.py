@@ -39,11 +39,10 @@ def share_peft_defaults(model_type: str, base_model_type: str) -> None:
 def _tables() -> Iterator[dict]:
     """Every table by model type: Transformers' of experts' names, which PEFT copies when it needs it, and PEFT's."""
     yield conversion_mapping._MODEL_TO_CONVERSION_PATTERN
-    for module, prefix in (
+    for module_name, prefix in (
         ("peft.utils.transformers_weight_conversion", "_MODEL_TO_CONVERSION_PATTERN"),
         ("peft.tuners.adaption_prompt.config", "TRANSFORMERS_MODEL_CONFIG"),
         ("peft.utils.constants", "TRANSFORMERS_MODELS_TO_"),
     ):
-        for name, table in list(vars(sys.modules.get(module, object)).items()):
-            if name.startswith(prefix) and isinstance(table, dict):
-                yield table
+        if (module := sys.modules.get(module_name)) is not None:
+            yield from [table for name, table in vars(module).items() if name.startswith(prefix)]

@@ -1,0 +1,462 @@
+"""PEFT on hyper-connection models: what works on the base works here, and connections train along."""
+
+import json
+import os
+import subprocess
+import sys
+from copy import deepcopy
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
+
+from hf_hyperconn import HCLlamaForCausalLM, convert_model, hc_parameters, load_hc, save_hc
+from hf_hyperconn.errors import HyperConnectionFileError
+from hf_hyperconn.families import FAMILIES
+from hf_hyperconn.models import peft_defaults
+
+from .conftest import hc_llama, llama_config
+from .tiny import tiny
+from .tolerances import MERGED
+
+peft = pytest.importorskip("peft")
+
+CONNECTIONS = ["attn_hc", "mlp_hc"]
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+MIXTURES = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3")
+
+# methods that take their targets from a table of model types, and fit the tiny models
+METHODS = {
+    "LORA": {},
+    "ADALORA": {"total_step": 10},
+    "IA3": {},
+    "VERA": {},
+    "LOHA": {},
+    "LOKR": {},
+    "OFT": {},
+    "BOFT": {},
+    "HRA": {},
+    "ADAPTION_PROMPT": {"adapter_len": 4, "adapter_layers": 2},
+}
+
+
+def logits(model, ids) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(ids).logits
+
+
+def train(model, ids, steps: int = 3) -> list[float]:
+    """Losses of a few steps on what requires gradients."""
+    model.train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def random_lora(model, **fields):
+    """The model in PEFT, with a LoRA that is not zero at the start."""
+    torch.manual_seed(0)
+    return peft.get_peft_model(model, peft.LoraConfig(r=2, init_lora_weights=False, **fields))
+
+
+@pytest.fixture(scope="module")
+def trained(stories, tmp_path_factory):
+    """A conversion of stories260k with LoRA and its connections trained, and the folder of the adapter."""
+    model = HCLlamaForCausalLM.from_prenorm(stories)
+    model = peft.get_peft_model(model, peft.LoraConfig(modules_to_save=CONNECTIONS))
+    ids = torch.randint(3, 500, (4, 32), generator=torch.Generator().manual_seed(0))
+    losses = train(model, ids)
+    assert losses[-1] < losses[0]
+    folder = tmp_path_factory.mktemp("adapter")
+    model.save_pretrained(folder)
+    return model.eval(), folder
+
+
+def test_training_moves_adapters_and_connections_and_not_the_base(trained, stories):
+    model, folder = trained
+    plain = HCLlamaForCausalLM.from_prenorm(stories).state_dict()
+    unwrapped = model.get_base_model().state_dict()
+    for name, value in plain.items():
+        owner, _, parameter = name.rpartition(".")
+        names = [name, f"{owner}.base_layer.{parameter}"]
+        if "_hc." in name:
+            path, _, parameter = name.partition("_hc.")
+            names = [f"{path}_hc.original_module.{parameter}"]
+            assert f"{path}_hc.modules_to_save.default.{parameter}" in unwrapped
+        assert any(torch.equal(value, unwrapped[candidate]) for candidate in names if candidate in unwrapped)
+    assert not all(torch.equal(value, plain[name]) for name, value in hc_parameters(model).items())
+    saved = load_file(folder / "adapter_model.safetensors")
+    assert {name.split(".")[5] for name in saved} == {"self_attn", *CONNECTIONS}
+
+
+def test_a_saved_adapter_is_loaded_again(trained, stories, ids):
+    model, folder = trained
+    expected = logits(model, ids)
+    assert not torch.equal(expected, logits(HCLlamaForCausalLM.from_prenorm(stories), ids))
+    again = peft.PeftModel.from_pretrained(HCLlamaForCausalLM.from_prenorm(stories), folder)
+    assert torch.equal(logits(again, ids), expected)
+    plain = HCLlamaForCausalLM.from_prenorm(stories)
+    plain.load_adapter(folder)
+    assert torch.equal(logits(plain, ids), expected)
+    with again.disable_adapter():
+        assert torch.equal(logits(again, ids), logits(HCLlamaForCausalLM.from_prenorm(stories), ids))
+
+
+def test_merged_it_computes_the_same_and_is_a_plain_model_again(trained, stories, ids, tmp_path):
+    model, folder = trained
+    loaded = peft.PeftModel.from_pretrained(HCLlamaForCausalLM.from_prenorm(stories), folder)
+    merged = loaded.merge_and_unload()
+    torch.testing.assert_close(logits(merged, ids), logits(model, ids), **MERGED)
+    for name, value in hc_parameters(model).items():
+        assert torch.equal(merged.get_parameter(name), value)
+    merged.save_pretrained(tmp_path)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path), ids), logits(merged, ids))
+
+
+def test_unloaded_it_keeps_what_was_trained_whole(trained, stories, ids):
+    """PEFT's `unload` drops adapters and leaves the copies of `modules_to_save` in place."""
+    model, folder = trained
+    unloaded = peft.PeftModel.from_pretrained(HCLlamaForCausalLM.from_prenorm(stories), folder).unload()
+    plain = HCLlamaForCausalLM.from_prenorm(stories)
+    for name, value in hc_parameters(model).items():
+        plain.get_parameter(name).data.copy_(value)
+    assert torch.equal(logits(unloaded, ids), logits(plain, ids))
+
+
+def test_batches_of_several_adapters_are_refused(ids):
+    """PEFT can't choose between copies of a connection for each row; it says so."""
+    model = peft.get_peft_model(hc_llama(), peft.LoraConfig(modules_to_save=CONNECTIONS)).eval()
+    with pytest.raises(TypeError, match="Mixed batching is only supported for the following modules"):
+        model(input_ids=ids, adapter_names=["default", "__base__"])
+
+
+def test_an_adapter_names_its_conversion(stories, ids, tmp_path):
+    """So that PEFT's Auto classes find it: it was loaded from there."""
+    HCLlamaForCausalLM.from_prenorm(stories).save_pretrained(tmp_path / "converted")
+    model = HCLlamaForCausalLM.from_pretrained(tmp_path / "converted")
+    model = peft.get_peft_model(model, peft.LoraConfig(modules_to_save=CONNECTIONS, task_type="CAUSAL_LM"))
+    train(model, ids)
+    model.save_pretrained(tmp_path / "adapter")
+    again = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    assert torch.equal(logits(again, ids), logits(model, ids))
+
+
+def test_adapters_that_transformers_adds_itself(ids, tmp_path):
+    model, plain = hc_llama(), hc_llama()
+    model.add_adapter(peft.LoraConfig(modules_to_save=CONNECTIONS))
+    assert hc_parameters(model).keys() == hc_parameters(plain).keys()
+    losses = train(model, ids)
+    assert losses[-1] < losses[0]
+    load_hc(plain, save_hc(model, tmp_path))
+    assert all(torch.equal(value, plain.get_parameter(name)) for name, value in hc_parameters(model).items())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"connection": "shc"},
+        {"connection": "mhc", "hc_readout": "learned"},
+        {"connection": "ihc"},
+        {"connection": "frac"},
+        {"connection": "keel", "hc_mult": 1},
+    ],
+    ids=lambda fields: fields["connection"],
+)
+def test_every_connection_trains_as_a_module_to_save(fields, ids, tmp_path):
+    expected = logits(hc_llama(**fields), ids)
+    modules = [*CONNECTIONS, *(["hc_head"] if "hc_readout" in fields else [])]
+    model = peft.get_peft_model(hc_llama(**fields), peft.LoraConfig(modules_to_save=modules))
+    assert torch.equal(logits(model, ids), expected)
+    model.gradient_checkpointing_enable()
+    model.enable_input_require_grads()
+    losses = train(model, ids)
+    assert losses[-1] < losses[0]
+    model.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(hc_llama(**fields), tmp_path)
+    assert torch.equal(logits(again, ids), logits(model, ids))
+    torch.testing.assert_close(logits(again.merge_and_unload(), ids), logits(model, ids), **MERGED)
+
+
+def test_the_trainer_trains_it(stories, ids, tmp_path):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    model = peft.get_peft_model(HCLlamaForCausalLM.from_prenorm(stories), peft.LoraConfig(modules_to_save=CONNECTIONS))
+    arguments = {"output_dir": str(tmp_path), "report_to": [], "use_cpu": True, "disable_tqdm": True, "max_steps": 3}
+    arguments |= {"save_steps": 3, "logging_steps": 1, "learning_rate": 1e-2, "per_device_train_batch_size": 2}
+    data = [{"input_ids": row, "labels": row} for row in ids.repeat(3, 1)]
+    trainer = Trainer(model, TrainingArguments(**arguments), train_dataset=data)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0]
+    again = peft.PeftModel.from_pretrained(HCLlamaForCausalLM.from_prenorm(stories), tmp_path / "checkpoint-3")
+    assert torch.equal(logits(again, ids), logits(model, ids))
+
+
+ELSEWHERE = """
+import json, sys
+sys.modules["hf_hyperconn"] = None
+import peft, torch
+from transformers import AutoModelForCausalLM
+converted, adapter, ids = sys.argv[1], sys.argv[2], torch.tensor(json.loads(sys.argv[3]))
+def load():
+    return AutoModelForCausalLM.from_pretrained(converted, trust_remote_code=True).eval()
+plain = load()
+assert type(plain).__module__.startswith("transformers_modules")
+plain.load_adapter(adapter)
+with torch.no_grad():
+    logits = [model(ids).logits.tolist() for model in (peft.PeftModel.from_pretrained(load(), adapter), plain)]
+defaults = peft.get_peft_model(load(), peft.LoraConfig()).peft_config["default"].target_modules
+print(json.dumps({"logits": logits, "defaults": sorted(defaults)}))
+"""
+
+
+def test_an_adapter_is_loaded_where_this_package_is_not(trained, stories, ids, tmp_path):
+    """Onto a folder's own code, by PEFT and by Transformers; LoRA's defaults are there too."""
+    model, folder = trained
+    HCLlamaForCausalLM.from_prenorm(stories).save_pretrained(tmp_path / "converted")
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""}
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "converted"), str(folder), json.dumps(ids.tolist())]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for values in found["logits"]:
+        assert torch.equal(torch.tensor(values), logits(model, ids))
+    assert found["defaults"] == ["q_proj", "v_proj"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_need_no_targets_on_a_conversion(method, llama, ids):
+    """They train as much as on the base, and compute the same at the same start."""
+    config_class = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[method]
+    found = []
+    for model in (deepcopy(llama), convert_model(deepcopy(llama))):
+        torch.manual_seed(0)
+        model = peft.get_peft_model(model, config_class(task_type="CAUSAL_LM", **METHODS[method]))
+        trainable = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
+        found.append((trainable, logits(model, ids)))
+    assert found[0][0].keys() == found[1][0].keys()
+    assert len(found[0][0]) > 0
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.fixture(scope="module")
+def loses_absent_targets() -> set[str]:
+    """Families whose targets PEFT makes an empty set when there are none, as it does for Mixtral itself."""
+    try:
+        peft.get_peft_model(deepcopy(tiny("mixtral")), peft.LoraConfig())
+    except ValueError:
+        return {"mixtral", "olmoe", "qwen3_moe", "deepseek_v3"}
+    return set()
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_lora_has_default_targets_for_every_family(model_type, loses_absent_targets, ids):
+    if model_type in loses_absent_targets:
+        pytest.skip("PEFT needs target_modules for types whose experts it translates, plain Mixtral among them")
+    model = convert_model(deepcopy(tiny(model_type)))
+    expected = logits(model, ids)
+    model = peft.get_peft_model(model, peft.LoraConfig())
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert len(trainable) >= 2 * model.config.num_hidden_layers
+    assert all(".self_attn." in name for name in trainable)
+    assert torch.equal(logits(model, ids), expected)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_table_of_peft_has_for_a_family_what_it_has_for_the_base(model_type):
+    convert_model(deepcopy(tiny(model_type))).config.to_dict()
+    tables = [
+        table for name, table in vars(peft.utils.constants).items() if name.startswith("TRANSFORMERS_MODELS_TO_")
+    ]
+    assert sum("llama" in table for table in tables) > 20
+    for table in tables:
+        if model_type in table:
+            assert table[f"hc_{model_type}"] == table[model_type]
+
+
+def test_lora_targets_are_listed_for_the_families_that_peft_has_none_for():
+    known = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    assert FAMILIES.keys() - known.keys() <= peft_defaults.LORA_TARGETS.keys() <= FAMILIES.keys()
+    assert known["llama"] == peft_defaults.LORA_TARGETS["olmo"]
+
+
+def test_importing_this_package_does_not_import_peft_and_the_order_does_not_matter():
+    code = """
+import sys
+import hf_hyperconn
+assert "peft" not in sys.modules
+model = hf_hyperconn.HCLlamaForCausalLM(hf_hyperconn.HCLlamaConfig(
+    hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, vocab_size=8
+))
+assert "peft" not in sys.modules
+import peft
+model = peft.get_peft_model(model, peft.LoraConfig())
+assert model.peft_config["default"].target_modules == {"q_proj", "v_proj"}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_expert_parameters_take_adapters_of_the_base(model_type, ids, tmp_path):
+    base = random_lora(deepcopy(tiny(model_type)), target_modules=["q_proj"], target_parameters=EXPERTS)
+    expected = logits(base, ids)
+    assert not torch.equal(expected, logits(tiny(model_type), ids))
+    base.save_pretrained(tmp_path)
+    converted = peft.PeftModel.from_pretrained(convert_model(deepcopy(tiny(model_type))), tmp_path)
+    assert torch.equal(logits(converted, ids), expected)
+    assert torch.equal(logits(converted.merge_and_unload(), ids), logits(base.merge_and_unload(), ids))
+
+
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_experts_train_with_their_connections(model_type, ids, tmp_path):
+    model = convert_model(deepcopy(tiny(model_type)))
+    config = peft.LoraConfig(target_modules=["q_proj"], target_parameters=EXPERTS, modules_to_save=CONNECTIONS)
+    model = peft.get_peft_model(model, config)
+    losses = train(model, ids)
+    assert losses[-1] < losses[0]
+    model.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(convert_model(deepcopy(tiny(model_type))), tmp_path)
+    assert torch.equal(logits(again, ids), logits(model, ids))
+
+
+OLD_NAMES = {"mixtral": ["w1", "w2", "w3"], **dict.fromkeys(("olmoe", "qwen3_moe", "deepseek_v3"), None)}
+
+
+@pytest.mark.parametrize("model_type", OLD_NAMES)
+def test_adapters_with_a_module_for_each_expert_are_translated_as_for_the_base(model_type, ids, tmp_path):
+    """Written when an expert was modules of its own: by their names as targets, and with a LoRA of each."""
+    gate, down, up = OLD_NAMES[model_type] or ["gate_proj", "down_proj", "up_proj"]
+    targets = ["q_proj", "q_a_proj", gate, down, up]
+    config = peft.LoraConfig(r=2, target_modules=targets)
+    config.save_pretrained(tmp_path)
+    base = tiny(model_type)
+    save_file(old_adapter(base, (gate, up), down), tmp_path / "adapter_model.safetensors")
+    expected = logits(peft.PeftModel.from_pretrained(deepcopy(base), tmp_path), ids)
+    assert not torch.equal(expected, logits(base, ids))
+    converted = peft.PeftModel.from_pretrained(convert_model(deepcopy(base)), tmp_path)
+    assert converted.peft_config["default"].target_parameters == {"gate_up_proj", "down_proj"}
+    assert torch.equal(logits(converted, ids), expected)
+
+
+def old_adapter(base, fused: tuple[str, str], down: str) -> dict[str, torch.Tensor]:
+    """A random LoRA of rank 2 on the experts of a base, one for each."""
+    generator = torch.Generator().manual_seed(0)
+    block = "block_sparse_moe" if base.config.model_type == "mixtral" else "mlp"
+    tensors = {}
+    for i, layer in enumerate(base.model.layers):
+        experts = getattr(layer.mlp, "experts", None)
+        if experts is None:
+            continue
+        count, size, inner = experts.down_proj.shape
+        for name, (outputs, inputs) in {**dict.fromkeys(fused, (inner, size)), down: (size, inner)}.items():
+            for j in range(count):
+                path = f"base_model.model.model.layers.{i}.{block}.experts.{j}.{name}"
+                tensors[f"{path}.lora_A.weight"] = torch.randn(2, inputs, generator=generator)
+                tensors[f"{path}.lora_B.weight"] = torch.randn(outputs, 2, generator=generator)
+    return tensors
+
+
+def test_the_file_of_connections_takes_the_active_copy(trained, stories, ids, tmp_path):
+    """And gives them to the wrapped model as to the plain one."""
+    model, folder = trained
+    plain = HCLlamaForCausalLM.from_prenorm(stories)
+    assert hc_parameters(model).keys() == hc_parameters(plain).keys()
+    file = save_hc(model, tmp_path)
+    merged = peft.PeftModel.from_pretrained(HCLlamaForCausalLM.from_prenorm(stories), folder).merge_and_unload()
+    load_hc(plain, file)
+    for name, value in hc_parameters(merged).items():
+        assert torch.equal(plain.get_parameter(name), value)
+
+    wrapped = peft.get_peft_model(
+        HCLlamaForCausalLM.from_prenorm(stories), peft.LoraConfig(modules_to_save=CONNECTIONS)
+    )
+    assert load_hc(wrapped, file) is wrapped
+    assert torch.equal(logits(wrapped, ids), logits(plain, ids))
+    with wrapped.disable_adapter():
+        at_the_start = HCLlamaForCausalLM.from_prenorm(stories)
+        assert torch.equal(logits(wrapped, ids), logits(at_the_start, ids))
+        for name, value in hc_parameters(wrapped).items():
+            assert torch.equal(at_the_start.get_parameter(name), value)
+
+
+def test_the_file_of_connections_refuses_adapters_on_them(tmp_path):
+    model = peft.get_peft_model(hc_llama(), peft.LNTuningConfig(task_type="CAUSAL_LM"))
+    with pytest.raises(HyperConnectionFileError, match="attn_hc.norm.base_layer.weight'. Merge it first"):
+        save_hc(model, tmp_path)
+    assert not os.listdir(tmp_path)
+    merged = model.merge_and_unload()
+    assert load_file(save_hc(merged, tmp_path)).keys() == hc_parameters(hc_llama()).keys()
+
+
+def torchao_int8():
+    pytest.importorskip("torchao")
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig())
+
+
+def bitsandbytes(**fields) -> BitsAndBytesConfig:
+    pytest.importorskip("bitsandbytes")
+    return BitsAndBytesConfig(**fields)
+
+
+QUANTISATIONS = {
+    "torchao int8": torchao_int8,
+    "bitsandbytes nf4": lambda: bitsandbytes(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+    ),
+    "bitsandbytes int8": lambda: bitsandbytes(load_in_8bit=True),
+}
+
+
+@pytest.mark.parametrize("quantisation", QUANTISATIONS)
+def test_quantisation_leaves_connections_alone(quantisation, ids, tmp_path):
+    """LoRA and the connections train on top, and the small file goes to and from the model in full precision."""
+    config = QUANTISATIONS[quantisation]()
+    torch.manual_seed(0)
+    # sizes that bitsandbytes can pack
+    base = LlamaForCausalLM(llama_config(hidden_size=64, intermediate_size=128, initializer_range=0.2)).bfloat16()
+    whole = convert_model(base)
+    whole.save_pretrained(tmp_path / "converted")
+
+    def load():
+        return AutoModelForCausalLM.from_pretrained(
+            tmp_path / "converted", quantization_config=config, dtype=torch.bfloat16
+        )
+
+    model = load()
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    assert type(weight) is not torch.nn.Parameter or type(weight.data) is not torch.Tensor
+    assert hc_parameters(model).keys() == hc_parameters(whole).keys()
+    for name, parameter in hc_parameters(model).items():
+        assert type(parameter) is torch.nn.Parameter
+        assert type(parameter.data) is torch.Tensor
+        assert parameter.dtype == torch.float32
+        assert torch.equal(parameter, whole.get_parameter(name))
+
+    model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    model = peft.get_peft_model(model, peft.LoraConfig(modules_to_save=CONNECTIONS))
+    losses = train(model, ids, steps=5)
+    assert losses[-1] < losses[0] - 0.5
+    trained = hc_parameters(model)
+    assert not any(torch.equal(value, whole.get_parameter(name)) for name, value in trained.items() if "beta" in name)
+
+    file = save_hc(model, tmp_path)
+    model.save_pretrained(tmp_path / "adapter")
+    again = peft.prepare_model_for_kbit_training(load(), use_gradient_checkpointing=False)
+    again = peft.PeftModel.from_pretrained(again, tmp_path / "adapter")
+    assert torch.equal(logits(again, ids), logits(model, ids))
+    for target in (whole, load()):
+        load_hc(target, file)
+        assert all(torch.equal(value, target.get_parameter(name)) for name, value in trained.items())
