@@ -265,6 +265,7 @@ def test_an_earlier_file_stays_when_writing_fails(trained, tmp_path, monkeypatch
     assert os.listdir(tmp_path) == [file.name]
 
 
+@pytest.mark.slow
 def test_a_model_loaded_by_its_own_code_is_saved_and_loaded_too(llama, trained, ids, tmp_path):
     """Its classes are not those of this package."""
     convert_model(llama).save_pretrained(tmp_path / "converted")
