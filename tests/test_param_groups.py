@@ -4,8 +4,10 @@ import json
 import re
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
+import trl
 from transformers import Trainer, TrainingArguments
 
 from hf_hyperconn import (
@@ -16,6 +18,7 @@ from hf_hyperconn import (
     freeze_hc,
     hc_param_groups,
 )
+from hf_hyperconn.conversion.demo import byte_tokenizer
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.families import FAMILIES
 
@@ -156,17 +159,12 @@ def test_without_a_rate_of_its_own_the_trainer_changes_decay_only(tmp_path):
 
 
 def test_the_mixin_serves_trl(tmp_path):
-    trl = pytest.importorskip("trl")
-    datasets = pytest.importorskip("datasets")
-
     class HCSFTTrainer(HCTrainerMixin, trl.SFTTrainer):
         pass
 
     settings = trl.SFTConfig(
         str(tmp_path), use_cpu=True, report_to=[], max_steps=1, bf16=False, dataset_text_field="t"
     )
-    from hf_hyperconn.conversion.demo import byte_tokenizer
-
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = tokenizer.pad_token = "!"
     data = datasets.Dataset.from_dict({"t": ["def read(self)", "return self"] * 8})
