@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
+from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HyperConnection
 
 logging.disable_progress_bar()
 
@@ -60,6 +60,17 @@ def hc_llama(**fields) -> HCLlamaForCausalLM:
     """A tiny random Llama with the hyper-connection `fields`, as for training from scratch."""
     torch.manual_seed(0)
     return HCLlamaForCausalLM(HCLlamaConfig(**{**TINY, **fields}))
+
+
+def randomise_connections(model, scale: float = 0.1):
+    """The model, its static and dynamic hyper-connections no longer equivalent to residual connections."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, HyperConnection):
+                for parameter in module.parameters():
+                    parameter.add_(scale * torch.randn(parameter.shape, generator=generator).to(parameter))
+    return model
 
 
 def record_branches(model) -> list[tuple[torch.Tensor, torch.Tensor]]:

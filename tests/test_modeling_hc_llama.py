@@ -33,23 +33,13 @@ from hf_hyperconn import (
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.models.hyper_connections import reduce_streams
 
-from .conftest import llama_config
+from .conftest import llama_config, randomise_connections
 from .tolerances import COMPILED
 
 
 def hc_config(**changes) -> HCLlamaConfig:
     fields = {name: changes.pop(name) for name in list(changes) if name.startswith("hc_") or name == "connection"}
     return HCLlamaConfig.from_prenorm(llama_config(**changes), **fields)
-
-
-def randomise_connections(model, scale: float = 0.1):
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, HyperConnection):
-                for parameter in module.parameters():
-                    parameter.add_(scale * torch.randn(parameter.shape, generator=generator).to(parameter))
-    return model
 
 
 @pytest.fixture

@@ -94,6 +94,12 @@ class HyperConnectionDecoderLayer:
     def forward(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
         """One decoder layer on streams `[B, S, N, D]`; the first takes and the last returns `[B, S, D]`."""
         is_first, is_last = self.layer_idx == 0, self.layer_idx == self.config.num_hidden_layers - 1
+        if not is_first and hidden_states.dim() != 4:
+            raise ValueError(
+                f"decoder layer {self.layer_idx} received hidden states of shape {tuple(hidden_states.shape)}, but "
+                f"takes the streams [batch, sequence, streams, size] of the layer before it. Stages of a pipeline "
+                f"exchange hidden states: use tensor parallelism instead."
+            )
         if is_first and self.config.norm is not None:
             hidden_states = self.embedding_scale(hidden_states)
         streams = self.attn_hc.expand_streams(hidden_states) if is_first else hidden_states
