@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+INSTALLED_SLOW := $(VENV)/.installed-slow
 
 .PHONY: demo test test-slow test-range test-transformers lint style clean
 
@@ -13,7 +14,7 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow"
 	$(BIN)/python tests/triton/run.py -m "not slow"
 
-test-slow: $(INSTALLED)
+test-slow: $(INSTALLED_SLOW)
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python tests/triton/run.py -m slow
 
@@ -37,6 +38,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+# evaluation and ONNX, 0.7 GB that only slow tests need
+$(INSTALLED_SLOW): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,eval,onnx]"
 	touch $@
 
 clean:

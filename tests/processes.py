@@ -1,14 +1,22 @@
-"""Running `elsewhere.py`."""
+"""Running processes that can't import hf_hyperconn."""
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+BLOCKED = 'import sys\n\nsys.modules["hf_hyperconn"] = None\n'
 
 
 def elsewhere(jobs: list[dict], place: Path) -> dict[str, list[str]]:
-    """What processes that can't import hf_hyperconn, one for each job, find to differ; they run side by side."""
+    """What processes of `elsewhere.py`, one for each job, find to differ; they run side by side."""
     running = []
     for i, job in enumerate(jobs):
         file = place / f"job {i}.json"
@@ -30,3 +38,55 @@ def elsewhere(jobs: list[dict], place: Path) -> dict[str, list[str]]:
         assert process.returncode == 0, errors
         found |= json.loads(output)
     return found
+
+
+def without_package(place: Path) -> dict[str, str]:
+    """An environment for programs of others, in which Python can't import hf_hyperconn, even where it is installed."""
+    site = place / "site"
+    site.mkdir(parents=True)
+    (site / "sitecustomize.py").write_text(BLOCKED)
+    return {**os.environ, "PYTHONPATH": str(site), "HF_MODULES_CACHE": str(place / "modules")}
+
+
+@contextmanager
+def serving(command: list[str], place: Path, environment: dict[str, str], patience: float = 120) -> Iterator[str]:
+    """The address of a server, once it says that it is healthy; the server is ended whatever happens.
+
+    command: starts it; `--host` and `--port` are added.
+    patience: seconds to wait for it.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address, log = f"http://127.0.0.1:{port}", place / f"server {port}.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            cwd=place,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        deadline = time.monotonic() + patience
+        while not _is_healthy(address):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        yield address
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _is_healthy(address: str) -> bool:
+    try:
+        with urlopen(f"{address}/health", timeout=10) as answer:
+            return answer.status == 200
+    except (URLError, ConnectionError):
+        return False

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from transformers import LlamaForCausalLM
@@ -15,15 +14,10 @@ from hf_hyperconn.conversion.demo import byte_tokenizer
 
 from .conftest import llama_config
 from .hub import Hub
+from .pages import REPOSITORY, snippets
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": {"bash": 1, "python": 4}, "docs/peft.md": {"python": 3}}  # snippets that run, at least
 MODEL = "meta-llama/Llama-3.2-1B"
-
-
-def snippets(page: str) -> list[tuple[str, str]]:
-    """Language and code of every block of a page."""
-    return re.findall(r"^```(\w*)\n(.*?)^```", (REPOSITORY / page).read_text(encoding="utf-8"), re.M | re.S)
 
 
 @pytest.fixture(scope="module")

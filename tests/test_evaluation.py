@@ -1,0 +1,101 @@
+"""lm-eval by its own command line, where hf_hyperconn can't be imported: a conversion scores what its base scores."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_hyperconn.conversion.convert import convert_checkpoint
+
+from .pages import snippets
+from .processes import without_package
+
+pytest.importorskip("lm_eval", reason="needs the extra `eval`")
+
+TASKS = Path(__file__).with_name("evaluation")
+CONVERTED = "Llama-3.2-1B-HCx4"  # on the page
+
+
+@pytest.fixture(scope="module")
+def place(stories, text, tmp_path_factory) -> Path:
+    """A folder with a base, its conversion under the name on the page, and what the local tasks ask."""
+    place = tmp_path_factory.mktemp("evaluation")
+    (place / "base").symlink_to(stories)
+    convert_checkpoint(str(stories), place / CONVERTED, verify="off")
+    passages = [" ".join(text[start : start + 2500].split()) for start in range(10_000, 90_000, 10_000)]
+    words = [passage.split() for passage in passages]
+    endings = [" ".join(each[60:70]) for each in words]
+    questions = [
+        {"beginning": " ".join(each[:60]), "endings": [endings[i - 1], endings[i], endings[i - 2]], "answer": 1}
+        for i, each in enumerate(words)
+    ]
+    for name, rows in (("endings", questions), ("passages", [{"text": passage} for passage in passages])):
+        (place / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return place
+
+
+def command(model: str, dtype: str, output: Path) -> list[str]:
+    """The page's command, for another model and dtype, on the local tasks."""
+    (line,) = [code for language, code in snippets("docs/serving.md") if code.startswith("lm-eval")]
+    for old, new in (
+        (CONVERTED, model),
+        ("dtype=bfloat16", f"dtype={dtype}"),
+        ("hellaswag", "endings,passages"),
+        ("results", str(output)),
+    ):
+        assert line.count(old) == 1
+        line = line.replace(old, new)
+    program, *arguments = shlex.split(line)
+    assert program == "lm-eval"
+    return [
+        sys.executable,
+        "-m",
+        "lm_eval",
+        *arguments,
+        "--include_path",
+        str(TASKS),
+        "--device",
+        "cpu",
+        "--log_samples",
+    ]
+
+
+def report(folder: Path) -> dict:
+    """Scores, and every sample with its log-likelihoods."""
+    (results,) = folder.rglob("results_*.json")
+    found = {"results": json.loads(results.read_text(encoding="utf-8"))["results"]}
+    for task in ("endings", "passages"):
+        (samples,) = folder.rglob(f"samples_{task}_*.jsonl")
+        found[task] = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_conversion_scores_what_its_base_scores(dtype, place, tmp_path):
+    running = []
+    for model in ("base", CONVERTED):
+        environment = without_package(tmp_path / f"{model} elsewhere")
+        environment |= {"HF_DATASETS_CACHE": str(tmp_path / f"{model} datasets")}
+        running.append(
+            subprocess.Popen(
+                command(model, dtype, tmp_path / model),
+                cwd=place,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    for process in running:
+        printed, _ = process.communicate()
+        assert process.returncode == 0, printed
+    base, converted = report(tmp_path / "base"), report(tmp_path / CONVERTED)
+    assert converted == base
+    assert 1 < base["results"]["passages"]["byte_perplexity,none"] < 256
+    likelihoods = [response for sample in base["endings"] for ((response, _),) in sample["resps"]]
+    assert len(likelihoods) == 3 * len(base["endings"]) == 24
+    assert len(set(likelihoods)) > 12
