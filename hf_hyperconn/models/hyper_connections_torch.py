@@ -103,8 +103,18 @@ class Kernels(NamedTuple):
     step_backward: Callable
 
 
-def steps_of(write: Callable, write_backward: Callable, read: Callable, read_backward: Callable) -> Kernels:
-    """Steps made of their two halves."""
+def steps_of(
+    write: Callable,
+    write_backward: Callable,
+    read: Callable,
+    read_backward: Callable,
+    split: Callable = lambda streams: streams,
+    join: Callable = lambda parts: parts,
+) -> Kernels:
+    """Steps made of their two halves.
+
+    split, join: from streams `[B, S, N, D]` to the form that the halves work on, and back.
+    """
 
     def step_forward(
         streams: torch.Tensor,
@@ -112,9 +122,11 @@ def steps_of(write: Callable, write_backward: Callable, read: Callable, read_bac
         branch_output: torch.Tensor | None,
         reader: Reader | None,
     ) -> tuple[torch.Tensor, Read | None]:
+        parts = split(streams)
         if coefficients is not None:
-            streams = write(streams, coefficients, branch_output)
-        return streams, None if reader is None else read(streams, reader)
+            parts = write(parts, coefficients, branch_output)
+            streams = join(parts)
+        return streams, None if reader is None else read(parts, reader)
 
     def step_backward(
         streams: torch.Tensor | None,
@@ -127,15 +139,15 @@ def steps_of(write: Callable, write_backward: Callable, read: Callable, read_bac
         grad_beta: torch.Tensor | None,
         wants_fn: bool,
     ) -> StepGrads:
-        of_reader, of_written = None, (None, None)
+        of_reader, of_written, grads = None, (None, None), split(grad_streams)
         if reader is not None:
             if coefficients is not None:
-                streams = write(streams, coefficients, branch_output)
-            grad_streams, of_reader = read_backward(
-                streams, reader, result, grad_streams, grad_input, grad_beta, wants_fn
-            )
+                # joined as in the forward, where a compiler finds and keeps it, and not its parts beside it
+                streams = join(write(split(streams), coefficients, branch_output))
+            grads, of_reader = read_backward(split(streams), reader, result, grads, grad_input, grad_beta, wants_fn)
+            grad_streams = join(grads)
         if coefficients is not None:
-            of_written = write_backward(grad_streams, coefficients, branch_output)
+            of_written = write_backward(grads, coefficients, branch_output)
         return StepGrads(grad_streams, of_reader, *of_written)
 
     return Kernels(step_forward, step_backward)

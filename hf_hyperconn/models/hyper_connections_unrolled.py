@@ -1,12 +1,15 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """Steps (see `hyper_connections_step.py`) as sums written out over streams and coefficients, for a compiler to fuse.
 
-No setting of matrix products can make them lossy. Every wide operation has the range of tokens and D, so that Inductor
-turns each half of a step into two passes over D; values of one token are materialised in between (`_own`), so that the
-passes become one loop over tokens, whose rows are still in the cache in the second.
+No setting of matrix products can make them lossy. A step works on *rows*, one `[B, S, D]` a stream, and on *values*,
+one `[B, S, 1]` a coefficient. For Inductor these are loops over tokens and D, and over tokens, which it turns into one
+loop over tokens: the row that one sum over D has read is still in the cache when the next needs it. Three things would
+end that loop. A `torch.cat` that is read again: so rows and values are joined for what a step returns, never for what
+it goes on with. A loop of another shape: so of the tiles `[B, S, N, N+2]` only those that nothing waits for are made.
+And a loop vectorised over tokens: values that lie side by side, as `torch.cat` places its operands, prevent it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import add
 
@@ -18,129 +21,146 @@ from .hyper_connections_torch import Read, Reader, ReaderGrads, steps_of
 PART = 16
 
 
-def write(streams: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor) -> torch.Tensor:
-    """H = A_r^T S + b (outer) f, `[B, S, N, D]`."""
-    dtype = torch.promote_types(streams.dtype, branch_output.dtype)
-    rows, output = _rows(streams, coefficients.dtype), branch_output.to(coefficients.dtype)
-    mix, beta = coefficients[..., 1:-1], coefficients[..., -1]
-    return torch.stack(
-        [(_mixed(mix[..., j], rows) + beta[..., j, None] * output).to(dtype) for j in range(len(rows))], -2
-    )
+def write(
+    rows: Sequence[torch.Tensor], coefficients: torch.Tensor, branch_output: torch.Tensor
+) -> Sequence[torch.Tensor]:
+    """H = A_r^T S + b (outer) f, as rows."""
+    dtype = torch.promote_types(rows[0].dtype, branch_output.dtype)
+    *rows, output = _cast((*rows, branch_output), coefficients.dtype)
+    _, *mix, beta = zip(*_values(coefficients), strict=True)
+    return [(_mixed(column, rows) + value * output).to(dtype) for column, value in zip(mix, beta, strict=True)]
 
 
 def write_backward(
-    grad: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor
+    grads: Sequence[torch.Tensor], coefficients: torch.Tensor, branch_output: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """From the gradient of H, those of b `[B, S, N]` and of f `[B, S, D]`."""
-    rows, output = _rows(grad, coefficients.dtype), branch_output.to(coefficients.dtype)
-    grad_beta = torch.stack([(row * output).sum(-1) for row in rows], dim=-1)
-    return grad_beta, _mixed(coefficients[..., -1], rows).to(branch_output.dtype)
+    *grads, output = _cast((*grads, branch_output), coefficients.dtype)
+    *_, beta = zip(*_values(coefficients), strict=True)
+    grad_beta = torch.cat([_dot(grad, output) for grad in grads], dim=-1)
+    return grad_beta, _mixed(beta, grads).to(branch_output.dtype)
 
 
-def read(streams: torch.Tensor, reader: Reader) -> Read:
-    """The branch input x = A_m^T H of streams `[B, S, N, D]`, and the coefficients."""
-    rows = _rows(streams, reader.static_alpha.dtype)
+def read(rows: Sequence[torch.Tensor], reader: Reader) -> Read:
+    """The branch input x = A_m^T H, and the coefficients."""
+    dtype, rows = rows[0].dtype, _cast(rows, reader.static_alpha.dtype)
     if reader.fn is None:
-        return Read(_mixed(reader.static[:, 0], rows).to(streams.dtype), reader.static)
+        return Read(_mixed(reader.static_alpha[:, 0], rows).to(dtype), reader.static)
     fn = _own(reader.fn)
-    variances = [(row * row).mean(-1) for row in rows]
-    products = [[(row * of_column).sum(-1) for of_column in fn.unbind(0)] for row in rows]
+    products = [[_dot(row, of_column) for of_column in fn.unbind(0)] for row in rows]
+    variances = [_dot(row, row) / row.shape[-1] for row in rows]
     mean = None
     if reader.centred:
-        means, sums = [row.mean(-1) for row in rows], fn.sum(-1)
+        means = [row.mean(-1, keepdim=True) for row in rows]
+        mean = torch.cat(means, dim=-1)
         variances = [variance - mean * mean for variance, mean in zip(variances, means, strict=True)]
-        products = [
-            [product - mean * sums[c] for c, product in enumerate(of_row)]
-            for of_row, mean in zip(products, means, strict=True)
-        ]
-        mean = torch.stack(means, dim=-1)
     deviations = [torch.rsqrt(variance + reader.eps) for variance in variances]
-    predicted = _tile(
-        [[product * deviation for product in of_row] for of_row, deviation in zip(products, deviations, strict=True)]
-    )
-    coefficients = _own(reader.static + reader.scale * reader.squash(predicted))
-    branch_input = _mixed(coefficients[..., 0], rows).to(streams.dtype)
-    return Read(branch_input, coefficients, predicted, torch.stack(deviations, dim=-1), mean)
+    deviation = torch.cat(deviations, dim=-1)
+    predicted = _tile(products)
+    if reader.centred:
+        predicted = predicted - mean.unsqueeze(-1) * fn.sum(-1)
+    predicted = predicted * deviation.unsqueeze(-1)
+    coefficients = reader.static + reader.scale * reader.squash(predicted)
+    # A_m once more, from values: x need not wait for the tile
+    weights = []
+    for i, static in enumerate(reader.static_alpha[:, 0]):
+        logit = products[i][0]
+        if reader.centred:
+            logit = logit - means[i] * fn[0].sum()
+        logit = logit * deviations[i]
+        if reader.offset is not None:
+            logit = logit + reader.offset[0]
+        weights.append(_own(static + reader.alpha_scale * (logit.tanh() if reader.tanh else logit)))
+    return Read(_mixed(weights, rows).to(dtype), coefficients, predicted, deviation, mean)
 
 
 def read_backward(
-    streams: torch.Tensor,
+    rows: Sequence[torch.Tensor],
     reader: Reader,
     result: Read,
-    grad_mixed: torch.Tensor,
+    grad_mixed: Sequence[torch.Tensor],
     grad_input: torch.Tensor,
     grad_beta: torch.Tensor | None,
     wants_fn: bool,
-) -> tuple[torch.Tensor, ReaderGrads]:
-    """From the gradients of A_r^T H, of x and of b, those of H and of the reader."""
-    coefficients, n, size = result.coefficients, *streams.shape[-2:]
-    rows, mixed = _rows(streams, coefficients.dtype), _rows(grad_mixed, coefficients.dtype)
-    inputs, columns = grad_input.to(coefficients.dtype), range(n + 2)
-    of_used = [[(row * other).sum(-1) for other in (inputs, *mixed)] for row in rows]
-    of_beta = [torch.zeros_like(of_used[0][0]) if grad_beta is None else grad_beta[..., i] for i in range(n)]
-    of_used = [[*of_row, beta] for of_row, beta in zip(of_used, of_beta, strict=True)]
-    of_static = _sums([value for of_row in of_used for value in of_row]).unflatten(0, (n, n + 2))
-    terms = [
-        [coefficients[..., i, 0, None] * inputs, *(coefficients[..., i, j + 1, None] * mixed[j] for j in range(n))]
-        for i in range(n)
-    ]
+) -> tuple[Sequence[torch.Tensor], ReaderGrads]:
+    """From the gradients of A_r^T H, of x and of b, those of H, as rows, and of the reader."""
+    size, dtype = rows[0].shape[-1], rows[0].dtype
+    rows = _cast(rows, result.coefficients.dtype)
+    used = _cast((grad_input, *grad_mixed), result.coefficients.dtype)
+    terms = [_mixed(of_row[:-1], used) for of_row in _values(result.coefficients)]
+    of_used = [[_dot(row, grad) for grad in used] for row in rows]
+    tile = _tile(of_used)
     if reader.fn is None:
-        grad = torch.stack([_total(of_row).to(streams.dtype) for of_row in terms], dim=-2)
-        return grad, ReaderGrads(of_static)
+        return _cast(terms, dtype), ReaderGrads(_over_tokens(torch.nn.functional.pad(tile, (0, 1))))
 
+    tile = torch.cat([tile, grad_beta.unsqueeze(-1)], dim=-1)
+    for of_row, of_beta in zip(of_used, grad_beta.split(1, dim=-1), strict=True):
+        of_row.append(of_beta)
     # what the gradient of a coefficient is multiplied with, for that of <h_i, fn_c> and, through the norm, of h_i
     squashed = reader.squash(result.predicted)
     slope = reader.scale * (1 - squashed * squashed) if reader.tanh else reader.scale.expand_as(squashed)
     of_product = _own(slope * result.deviation.unsqueeze(-1))
     of_norm = _own(slope * result.predicted * (result.deviation * result.deviation).unsqueeze(-1) / size)
-    scaled = [[_own(of_used[i][c] * of_product[..., i, c]) for c in columns] for i in range(n)]
-    by_value = [_own(_total(of_used[i][c] * of_norm[..., i, c] for c in columns)) for i in range(n)]
+    scaled = [_products(*of_row) for of_row in zip(of_used, _values(of_product), strict=True)]
+    scaled = [[_own(value) for value in of_row] for of_row in scaled]
+    by_value = [_own(_total(_products(*of_row))) for of_row in zip(of_used, _values(of_norm), strict=True)]
     fn = _own(reader.fn)
     grads = []
     for i, row in enumerate(rows):
-        of_row = [*terms[i], *(scaled[i][c].unsqueeze(-1) * fn[c] for c in columns)]
+        grad = terms[i] + _mixed(scaled[i], fn.unbind(0)) - by_value[i] * row
         if reader.centred:
-            of_mean = _total(scaled[i][c] * fn[c].sum() for c in columns) / size
-            of_row.append(_own(by_value[i] * result.mean[..., i] - of_mean).unsqueeze(-1))
-        grads.append((_total(of_row) - by_value[i].unsqueeze(-1) * row).to(streams.dtype))
-    of_scale = _sums([_total(of_used[i][c] * squashed[..., i, c] for i in range(n)) for c in columns])
-    of_offset = None
-    if reader.offset is not None:
-        of_offset = _sums([_total(of_used[i][c] * slope[..., i, c] for i in range(n)) for c in columns])
-    of_fn = _projection_backward(rows, scaled, result.mean) if wants_fn else None
-    return torch.stack(grads, dim=-2), ReaderGrads(of_static, of_fn, of_offset, of_scale)
+            of_mean = _mixed(scaled[i], fn.sum(-1).unbind(0)) / size
+            grad = grad + _own(by_value[i] * result.mean[..., i, None] - of_mean)
+        grads.append(grad.to(dtype))
+    of_fn = _projection_backward(rows, scaled) if wants_fn else None
+    if wants_fn and reader.centred:
+        of_fn = of_fn - _over_tokens(_tile(scaled) * result.mean.unsqueeze(-1)).sum(0).unsqueeze(-1)
+    of_offset = None if reader.offset is None else _over_tokens(tile * slope).sum(0)
+    of_scale = _over_tokens(tile * squashed).sum(0)
+    return grads, ReaderGrads(_over_tokens(tile), of_fn, of_offset, of_scale)
 
 
-def _projection_backward(
-    rows: list[torch.Tensor], scaled: list[list[torch.Tensor]], mean: torch.Tensor | None
-) -> torch.Tensor:
+def _projection_backward(rows: Sequence[torch.Tensor], scaled: list[list[torch.Tensor]]) -> torch.Tensor:
     """The gradient of `fn`, `[N+2, D]`, from those of <h_i, fn_c>."""
-    rows = [row.flatten(0, -2) for row in rows]
-    part = PART if rows[0].shape[0] % PART == 0 else 1
+    part = PART if rows[0].shape[:-1].numel() % PART == 0 else 1
     columns = []
     for of_column in zip(*scaled, strict=True):
-        by_token = _total(value.reshape(-1, 1) * row for value, row in zip(of_column, rows, strict=True))
+        by_token = _mixed(of_column, rows).flatten(0, -2)
         columns.append(by_token.unflatten(0, (-1, part)).sum(1))
-    grad = torch.stack(columns, dim=1).sum(0)
-    if mean is None:
-        return grad
-    of_mean = [_total(value * mean[..., i] for i, value in enumerate(of_row)) for of_row in zip(*scaled, strict=True)]
-    return grad - _sums(of_mean).unsqueeze(-1)
+    return torch.stack(columns, dim=1).sum(0)
 
 
-def _sums(values: list[torch.Tensor]) -> torch.Tensor:
-    """The sum over all tokens of each, one by one: for a stack, Inductor would make another loop over tokens."""
-    return torch.stack([value.sum() for value in values])
+def _streams(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`[B, S, N, D]` of rows."""
+    return torch.cat(rows, dim=-1).unflatten(-1, (len(rows), -1))
 
 
-def _rows(streams: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Each stream `[B, S, D]`, in the dtype of computation."""
-    return [row.to(dtype) for row in streams.unbind(-2)]
+def _tile(values: list[list[torch.Tensor]]) -> torch.Tensor:
+    """`[B, S, N, ...]` of values."""
+    return torch.cat([value for of_row in values for value in of_row], dim=-1).unflatten(-1, (len(values), -1))
 
 
-def _mixed(weights: torch.Tensor, rows: list[torch.Tensor]) -> torch.Tensor:
-    """Sum of rows `[B, S, D]` with weights `[B, S, N]` or `[N]`."""
-    return _total(weights[..., i, None] * row for i, row in enumerate(rows))
+def _values(tile: torch.Tensor) -> list[Sequence[torch.Tensor]]:
+    """The values of each stream in a tile; `[1]` each when the coefficients are static."""
+    return [of_row.split(1, dim=-1) for of_row in tile.unbind(-2)]
+
+
+def _cast(rows: Iterable[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    return [row.to(dtype) for row in rows]
+
+
+def _dot(row: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A value."""
+    return (row * other).sum(-1, keepdim=True)
+
+
+def _mixed(weights: Iterable[torch.Tensor], rows: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The weighted sum of rows."""
+    return _total(_products(weights, rows))
+
+
+def _products(left: Iterable[torch.Tensor], right: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [a * b for a, b in zip(left, right, strict=True)]
 
 
 def _total(terms: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -148,9 +168,8 @@ def _total(terms: Iterable[torch.Tensor]) -> torch.Tensor:
     return reduce(add, terms)
 
 
-def _tile(rows: list[list[torch.Tensor]]) -> torch.Tensor:
-    """`[B, S, N, N+2]` of values `[B, S]`."""
-    return torch.stack([value for row in rows for value in row], dim=-1).unflatten(-1, (len(rows), -1))
+def _over_tokens(tile: torch.Tensor) -> torch.Tensor:
+    return tile.flatten(0, -3).sum(0)
 
 
 def _own(values: torch.Tensor) -> torch.Tensor:
@@ -160,4 +179,4 @@ def _own(values: torch.Tensor) -> torch.Tensor:
     return values.as_strided(values.shape, values.stride())
 
 
-KERNELS = steps_of(write, write_backward, read, read_backward)
+KERNELS = steps_of(write, write_backward, read, read_backward, split=lambda streams: streams.unbind(-2), join=_streams)
