@@ -6,7 +6,6 @@ from transformers import PreTrainedModel
 from .errors import UnsupportedCheckpointError
 from .families import FAMILIES
 from .generic import hyper_connection_class
-from .models.hyper_connections import InitialisedModule
 from .models.modeling_hyper_connections import ADDED, HyperConnectionPreTrainedModel
 
 
@@ -56,10 +55,7 @@ def convert_with_fields(model: PreTrainedModel, fields: dict) -> PreTrainedModel
     with torch.device("meta"):
         converted = hc_class(config)
     _share_tensors(model, converted)
-    for module in converted.modules():
-        if isinstance(module, InitialisedModule):
-            module.to_empty(device=model.device)
-            module.apply(converted._init_weights)
+    converted.materialise_connections(model.device)
     converted.tie_weights()
     if model.can_generate():
         converted.generation_config = model.generation_config

@@ -130,6 +130,9 @@ class HyperConnectionPreTrainedModel:
         super().__init_subclass__(**kwargs)
         if "decoder_layer_class" in vars(cls):
             cls._adopt_family(cls.__bases__[-1])
+        elif cls.__module__.startswith("torch."):
+            # FSDP2's, for one instance: saving goes by the names of the class and of its module
+            cls.__module__, cls.__name__ = cls.__bases__[-1].__module__, cls.__bases__[-1].__name__
 
     @classmethod
     def _adopt_family(cls, base: type[PreTrainedModel]):
@@ -159,10 +162,33 @@ class HyperConnectionPreTrainedModel:
         super()._init_weights(module)
         if isinstance(module, InitialisedModule):
             for name, value in module.initial_values().items():
-                init.copy_(getattr(module, name), value)
+                parameter = getattr(module, name)
+                init.copy_(parameter, _sharded_like(value, parameter))
         elif (name := getattr(module, "hc_output_projection", None)) is not None:
             std = self.config.initializer_range * self.config.hc_mult**-0.5
             init.normal_(getattr(module, name), mean=0.0, std=std)
+
+    def materialise_connections(self, device: torch.device) -> None:
+        """Create and initialise what hyper-connections have on the meta device, where loading leaves new weights."""
+        for module in self.modules():
+            if isinstance(module, InitialisedModule) and any(p.is_meta for p in module.parameters()):
+                module.to_empty(device=device)
+                module.apply(self._init_weights)
+
+    @classmethod
+    def prepare_distribute_model(cls, distributed_config, **kwargs):
+        """As Transformers' own, which reads `from_pretrained(distributed_config=...)`, but no pipeline.
+
+        Raises `ValueError` when one is asked for.
+        """
+        sizes = distributed_config if isinstance(distributed_config, dict) else vars(distributed_config)
+        if (sizes.get("pp_size") or 1) > 1:
+            raise ValueError(
+                f"pp_size={sizes['pp_size']} was asked for. Transformers' pipeline hands [batch, sequence, hidden] on "
+                f"from stage to stage; between layers of {cls.__name__} there are [batch, sequence, streams, hidden]. "
+                f"Use fsdp_size or tp_size."
+            )
+        return super().prepare_distribute_model(distributed_config, **kwargs)
 
     def set_stream_recomputation(self, every: int | str | None = "auto") -> None:
         """Keep fewer streams for the backward, and compute the others again from branch outputs, bit for bit.
@@ -245,6 +271,7 @@ class HyperConnectionPreTrainedModel:
                 "part of the model would be offloaded to disk, where its new hyper-connections are not. "
                 "Save a conversion first (hf-hyperconn convert) and load that."
             )
+        model.materialise_connections(model.device)
         return (model, info) if with_info else model
 
 
@@ -309,6 +336,15 @@ def no_decoder_layers(config):
     finally:
         config.num_hidden_layers = num_hidden_layers
         config.__dict__.update(waiting)
+
+
+def _sharded_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The part of a value that each rank has of a parameter; all of it unless the parameter is sharded."""
+    if not hasattr(parameter, "device_mesh"):
+        return value
+    from torch.distributed.tensor import distribute_tensor  # not part of every build of torch
+
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements)
 
 
 def _with_literal_dots(transform: WeightTransform) -> WeightTransform:
