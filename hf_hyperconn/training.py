@@ -4,6 +4,8 @@ Weight decay pulls a parameter to zero. For the static part of a hyper-connectio
 all, so it is left alone, and so are scales; what predicts the dynamic part decays (HC paper, Section 4).
 """
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel, Trainer
@@ -104,6 +106,26 @@ class HCTrainerMixin:
     def __init__(self, *args, hc_lr: float | None = None, **kwargs):
         self.hc_lr = hc_lr
         super().__init__(*args, **kwargs)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As Transformers' own, but FSDP gathers parameters in float32, also when training in 16 bits.
+
+        Its own mixed precision casts all that it gathers, which would round the coefficients of the connections.
+        """
+        from accelerate.utils import AutocastKwargs  # comes with the extra "train", which the rest can do without
+
+        super().create_accelerator_and_postprocess()
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if plugin is not None and self.accelerator.mixed_precision != "no":
+            plugin.set_mixed_precision("fp32", override=True)
+            # else the 16-bit copy of every weight would stay until the end of the forward
+            self.accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
+
+    def autocast_smart_context_manager(self, *args, **kwargs) -> AbstractContextManager:
+        """As Transformers' own, but under FSDP matrix products are in 16 bits by autocast, as they are without it."""
+        if self.is_fsdp_enabled:
+            return self.accelerator.autocast()
+        return super().autocast_smart_context_manager(*args, **kwargs)
 
     def get_decay_parameter_names(self, model: PreTrainedModel) -> list[str]:
         return decayed_names(model)
