@@ -28,12 +28,18 @@ def stories() -> Path:
 
 
 @pytest.fixture(scope="session")
-def text() -> str:
-    """A few hundred thousand characters of English."""
+def texts() -> Path:
+    """A file of a few hundred thousand characters of English."""
     path = SHARED / "text" / "wizard_of_oz.txt"
     if not path.is_file():
         pytest.skip("needs the text beside the repository")
-    return path.read_text(encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def text(texts) -> str:
+    """What that file holds."""
+    return texts.read_text(encoding="utf-8")
 
 
 # of a model that runs in milliseconds

@@ -1,0 +1,154 @@
+"""Continue the pretraining of a model with hyper-connections, on one GPU or many.
+
+    accelerate launch --config_file examples/configs/one_gpu.yaml examples/continue_pretraining.py \\
+        examples/configs/recipe.yaml --model MODEL --train_files 'texts/*.txt' --output_dir runs/first
+
+Settings come from the YAML file, if one is named first, and from the command line, which has the last word. Besides
+those of `Recipe` they are all of Transformers' `TrainingArguments`. Started again with the same output folder, it
+continues from the last checkpoint there. docs/training.md explains the choices.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import yaml
+from datasets import Dataset, IterableDataset, load_dataset
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    HfArgumentParser,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainingArguments,
+    default_data_collator,
+)
+from transformers.distributed import DistributedConfig
+
+from hf_hyperconn import HCTrainer
+from hf_hyperconn.families import FAMILIES
+
+
+@dataclass
+class Recipe:
+    """What to train and on what."""
+
+    model: str = field(metadata={"help": "A converted model or a base to convert on loading: a folder or a Hub id."})
+    hc_mult: int = field(default=4, metadata={"help": "Number of streams, for a base."})
+    connection: str = field(default="dhc", metadata={"help": "Kind of connection, for a base."})
+    hc_lr: float | None = field(default=None, metadata={"help": "Learning rate of the connections."})
+    train_files: list[str] | None = field(default=None, metadata={"help": "Text files or patterns, a document each."})
+    dataset: str | None = field(default=None, metadata={"help": "Instead of files: a data set on the Hub."})
+    dataset_config: str | None = field(default=None, metadata={"help": "Which configuration of the data set."})
+    text_column: str = field(default="text", metadata={"help": "Where the data set has its text."})
+    streaming: bool = field(default=False, metadata={"help": "Read while training; needs max_steps."})
+    shuffle_buffer: int = field(default=10_000, metadata={"help": "Documents to shuffle among when streaming."})
+    held_out_files: list[str] | None = field(default=None, metadata={"help": "Text files to evaluate on."})
+    sequence_length: int = field(default=2048, metadata={"help": "Tokens in a row."})
+    tp_size: int = field(default=1, metadata={"help": "Ranks that share each layer: tensor parallelism."})
+
+
+def parse_arguments(arguments: list[str]) -> tuple[Recipe, TrainingArguments]:
+    """What the command line says, on top of a YAML file's settings if it begins with one."""
+    if arguments and arguments[0].endswith((".yaml", ".yml")):
+        settings = yaml.safe_load(Path(arguments[0]).read_text(encoding="utf-8"))
+        given = ((name, value if isinstance(value, list) else [value]) for name, value in settings.items())
+        arguments = [word for name, values in given for word in (f"--{name}", *map(str, values))] + arguments[1:]
+    return HfArgumentParser((Recipe, TrainingArguments)).parse_args_into_dataclasses(arguments)
+
+
+def load_model(recipe: Recipe) -> PreTrainedModel:
+    """The converted model, or the base converted on loading; in float32, which mixed precision starts from."""
+    settings = {"dtype": torch.float32}
+    if recipe.tp_size > 1:
+        settings["distributed_config"] = DistributedConfig(tp_size=recipe.tp_size)
+    config = AutoConfig.from_pretrained(recipe.model)
+    if hasattr(config, "hc_mult"):
+        return AutoModelForCausalLM.from_pretrained(recipe.model, **settings)
+    if config.model_type not in FAMILIES:
+        raise ValueError(f"{recipe.model} is a {config.model_type}; bases can be {', '.join(FAMILIES)}.")
+    family = FAMILIES[config.model_type]
+    hc_class = getattr(family.modeling_module(), family.architectures[f"{family.name}ForCausalLM"])
+    return hc_class.from_prenorm(recipe.model, hc_mult=recipe.hc_mult, connection=recipe.connection, **settings)
+
+
+def load_training_data(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments
+) -> Dataset | IterableDataset:
+    """Rows of tokens to train on; Trainer shuffles them, but for a stream, which is shuffled here."""
+    if (recipe.dataset is None) == (recipe.train_files is None):
+        raise ValueError("Give either --train_files or --dataset.")
+    if recipe.dataset is None:
+        documents, column = load_texts(recipe.train_files, streaming=recipe.streaming), "text"
+    else:
+        documents = load_dataset(
+            recipe.dataset, recipe.dataset_config, split="train", streaming=recipe.streaming
+        ).select_columns(recipe.text_column)
+        column = recipe.text_column
+    if recipe.streaming:
+        documents = documents.shuffle(seed=args.seed, buffer_size=recipe.shuffle_buffer)
+    return pack(documents, column, tokenizer, recipe.sequence_length)
+
+
+def load_texts(files: list[str], streaming: bool = False) -> Dataset | IterableDataset:
+    """Text files, a document each."""
+    return load_dataset("text", data_files=files, split="train", sample_by="document", streaming=streaming)
+
+
+def pack(
+    documents: Dataset | IterableDataset, column: str, tokenizer: PreTrainedTokenizerBase, length: int
+) -> Dataset | IterableDataset:
+    """Rows of one length: documents in their order, an end-of-text token after each, cut without regard to them."""
+
+    def rows_of(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        documents = tokenizer(batch[column]).input_ids
+        ids = [token for document in documents for token in [*document, tokenizer.eos_token_id]]
+        rows = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
+        return {"input_ids": rows, "labels": rows}
+
+    return documents.map(rows_of, batched=True, remove_columns=column)
+
+
+def last_checkpoint(folder: str) -> str | None:
+    """The last checkpoint that is complete: the trainer's state is written when the rest has been."""
+    complete = [state.parent for state in Path(folder).glob("checkpoint-*/trainer_state.json")]
+    return str(max(complete, key=lambda path: int(path.name.split("-")[1]))) if complete else None
+
+
+def save(trainer: Trainer) -> None:
+    """Save what was logged and the model: in one piece, with the code that `trust_remote_code` loads it by."""
+    trainer.save_state()
+    if trainer.is_fsdp_enabled:
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+    trainer.save_model()
+
+
+def main(arguments: list[str]) -> None:
+    """Load, train, save and evaluate."""
+    recipe, args = parse_arguments(arguments)
+    tokenizer = AutoTokenizer.from_pretrained(recipe.model)
+    with args.main_process_first():
+        training = load_training_data(recipe, tokenizer, args)
+        held_out = None
+        if recipe.held_out_files:
+            held_out = pack(load_texts(recipe.held_out_files), "text", tokenizer, recipe.sequence_length)
+    trainer = HCTrainer(
+        load_model(recipe),
+        args,
+        train_dataset=training,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        data_collator=default_data_collator,
+        hc_lr=recipe.hc_lr,
+    )
+    trainer.train(resume_from_checkpoint=last_checkpoint(args.output_dir))
+    save(trainer)
+    if held_out is not None:
+        trainer.log_metrics("eval", trainer.evaluate())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

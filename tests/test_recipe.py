@@ -1,0 +1,165 @@
+"""The example script: it trains, resumes where it was killed, and takes a base or its conversion alike."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+pytest.importorskip("accelerate")
+pytest.importorskip("datasets")
+
+from examples.continue_pretraining import last_checkpoint, main, parse_arguments
+from hf_hyperconn import HCLlamaForCausalLM
+from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.families import FAMILIES
+
+from .recipe import PAGE, REPOSITORY, SCRIPT, environment, losses, settings
+from .tolerances import COMPILED
+
+RECIPE = "examples/configs/recipe.yaml"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, request):
+    """A folder to work in; data sets are cached there."""
+    folder = tmp_path_factory.mktemp("recipe")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(REPOSITORY)
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def whole_run(place, stories, texts) -> Path:
+    """The folder of twenty steps that nobody stopped."""
+    main([RECIPE, *settings(stories, texts, place / "whole")])
+    return place / "whole"
+
+
+def test_twenty_steps(whole_run):
+    logged = losses(whole_run)
+    assert len(logged) == 20
+    assert sum(logged[-5:]) < sum(logged[:5]) - 0.5
+
+
+def test_the_result_loads_by_its_own_code(whole_run):
+    family = FAMILIES["llama"]
+    assert {path.name for path in whole_run.glob("*.py")} == set(family.code)
+    assert json.loads((whole_run / "config.json").read_text())["auto_map"] == family.auto_map
+    assert (whole_run / "tokenizer.json").is_file()
+
+
+def test_a_base_is_trained_as_its_conversion(whole_run, place, stories, texts):
+    converted = convert_checkpoint(str(stories), place / "converted", hc_mult=4).path
+    main([RECIPE, *settings(converted, texts, place / "from-converted")])
+    assert losses(place / "from-converted") == losses(whole_run)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (place / "from-converted", whole_run))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_killed_run_continues_with_the_same_losses(whole_run, place, stories, texts):
+    arguments = [RECIPE, *settings(stories, texts, place / "killed")]
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, *arguments],
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(threads=torch.get_num_threads()),
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while last_checkpoint(str(place / "killed")) is None and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not (place / "killed" / "checkpoint-20").exists()
+    main(arguments)
+    assert losses(place / "killed") == losses(whole_run)
+
+
+def test_a_checkpoint_that_was_being_written_is_not_the_last(tmp_path):
+    assert last_checkpoint(str(tmp_path)) is None
+    for step in (9, 10, 200):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    for step in (9, 10):
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    assert last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+
+
+def test_a_stream_is_read_in_the_same_order_again(place, stories, texts):
+    lines = place / "lines"
+    lines.mkdir()
+    (lines / "train.txt").write_text(texts.read_text(encoding="utf-8"), encoding="utf-8")
+
+    def train(name: str) -> Path:
+        given = settings(stories, texts, place / name)
+        given[given.index("--train_files") : given.index("--train_files") + 2] = ["--dataset", str(lines)]
+        main([RECIPE, *given, "--streaming", "--max_steps", "6", "--save_steps", "3", "--shuffle_buffer", "100"])
+        return place / name
+
+    whole = train("stream")
+    (place / "stream-again").mkdir()
+    (whole / "checkpoint-3").rename(place / "stream-again" / "checkpoint-3")
+    assert losses(train("stream-again")) == losses(whole)
+
+
+@pytest.mark.slow
+def test_options_that_save_memory_and_time(place, stories, texts):
+    def train(name: str, *options: str) -> torch.Tensor:
+        main([RECIPE, *settings(stories, texts, place / name), "--max_steps", "3", "--save_steps", "3", *options])
+        return torch.tensor(losses(place / name))
+
+    plain = train("plain")
+    assert torch.equal(train("checkpointing", "--gradient_checkpointing"), plain)
+    compiled = train("compiled", "--torch_compile", "--torch_compile_backend", "aot_eager")
+    torch.testing.assert_close(compiled, plain, **COMPILED)
+    in_bfloat16 = train("bfloat16", "--bf16", "true")
+    assert not torch.equal(in_bfloat16, plain)
+    saved = load_file(place / "bfloat16" / "model.safetensors")
+    assert {value.dtype for value in saved.values()} == {torch.float32}
+
+
+def test_what_it_refuses(place, stories, texts, tmp_path):
+    given = settings(stories, texts, tmp_path / "out")
+    with pytest.raises(ValueError, match="either --train_files or --dataset"):
+        main([*given, "--dataset", "somewhere"])
+    config = json.loads((stories / "config.json").read_text())
+    (tmp_path / "other").mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "other" / name).write_bytes((stories / name).read_bytes())
+    (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
+    with pytest.raises(ValueError, match="is a gpt2; bases can be llama, mistral"):
+        main(settings(tmp_path / "other", texts, tmp_path / "out"))
+
+
+def test_pipelines_are_refused(stories):
+    for config in ({"pp_size": 2}, pytest.importorskip("transformers.distributed").DistributedConfig(pp_size=2)):
+        with pytest.raises(ValueError, match="pp_size=2 was asked for.*Use fsdp_size or tp_size"):
+            HCLlamaForCausalLM.from_pretrained(stories, distributed_config=config)
+
+
+def test_the_page_has_the_values_of_the_recipe():
+    stated = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", PAGE, re.M))
+    values = yaml.safe_load((REPOSITORY / RECIPE).read_text(encoding="utf-8"))
+    explained = {name: value for name, value in values.items() if name in stated}
+    assert {name: yaml.safe_load(value) for name, value in stated.items()} == explained
+    assert values.keys() - stated.keys() == {"lr_scheduler_kwargs", "save_steps", "logging_steps"}
+
+
+def test_the_command_line_has_the_last_word():
+    recipe, args = parse_arguments([str(REPOSITORY / RECIPE), "--model", "x", "--hc_lr", "0.5", "--use_cpu"])
+    values = yaml.safe_load((REPOSITORY / RECIPE).read_text(encoding="utf-8"))
+    assert recipe.hc_lr == 0.5
+    assert args.learning_rate == values["learning_rate"] == 4e-5
+    assert args.lr_scheduler_kwargs == {"min_lr_rate": 0.1}
