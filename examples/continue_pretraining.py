@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.distributed import DistributedConfig
 
-from hf_hyperconn import HCTrainer
+from hf_hyperconn import HCMonitorCallback, HCTrainer
 from hf_hyperconn.families import FAMILIES
 
 
@@ -38,7 +38,7 @@ class Recipe:
 
     model: str = field(metadata={"help": "A converted model or a base to convert on loading: a folder or a Hub id."})
     hc_mult: int = field(default=4, metadata={"help": "Number of streams, for a base."})
-    connection: str = field(default="dhc", metadata={"help": "Kind of connection, for a base."})
+    connection: str = field(default="dhc", metadata={"help": "Kind of connection, for a base; none: as it is."})
     hc_lr: float | None = field(default=None, metadata={"help": "Learning rate of the connections."})
     train_files: list[str] | None = field(default=None, metadata={"help": "Text files or patterns, a document each."})
     dataset: str | None = field(default=None, metadata={"help": "Instead of files: a data set on the Hub."})
@@ -61,12 +61,12 @@ def parse_arguments(arguments: list[str]) -> tuple[Recipe, TrainingArguments]:
 
 
 def load_model(recipe: Recipe) -> PreTrainedModel:
-    """The converted model, or the base converted on loading; in float32, which mixed precision starts from."""
+    """The converted model, or the base, converted on loading; in float32, which mixed precision starts from."""
     settings = {"dtype": torch.float32}
     if recipe.tp_size > 1:
         settings["distributed_config"] = DistributedConfig(tp_size=recipe.tp_size)
     config = AutoConfig.from_pretrained(recipe.model)
-    if hasattr(config, "hc_mult"):
+    if hasattr(config, "hc_mult") or recipe.connection == "none":
         return AutoModelForCausalLM.from_pretrained(recipe.model, **settings)
     if config.model_type not in FAMILIES:
         raise ValueError(f"{recipe.model} is a {config.model_type}; bases can be {', '.join(FAMILIES)}.")
@@ -144,6 +144,8 @@ def main(arguments: list[str]) -> None:
         data_collator=default_data_collator,
         hc_lr=recipe.hc_lr,
     )
+    if hasattr(trainer.model.config, "hc_mult"):
+        HCMonitorCallback().attach(trainer)
     trainer.train(resume_from_checkpoint=last_checkpoint(args.output_dir))
     save(trainer)
     if held_out is not None:
