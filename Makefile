@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_SLOW := $(VENV)/.installed-slow
+# two processes of one thread each: tests are too small for more threads
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST_TRITON := OMP_NUM_THREADS=1 $(BIN)/python tests/triton/run.py -n 2
 
 .PHONY: demo test test-slow test-range test-transformers lint style clean
 
@@ -11,12 +14,12 @@ demo: $(INSTALLED)
 	$(BIN)/hf-hyperconn demo
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
-	$(BIN)/python tests/triton/run.py -m "not slow"
+	$(PYTEST) -m "not slow"
+	$(PYTEST_TRITON) -m "not slow"
 
 test-slow: $(INSTALLED_SLOW)
-	$(BIN)/python -m pytest -m slow
-	$(BIN)/python tests/triton/run.py -m slow
+	$(PYTEST) -m slow
+	$(PYTEST_TRITON) -m slow
 
 # Transformers' own tests of models, on four families; their source is downloaded once
 test-transformers: $(INSTALLED)

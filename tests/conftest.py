@@ -1,10 +1,14 @@
 """Fixtures that tests share. No test needs the network."""
 
 import os
+import tempfile
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+# the code of loaded folders is copied there, by their names, which test processes side by side choose alike
+_modules = tempfile.TemporaryDirectory(prefix="hf_modules_")
+os.environ["HF_MODULES_CACHE"] = _modules.name
 
 import pytest
 import torch
