@@ -1,14 +1,14 @@
 """Fixtures that tests share. No test needs the network."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 # the code of loaded folders is copied there, by their names, which test processes side by side choose alike
-_modules = tempfile.TemporaryDirectory(prefix="hf_modules_")
-os.environ["HF_MODULES_CACHE"] = _modules.name
+os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="hf_modules_")
 
 import pytest
 import torch
@@ -18,6 +18,11 @@ from transformers.utils import logging
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HyperConnection
 
 logging.disable_progress_bar()
+
+
+def pytest_unconfigure():
+    shutil.rmtree(os.environ["HF_MODULES_CACHE"])
+
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
