@@ -43,9 +43,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-# evaluation and ONNX, 0.7 GB that only slow tests need
+# evaluation, ONNX and quantisation, 0.9 GB that only slow tests need
 $(INSTALLED_SLOW): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,eval,onnx]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,eval,onnx,quantization]"
 	touch $@
 
 clean:

@@ -429,6 +429,7 @@ QUANTISATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantisation", QUANTISATIONS)
 def test_quantisation_leaves_connections_alone(quantisation, ids, tmp_path):
     """LoRA and the connections train on top, and the small file goes to and from the model in full precision."""
