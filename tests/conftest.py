@@ -3,6 +3,8 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -105,12 +107,14 @@ def record_branches(model) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.fixture(scope="session")
-def llama() -> LlamaForCausalLM:
-    """A Llama with random weights; tests must not change it."""
+def llama() -> Iterator[LlamaForCausalLM]:
+    """A Llama with random weights, which the last of a session's tests finds unchanged."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(llama_config(initializer_range=0.2)).eval()
     model.generation_config.eos_token_id = None
-    return model
+    before = deepcopy(model.state_dict())
+    yield model
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """What the monitor logs, and that watching changes nothing."""
 
 import json
+from copy import deepcopy
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ class Received(TrainerCallback):
 
 
 def test_every_integration_receives_at_most_ten_figures_with_the_loss(tmp_path, llama):
-    trainer, received = trainer_of(convert_model(llama), tmp_path), Received()
+    trainer, received = trainer_of(convert_model(deepcopy(llama)), tmp_path), Received()
     trainer.add_callback(received)
     HCMonitorCallback().attach(trainer)
     trainer.train()

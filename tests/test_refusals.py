@@ -197,7 +197,7 @@ def test_no_space(source, refusal, monkeypatch):
 def refusal_to_a_stranger(source, tmp_path):
     """As `refusal`, in a child that is not the owner of anything (and not root, which no permission stops)."""
     for path in [tmp_path, *tmp_path.parents, *tmp_path.rglob("*")]:
-        if path.is_relative_to(tmp_path.parents[1]):
+        if any("pytest-of-" in part for part in path.parts):
             path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
 
     def run(out: Path) -> str:
