@@ -17,11 +17,13 @@ class Observation:
 
     connection: around sub-layer `connection.sub_layer`; its parameters are all there while it is observed.
     streams: H as the width connection reads it, `[B, S, N, D]`.
+    branch_input: what the branch reads of it, `[B, S, D]`.
     alpha, beta: A `[B, S, N, reads + N]`, reads before mixes, and b `[B, S, N]`, float32.
     """
 
     connection: nn.Module
     streams: torch.Tensor
+    branch_input: torch.Tensor
     alpha: torch.Tensor
     beta: torch.Tensor
 
@@ -49,12 +51,12 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
         raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to observe.")
 
     def record(connection, args, output):
-        carry = output[1]
+        branch_input, carry = output
         streams = carry.streams if hasattr(carry, "streams") else args[0]
         if not isinstance(streams, torch.Tensor):
             streams = write_streams(*args)
         with torch.no_grad():
-            see(Observation(connection, streams.detach(), *connection.matrices(streams)))
+            see(Observation(connection, streams.detach(), branch_input.detach(), *connection.matrices(streams)))
 
     handles = [connection.register_forward_hook(record, prepend=True) for connection in connections]
     try:

@@ -1,0 +1,192 @@
+"""Pictures of what `study` finds. Each function draws on an Axes, a new one by default, and returns it.
+
+Sub-layers are counted from 1, as in the paper's figures: odd ones are attention.
+"""
+
+from collections.abc import Sequence
+from math import ceil
+
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.colors import CenteredNorm
+from matplotlib.figure import Figure
+
+from ..arrangements import ARRANGEMENTS
+from .statistics import PERCENTILES
+from .streams import StreamStatistics
+from .study import Study
+from .unfolding import unfold
+
+ATTENTION = "#1b7837"
+# dark to light, so that they differ in grey too
+COLOURS = ("#08306b", "#d6604d", "#4daf4a", "#fdb863")
+LINES = ("-", "--", "-.", ":")
+
+
+def plot_connections(
+    matrix: torch.Tensor, ax: Axes | None = None, *, limit: float | None = None, title: str = ""
+) -> Axes:
+    """An unfolded matrix C, `[K, K + 1]` or with the output's row `[K + 1, K + 1]`: what is read, by where it was written.
+
+    Negative weights bear a stroke, to be told from positive ones in grey too.
+
+    limit: absolute value at the ends of the colours; by default the largest in the matrix.
+    """
+    ax, (rows, size) = _axes(ax), matrix.shape
+    step = max(1, ceil((size - 1) / 8))
+    possible = torch.ones(matrix.shape, dtype=torch.bool).tril()
+    image = ax.imshow(
+        matrix.double().masked_fill(~possible, float("nan")),
+        cmap="RdBu_r",
+        norm=CenteredNorm(0, limit or float(matrix.abs().max()) or 1.0),
+        interpolation="nearest",
+    )
+    readers, writers = range(0, size - 1, step), range(step, size, step)
+    ax.set_xticks([0, *writers], ["emb", *map(str, writers)])
+    ax.set_yticks(
+        [*readers, *range(size - 1, rows)],
+        [*(str(row + 1) for row in readers), "out"][: len(readers) + rows - size + 1],
+    )
+    ax.tick_params(axis="x", pad=8, length=0)
+    for column in range(1, size, 2):
+        below = [rows - 0.5, rows - 0.5 + size / 30]
+        ax.plot([column] * 2, below, color=ATTENTION, linewidth=3, clip_on=False, solid_capstyle="butt")
+    negative = (matrix < 0).nonzero()
+    ax.plot(negative[:, 1], negative[:, 0], "_", color="black", markersize=min(8, 160 / size))
+    ax.set(xlim=(-0.5, size - 0.5), ylim=(rows - 0.5, -0.5))
+    ax.set(xlabel="written by sub-layer (green: attention)", ylabel="read by sub-layer", title=title)
+    ax.figure.colorbar(image, ax=ax, shrink=0.8)
+    return ax
+
+
+def plot_similarity(percentiles: torch.Tensor, ax: Axes | None = None, *, label: str = "", index: int = 0) -> Axes:
+    """Cosine similarity of neighbouring sub-layers' inputs, `LayerSimilarity.result`; call again to add a model.
+
+    index: of the model in the picture, for its colour and line.
+    """
+    ax, x = _axes(ax), range(2, len(percentiles) + 2)
+    low, median, high = percentiles.T
+    ax.fill_between(x, low, high, color=COLOURS[index % 4], alpha=0.2, linewidth=0)
+    ax.plot(x, median, LINES[index % 4], color=COLOURS[index % 4], label=label or None)
+    ax.set(xlabel="sub-layer", ylabel="cosine similarity with the input before\n(median, 5th to 95th percentile)")
+    ax.set_title("How much the input changes from sub-layer to sub-layer")
+    if label:
+        ax.legend()
+    return ax
+
+
+def plot_streams(streams: StreamStatistics, ax: Axes | None = None) -> Axes:
+    """Cosine similarity of the streams by sub-layer, and the gain of mixing on an axis of its own."""
+    ax, x = _axes(ax), range(1, len(streams.similarity) + 1)
+    ax.plot(x, streams.similarity, color=COLOURS[0], label="similarity of two streams")
+    ax.set(xlabel="sub-layer", ylabel="cosine similarity")
+    gain = ax.twinx()
+    gain.plot(x, streams.gain, LINES[1], color=COLOURS[1], label="gain of mixing (right)")
+    gain.set(ylabel="largest row sum of the product of A_r", ylim=(0, 1.05 * float(streams.gain.max())))
+    ax.legend(handles=[*ax.lines, *gain.lines], loc="lower left")
+    ax.set_title("Whether the streams differ")
+    return ax
+
+
+def plot_shares(shares: torch.Tensor, ax: Axes | None = None, *, title: str = "") -> Axes:
+    """Shares of the streams `[K, N]`, stacked."""
+    ax, below = _axes(ax), torch.zeros(len(shares), dtype=shares.dtype)
+    x = range(1, len(shares) + 1)
+    for stream, share in enumerate(shares.T):
+        grey = 0.25 + 0.6 * stream / max(shares.shape[1] - 1, 1)
+        ax.bar(x, share, bottom=below, width=0.85, color=str(grey), label=f"stream {stream + 1}")
+        below = below + share
+    ax.set(xlabel="sub-layer", ylabel="share", ylim=(0, 1), title=title)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2, frameon=False)
+    return ax
+
+
+def plot_coefficients(percentiles: torch.Tensor, ax: Axes | None = None, *, title: str = "") -> Axes:
+    """Percentiles of one kind of coefficients over tokens and streams, `[K, 5]`, as boxes with whiskers."""
+    ax = _axes(ax)
+    names = dict(zip(("whislo", "q1", "med", "q3", "whishi"), range(len(PERCENTILES)), strict=True))
+    boxes = [{name: float(row[i]) for name, i in names.items()} for row in percentiles]
+    ax.bxp(boxes, positions=range(1, len(boxes) + 1), showfliers=False, medianprops={"color": COLOURS[1]})
+    step = max(1, ceil(len(boxes) / 8))
+    ax.set_xticks(range(1, len(boxes) + 1, step), map(str, range(1, len(boxes) + 1, step)))
+    ax.set(xlabel="sub-layer", title=title)
+    return ax
+
+
+def connections_figure(study: Study) -> Figure:
+    """C^(0) with its spread over tokens, and C^(i) of every stream, in common colours."""
+    matrices = study.matrices
+    panels = [("What each sub-layer reads, C⁽⁰⁾", matrices.inputs)]
+    if matrices.tokens:
+        panels.append(("Its standard deviation over tokens", matrices.inputs_deviation))
+    panels += [(f"In stream {i + 1}", stream) for i, stream in enumerate(matrices.streams)]
+    limit = float(torch.stack([panel.abs().max() for _, panel in panels]).max())
+    return _grid([lambda ax, t=t, m=m: plot_connections(m, ax, limit=limit, title=t) for t, m in panels], columns=3)
+
+
+def reference_figure(layers: int = 6) -> Figure:
+    """What known architectures unfold to: Pre-Norm, Post-Norm, parallel blocks, two hops."""
+    drawn = []
+    for title, name, n, readout in (
+        ("Pre-Norm", "sequential", 1, "mean"),
+        ("Post-Norm (x and T(x) of equal size)", None, 1, "mean"),
+        ("Parallel blocks", "parallel", 2, "sum"),
+        ("Two hops", "two_hop", 2, "mean"),
+    ):
+        half = 0.5**0.5
+        post_norm = torch.tensor([[1.0, half]]), torch.tensor([half])
+        matrix = unfold(
+            (post_norm if name is None else ARRANGEMENTS[name](n, k) for k in range(2 * layers)), readout
+        ).inputs
+        # a norm follows: only the direction of a row counts
+        drawn.append((title, matrix / matrix.abs().amax(-1, keepdim=True)))
+    return _grid([lambda ax, t=t, m=m: plot_connections(m, ax, limit=1.0, title=t) for t, m in drawn], columns=2)
+
+
+def similarity_figure(studies: dict[str, Study]) -> Figure:
+    """Similarity of neighbouring inputs of several models, by name."""
+    ax = _axes(None)
+    for index, (name, study) in enumerate(studies.items()):
+        plot_similarity(study.similarity, ax, label=name, index=index)
+    return ax.figure
+
+
+def streams_figure(study: Study) -> Figure:
+    """Similarity of the streams and what mixing does, and which streams are read and written."""
+    streams = study.streams
+    return _grid(
+        [
+            lambda ax: plot_streams(streams, ax),
+            lambda ax: plot_shares(streams.read_share, ax, title="Which streams are read"),
+            lambda ax: plot_shares(streams.write_share, ax, title="Which streams are written"),
+        ],
+        columns=3,
+    )
+
+
+def coefficients_figure(study: Study) -> Figure:
+    """Distributions of all kinds of coefficients."""
+    titles = {
+        "read": "Reads, A_m",
+        "keep": "What a stream keeps, diagonal of A_r",
+        "mix": "What it takes from others, rest of A_r",
+        "write": "Writes, b",
+    }
+    drawn = [
+        lambda ax, kind=kind, values=values: plot_coefficients(values, ax, title=titles[kind])
+        for kind, values in study.coefficients.items()
+    ]
+    return _grid(drawn, columns=2)
+
+
+def _axes(ax: Axes | None) -> Axes:
+    return plt.figure(layout="constrained").add_subplot() if ax is None else ax
+
+
+def _grid(panels: Sequence, columns: int) -> Figure:
+    rows = ceil(len(panels) / columns)
+    figure = plt.figure(figsize=(5 * min(columns, len(panels)), 4.2 * rows), layout="constrained")
+    for place, draw in enumerate(panels, start=1):
+        draw(figure.add_subplot(rows, columns, place))
+    return figure

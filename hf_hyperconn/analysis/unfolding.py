@@ -1,0 +1,89 @@
+"""Unfolded connection matrices (HC paper, Section 4.5 and Eq. 27): what each sub-layer reads, by where it came from.
+
+With every branch output written onto the streams and mixed from sub-layer to sub-layer, the input of sub-layer k is a
+weighted sum of the embedding and of the outputs of all sub-layers before it. The weights are row k of C^(0):
+
+    h_0^k = sum over j of C^(0)[k, j] T^j
+
+with column 0 for the embedding and column j for sub-layer j - 1, counted from zero. The last row is the model's
+output. C^(i) has the weights in stream i, once mixed, instead. Pre-Norm's matrix is the lower triangle of ones.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from ..observation import Observation
+from .statistics import Moments
+
+
+@dataclass(frozen=True)
+class ConnectionMatrices:
+    """C^(0) and C^(i) of a model with K sub-layers and N streams, means over tokens.
+
+    inputs: C^(0), `[K + 1, K + 1]`; the last row is the output's.
+    streams: C^(i), `[N, K, K + 1]`.
+    inputs_deviation: standard deviation of C^(0) over tokens.
+    tokens: how many; 0 when static weights alone were unfolded.
+    """
+
+    inputs: torch.Tensor
+    streams: torch.Tensor
+    inputs_deviation: torch.Tensor
+    tokens: int
+
+
+class Unfolding:
+    """Unfolds the connections token by token while a model runs, and averages the matrices.
+
+    The mean of products is not the product of means, so coefficients are never averaged. Frac-connections, whose
+    branches read N parts, have the mean over parts.
+
+    sub_layers: K.
+    readout: of the model's config; for a learned one the last row takes the mean.
+    """
+
+    def __init__(self, sub_layers: int, readout: str = "mean"):
+        self.sub_layers, self.readout = sub_layers, readout
+        self.rows = [Moments() for _ in range(sub_layers + 1)]
+        self.stream_rows = [Moments() for _ in range(sub_layers)]
+        self.weights: torch.Tensor | None = None
+
+    def see(self, seen: Observation) -> None:
+        """Take in a sub-layer of a forward; they come in order."""
+        self.step(seen.connection.sub_layer, seen.alpha, seen.beta)
+
+    def step(self, k: int, alpha: torch.Tensor, beta: torch.Tensor) -> None:
+        """Go through sub-layer k with A `[B, S, N, reads + N]` and b `[B, S, N]`."""
+        alpha, beta = alpha.flatten(0, -3), beta.flatten(0, -2)
+        n = beta.shape[-1]
+        if k == 0:
+            # what each stream is made of, `[T, N, K + 1]`
+            self.weights = alpha.new_zeros(*beta.shape, self.sub_layers + 1)
+            self.weights[..., 0] = 1
+        products = alpha.transpose(-1, -2) @ self.weights
+        reads, self.weights = products[..., :-n, :], products[..., -n:, :].contiguous()
+        self.rows[k].add(reads.mean(-2))
+        self.stream_rows[k].add(self.weights)
+        self.weights[..., k + 1] += beta
+        if k == self.sub_layers - 1:
+            self.rows[-1].add(self.weights.sum(-2) if self.readout == "sum" else self.weights.mean(-2))
+
+    def result(self) -> ConnectionMatrices:
+        """The matrices of what was seen so far."""
+        return ConnectionMatrices(
+            inputs=torch.stack([row.mean for row in self.rows]),
+            streams=torch.stack([row.mean for row in self.stream_rows], dim=1),
+            inputs_deviation=torch.stack([row.deviation for row in self.rows]),
+            tokens=self.rows[-1].count,
+        )
+
+
+def unfold(matrices: Iterable[tuple[torch.Tensor, torch.Tensor]], readout: str = "mean") -> ConnectionMatrices:
+    """Unfold static connections: A `[N, reads + N]` and b `[N]` of each sub-layer."""
+    matrices = list(matrices)
+    unfolding = Unfolding(len(matrices), readout)
+    for k, (alpha, beta) in enumerate(matrices):
+        unfolding.step(k, alpha[None], beta[None])
+    return unfolding.result()

@@ -1,0 +1,207 @@
+"""Unfolded matrices against real forwards, statistics against numpy."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from hf_hyperconn import HCLlamaForCausalLM, convert_model
+from hf_hyperconn.analysis.statistics import PERCENTILES, Moments, Sample
+from hf_hyperconn.analysis.study import batches_of, study
+from hf_hyperconn.analysis.unfolding import Unfolding, unfold
+from hf_hyperconn.arrangements import ARRANGEMENTS
+from hf_hyperconn.errors import HyperConnError
+from hf_hyperconn.observation import observe
+
+from .conftest import hc_llama
+from .tolerances import FLOAT32, ROW_SUMS
+
+SUB_LAYERS = 6
+
+
+def lower_triangle(size: int) -> torch.Tensor:
+    return torch.ones(size, size, dtype=torch.float64).tril()
+
+
+@pytest.mark.parametrize(
+    ("connection", "n"),
+    [*((c, n) for c in ("shc", "dhc", "frac") for n in (1, 2, 4)), *((c, n) for c in ("mhc", "ihc") for n in (2, 4))],
+)
+def test_a_fresh_conversion_unfolds_to_the_lower_triangle(connection, n, llama, ids):
+    found = study(convert_model(llama, hc_mult=n, connection=connection), [ids]).matrices
+    expected = lower_triangle(SUB_LAYERS + 1)
+    if connection in ("mhc", "ihc"):
+        torch.testing.assert_close(found.inputs, expected, **ROW_SUMS)
+    else:
+        assert torch.equal(found.inputs, expected)
+        assert torch.equal(found.streams, expected[:-1].expand(n, -1, -1))
+        assert not found.inputs_deviation.any()
+
+
+def randomised(**fields) -> HCLlamaForCausalLM:
+    model = hc_llama(**fields).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "_hc." in name:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"connection": "shc"},
+        {"connection": "shc", "hc_readout": "sum"},
+        {"connection": "dhc"},
+        {"connection": "dhc", "hc_tanh": False},
+        {"connection": "mhc"},
+        {"connection": "ihc"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("scale", [1.0, -3.0])
+def test_constant_branches_reproduce_the_matrix(fields, scale):
+    """When branch k always gives e_{k+1} and the embedding is e_0, the inputs of the branches are the rows of C."""
+    model = randomised(hc_mult=3, **fields)
+    units = torch.eye(32)
+    for k, layer in enumerate(model.model.layers):
+        layer.attention_branch = lambda x, k=k, **kwargs: units[2 * k + 1].expand_as(x)
+        layer.mlp_branch = lambda x, k=k: units[2 * k + 2].expand_as(x)
+    read, outputs, unfolding = [], [], Unfolding(SUB_LAYERS, model.config.hc_readout)
+    model.model.layers[-1].register_forward_hook(lambda module, args, output: outputs.append(output))
+
+    def see(observation):
+        unfolding.see(observation)
+        read.append(observation.branch_input)
+
+    with observe(model, see), torch.no_grad():
+        model(inputs_embeds=scale * units[:1][None])
+    found = unfolding.result()
+    rows = torch.cat([*read, *outputs])[:, 0, : SUB_LAYERS + 1].double()
+    rows[:, 0] /= scale
+    assert rows.abs().max() > 1
+    torch.testing.assert_close(found.inputs, rows, **FLOAT32)
+    assert found.tokens == 1
+
+
+def test_streams_hold_what_their_matrices_say():
+    """C^(i) is what is in stream i once it is mixed: the next streams without the write between."""
+    model = randomised(hc_mult=3, connection="dhc")
+    units, seen, unfolding = torch.eye(32), [], Unfolding(SUB_LAYERS)
+    for k, layer in enumerate(model.model.layers):
+        layer.attention_branch = lambda x, k=k, **kwargs: units[2 * k + 1].expand_as(x)
+        layer.mlp_branch = lambda x, k=k: units[2 * k + 2].expand_as(x)
+
+    def see(observation):
+        unfolding.see(observation)
+        seen.append(observation)
+
+    with observe(model, see), torch.no_grad():
+        model(inputs_embeds=units[:1][None])
+    streams = unfolding.result().streams
+    for k in range(SUB_LAYERS - 1):
+        mixed = seen[k + 1].streams[0, 0, :, : SUB_LAYERS + 1].double()
+        mixed[:, k + 1] = 0  # what sub-layer k wrote
+        torch.testing.assert_close(streams[:, k], mixed, **FLOAT32)
+
+
+def test_means_are_of_products_token_by_token(ids):
+    model = randomised(hc_mult=2, connection="dhc")
+    whole = study(model, [ids]).matrices
+    rows = [study(model, [ids[:, : t + 1]]).matrices for t in range(2)]
+    assert whole.tokens == ids.numel()
+    assert whole.inputs_deviation[-1].min() > 0
+    first, both = rows[0].inputs, rows[1].inputs
+    second = 2 * both - first
+    assert not torch.allclose(first, second)
+
+
+@pytest.mark.parametrize("name", ARRANGEMENTS)
+def test_presets_unfold_to_the_published_patterns(name):
+    """Sequential; parallel pairs that do not read each other; two hops that skip the attention's residual."""
+    expected = lower_triangle(5)
+    if name == "parallel":
+        expected = torch.tensor([[2, 0, 0, 0, 0], [2, 0, 0, 0, 0], [4, 1, 1, 0, 0], [4, 1, 1, 0, 0], [8, 2, 2, 1, 1]])
+    elif name == "two_hop":
+        expected = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 1, 1, 0], [1, 0, 1, 0, 1]])
+    readout = "sum" if name == "parallel" else "mean"
+    found = unfold([ARRANGEMENTS[name](2, k) for k in range(4)], readout)
+    assert torch.equal(found.inputs, expected.double())
+
+
+def test_batches_do_not_matter(ids):
+    model = randomised(hc_mult=2)
+    one, two = study(model, [ids]), study(model, [ids[:1], ids[1:]])
+    torch.testing.assert_close(one.matrices.inputs, two.matrices.inputs, **FLOAT32)
+    torch.testing.assert_close(one.similarity, two.similarity, **FLOAT32)
+    torch.testing.assert_close(one.streams.similarity, two.streams.similarity, **FLOAT32)
+
+
+def test_moments_and_percentiles_are_numpys():
+    values = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
+    moments, sample = Moments(), Sample(size=5000)
+    for part in values.split([1, 400, 599]):
+        moments.add(part)
+        sample.add(part)
+    np.testing.assert_allclose(moments.mean, values.double().numpy().mean(0), rtol=1e-12)
+    np.testing.assert_allclose(moments.deviation, values.double().numpy().std(0), rtol=1e-12)
+    expected = np.percentile(values.double().numpy(), PERCENTILES)
+    np.testing.assert_allclose(sample.percentiles(), expected, rtol=1e-12)
+
+
+def test_a_sample_is_bounded_and_uniform():
+    sample = Sample(size=2000)
+    for start in range(0, 100_000, 1000):
+        sample.add(torch.arange(start, start + 1000).float())
+    assert len(sample.kept) == 2000
+    assert sample.percentiles((50,)).item() == pytest.approx(50_000, rel=0.05)
+    assert sample.percentiles((5,)).item() == pytest.approx(5_000, rel=0.3)
+
+
+def test_shares_gain_and_coefficients_of_known_matrices(ids):
+    model = hc_llama(hc_mult=2, connection="shc").eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for connection in (layer.attn_hc, layer.mlp_hc):
+                connection.static_alpha.copy_(torch.tensor([[3.0, 1.0, 0.5], [-1.0, 0.0, 1.0]]))
+                connection.static_beta.copy_(torch.tensor([2.0, 0.0]))
+    found = study(model, [ids])
+    assert found.streams.read_share.tolist() == [[0.75, 0.25]] * SUB_LAYERS
+    assert found.streams.write_share.tolist() == [[1.0, 0.0]] * SUB_LAYERS
+    assert found.streams.gain.tolist() == [1 + 0.5 * (k + 1) for k in range(SUB_LAYERS)]
+    assert found.streams.similarity[0] == pytest.approx(1)
+    assert found.coefficients["keep"].tolist() == [[1.0] * 5] * SUB_LAYERS
+    assert found.coefficients["mix"][0, [0, -1]].tolist() == pytest.approx([0.0, 0.5], abs=0.1)
+    assert found.coefficients["write"][0, 2] == pytest.approx(1.0)
+
+
+def test_similarity_is_that_of_the_bases_inputs(llama, ids):
+    """Of a fresh conversion: the base's own residual stream before each norm."""
+    inputs = []
+    handles = [
+        norm.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+        for layer in llama.model.layers
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+    ]
+    with torch.no_grad():
+        llama(ids)
+    for handle in handles:
+        handle.remove()
+    cosines = [torch.cosine_similarity(a, b, dim=-1).flatten() for a, b in zip(inputs, inputs[1:], strict=False)]
+    expected = np.stack([np.percentile(cosine.double(), (5, 50, 95)) for cosine in cosines])
+    np.testing.assert_allclose(study(convert_model(llama), [ids]).similarity, expected, rtol=1e-6)
+
+
+def test_text_is_cut_into_batches(stories, text):
+    tokenizer = AutoTokenizer.from_pretrained(stories)
+    batches = batches_of(text, tokenizer, length=64, batch=3, tokens=500)
+    assert [tuple(batch.shape) for batch in batches] == [(3, 64), (3, 64), (1, 64)]
+    assert batches_of("Once", tokenizer, length=64)[0].shape[0] == 1
+    with pytest.raises(HyperConnError, match="no text to study"):
+        study(hc_llama(), [])
+
+
+def test_a_base_has_nothing_to_study(llama, ids):
+    with pytest.raises(HyperConnError, match="no streams"):
+        study(llama, [ids])
