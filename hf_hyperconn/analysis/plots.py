@@ -27,11 +27,12 @@ LINES = ("-", "--", "-.", ":")
 def plot_connections(
     matrix: torch.Tensor, ax: Axes | None = None, *, limit: float | None = None, title: str = ""
 ) -> Axes:
-    """An unfolded matrix C, `[K, K + 1]` or with the output's row `[K + 1, K + 1]`: what is read, by where it was written.
+    """An unfolded matrix C: what each sub-layer reads, by where it was written.
+
+    matrix: `[K, K + 1]`, or `[K + 1, K + 1]` with the output's row.
+    limit: absolute value at the ends of the colours; by default the largest in the matrix.
 
     Negative weights bear a stroke, to be told from positive ones in grey too.
-
-    limit: absolute value at the ends of the colours; by default the largest in the matrix.
     """
     ax, (rows, size) = _axes(ax), matrix.shape
     step = max(1, ceil((size - 1) / 8))
@@ -48,10 +49,11 @@ def plot_connections(
         [*readers, *range(size - 1, rows)],
         [*(str(row + 1) for row in readers), "out"][: len(readers) + rows - size + 1],
     )
-    ax.tick_params(axis="x", pad=8, length=0)
+    ax.tick_params(axis="x", pad=10, length=0)
     for column in range(1, size, 2):
-        below = [rows - 0.5, rows - 0.5 + size / 30]
-        ax.plot([column] * 2, below, color=ATTENTION, linewidth=3, clip_on=False, solid_capstyle="butt")
+        ax.plot(
+            [column] * 2, [-0.03, 0], transform=ax.get_xaxis_transform(), color=ATTENTION, linewidth=3, clip_on=False
+        )
     negative = (matrix < 0).nonzero()
     ax.plot(negative[:, 1], negative[:, 0], "_", color="black", markersize=min(8, 160 / size))
     ax.set(xlim=(-0.5, size - 0.5), ylim=(rows - 0.5, -0.5))
