@@ -9,6 +9,7 @@ import hf_hyperconn
 from hf_hyperconn.errors import HyperConnError, VerificationError
 
 from .plan import CONNECTIONS, LINKS, HyperConnectionFields, plan_conversion
+from .plot import KINDS as PLOTS
 from .verify import MODES, verify_checkpoint
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
@@ -21,6 +22,11 @@ CONVERT_EXAMPLES = """examples:
 VERIFY_EXAMPLES = """examples:
   hf-hyperconn verify ./Llama-3.2-1B-HCx4 --against meta-llama/Llama-3.2-1B
   hf-hyperconn verify ./llama-hc --against ./llama --mode structure
+"""
+PLOT_EXAMPLES = """examples:
+  hf-hyperconn plot ./Llama-3.2-1B-HCx4 --text article.txt
+  hf-hyperconn plot ./llama-hc --kind similarity --text article.txt --against ./llama -o similarity.pdf
+  hf-hyperconn plot ./llama-hc --kind connections -o static-weights.png
 """
 DEMO_EXAMPLES = """example:
   hf-hyperconn demo --steps 100
@@ -81,6 +87,16 @@ def _verify(options: argparse.Namespace) -> int:
         print("\n".join(report.lines()))
     if not report.passed:
         raise VerificationError(f"verification failed: {report.failure}.")
+    return OK
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from .plot import draw
+
+    files = draw(options.folder, options.kind, text=options.text, against=options.against, out=options.out)
+    print(
+        json.dumps({"files": [str(path) for path in files]}, indent=2) if options.json else "\n".join(map(str, files))
+    )
     return OK
 
 
@@ -159,6 +175,13 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--revision", help="branch, tag or commit of MODEL")
     verify.add_argument("--mode", "--verify", choices=MODES, default="auto", help="as in convert")
     verify.add_argument("--layers", type=_positive, metavar="K", help="run the first K layers only")
+
+    plot = command("plot", _plot, "draw what the connections of a converted checkpoint do", PLOT_EXAMPLES)
+    plot.add_argument("folder", metavar="DIR", help="folder of the checkpoint")
+    plot.add_argument("--kind", choices=(*PLOTS, "all"), default="all", help="which picture (default: all)")
+    plot.add_argument("--text", metavar="FILE", help="text to run over; without one, static weights alone are shown")
+    plot.add_argument("--against", metavar="MODEL", help="its base, to compare with: local folder or Hub id")
+    plot.add_argument("-o", "--out", help="file to write, or folder for all kinds (default: DIR/figures)")
 
     demo = command(
         "demo", _demo, "train a tiny Llama, convert it, verify it and train both on, offline in minutes", DEMO_EXAMPLES

@@ -62,7 +62,7 @@ def arrange(model: PreTrainedModel, name: str) -> None:
     """
     if name not in ARRANGEMENTS:
         raise HyperConnError(f"arrangement {name!r} was asked for; accepted are {', '.join(map(repr, ARRANGEMENTS))}.")
-    for connection in _connections(model):
+    for connection in connections_of(model):
         alpha, beta = ARRANGEMENTS[name](connection.hc_mult, connection.sub_layer)
         connection.static_alpha.copy_(alpha)
         connection.static_beta.copy_(beta)
@@ -80,7 +80,11 @@ def post_norm(x: torch.Tensor, branch_output: torch.Tensor) -> tuple[torch.Tenso
     return torch.stack([torch.ones_like(beta), beta], dim=-1), beta
 
 
-def _connections(model: PreTrainedModel) -> list[HyperConnection]:
+def connections_of(model: PreTrainedModel) -> list[HyperConnection]:
+    """The static or dynamic hyper-connections of a model, in the order of its modules.
+
+    Raises `HyperConnError` when there are none.
+    """
     found = [module for module in model.modules() if type(module).__name__ == HyperConnection.__name__]
     if not found:
         raise HyperConnError(f"{type(model).__name__} has no static or dynamic hyper-connections ('shc' or 'dhc').")

@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 from ..arrangements import ARRANGEMENTS
 from .statistics import PERCENTILES
 from .streams import StreamStatistics
-from .study import Study
-from .unfolding import unfold
+from .unfolding import ConnectionMatrices, unfold
 
 ATTENTION = "#1b7837"
 # dark to light, so that they differ in grey too
@@ -116,9 +115,8 @@ def plot_coefficients(percentiles: torch.Tensor, ax: Axes | None = None, *, titl
     return ax
 
 
-def connections_figure(study: Study) -> Figure:
+def connections_figure(matrices: ConnectionMatrices) -> Figure:
     """C^(0) with its spread over tokens, and C^(i) of every stream, in common colours."""
-    matrices = study.matrices
     panels = [("What each sub-layer reads, C⁽⁰⁾", matrices.inputs)]
     if matrices.tokens:
         panels.append(("Its standard deviation over tokens", matrices.inputs_deviation))
@@ -146,17 +144,16 @@ def reference_figure(layers: int = 6) -> Figure:
     return _grid([lambda ax, t=t, m=m: plot_connections(m, ax, limit=1.0, title=t) for t, m in drawn], columns=2)
 
 
-def similarity_figure(studies: dict[str, Study]) -> Figure:
+def similarity_figure(percentiles: dict[str, torch.Tensor]) -> Figure:
     """Similarity of neighbouring inputs of several models, by name."""
     ax = _axes(None)
-    for index, (name, study) in enumerate(studies.items()):
-        plot_similarity(study.similarity, ax, label=name, index=index)
+    for index, (name, of_model) in enumerate(percentiles.items()):
+        plot_similarity(of_model, ax, label=name, index=index)
     return ax.figure
 
 
-def streams_figure(study: Study) -> Figure:
+def streams_figure(streams: StreamStatistics) -> Figure:
     """Similarity of the streams and what mixing does, and which streams are read and written."""
-    streams = study.streams
     return _grid(
         [
             lambda ax: plot_streams(streams, ax),
@@ -167,8 +164,8 @@ def streams_figure(study: Study) -> Figure:
     )
 
 
-def coefficients_figure(study: Study) -> Figure:
-    """Distributions of all kinds of coefficients."""
+def coefficients_figure(coefficients: dict[str, torch.Tensor]) -> Figure:
+    """Distributions of coefficients by kind, `CoefficientMeter.result`."""
     titles = {
         "read": "Reads, A_m",
         "keep": "What a stream keeps, diagonal of A_r",
@@ -177,7 +174,7 @@ def coefficients_figure(study: Study) -> Figure:
     }
     drawn = [
         lambda ax, kind=kind, values=values: plot_coefficients(values, ax, title=titles[kind])
-        for kind, values in study.coefficients.items()
+        for kind, values in coefficients.items()
     ]
     return _grid(drawn, columns=2)
 

@@ -10,10 +10,12 @@ output. C^(i) has the weights in stream i, once mixed, instead. Pre-Norm's matri
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from transformers import PreTrainedModel
 
+from ..arrangements import connections_of
 from ..observation import Observation
 from .statistics import Moments
 
@@ -78,6 +80,16 @@ class Unfolding:
             inputs_deviation=torch.stack([row.deviation for row in self.rows]),
             tokens=self.rows[-1].count,
         )
+
+
+def unfold_static(model: PreTrainedModel) -> ConnectionMatrices:
+    """Unfold the static weights of a model's connections, without what dynamic ones add for each token.
+
+    Raises `HyperConnError` for a model without static or dynamic hyper-connections.
+    """
+    connections = sorted(connections_of(model), key=lambda connection: connection.sub_layer)
+    matrices = [(connection.static_alpha.detach(), connection.static_beta.detach()) for connection in connections]
+    return replace(unfold(matrices, model.config.hc_readout), tokens=0)
 
 
 def unfold(matrices: Iterable[tuple[torch.Tensor, torch.Tensor]], readout: str = "mean") -> ConnectionMatrices:
