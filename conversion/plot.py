@@ -27,7 +27,7 @@ def draw(
     Returns the files that were written.
 
     Raises `HyperConnError` when the checkpoint has no hyper-connections, there is no text for a kind that needs one,
-    or `out` does not fit.
+    `out` does not fit, or matplotlib is missing.
     """
     if not (Path(folder) / "config.json").is_file():
         raise HyperConnError(f"'{folder}' is no checkpoint: it has no config.json. Give the folder of a conversion.")
@@ -36,7 +36,13 @@ def draw(
     if text is None and kind not in ("connections", "all"):
         raise HyperConnError(f"a picture of {kind} needs a model that runs over text. Give --text FILE.")
     files = _files(Path(folder), kind if text or kind != "all" else "connections", kind == "all", out)
-
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise HyperConnError(
+            "pictures are drawn by matplotlib, which is missing. Run: pip install matplotlib"
+        ) from error
+    matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     figures = _figures(folder, text, against if "similarity" in files else None)
@@ -63,9 +69,6 @@ def _files(folder: Path, kind: str, is_folder: bool, out: str | None) -> dict[st
 
 
 def _figures(folder: str, text: str | None, against: str | None) -> "dict[str, Callable[[], Figure]]":
-    import matplotlib
-
-    matplotlib.use("Agg")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from hf_hyperconn import convert_model

@@ -1,6 +1,7 @@
 """Pictures: what they show is what was found, and where the command puts them."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -134,6 +135,12 @@ def test_what_is_refused(options, message, folder, capsys, monkeypatch):
     assert main(["plot", str(folder), *options]) == 1
     assert message in capsys.readouterr().err
     assert sorted(folder.parent.rglob("*")) == before
+
+
+def test_without_matplotlib(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["plot", str(folder), "--kind", "connections"]) == 1
+    assert "which is missing. Run: pip install matplotlib" in capsys.readouterr().err
 
 
 def test_a_base_is_refused(llama_folder, capsys):

@@ -16,7 +16,12 @@ from .conftest import llama_config
 from .hub import Hub
 from .pages import REPOSITORY, snippets
 
-PAGES = {"README.md": {"bash": 1, "python": 4}, "docs/peft.md": {"python": 3}}  # snippets that run, at least
+# snippets that run, at least
+PAGES = {
+    "README.md": {"bash": 2, "python": 4},
+    "docs/analysis.md": {"bash": 1, "python": 1},
+    "docs/peft.md": {"python": 3},
+}
 MODEL = "meta-llama/Llama-3.2-1B"
 
 
@@ -36,6 +41,7 @@ def environment(tmp_path_factory):
 @pytest.mark.parametrize("page", PAGES)
 def test_snippets_run_in_their_order(page, environment, tmp_path):
     place = {"cwd": tmp_path, "env": environment}
+    (tmp_path / "article.txt").write_text("def read(self):\n    return self.value\n" * 50)
     ran = []
     for language, code in snippets(page):
         if language == "bash":
