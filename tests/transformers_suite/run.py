@@ -36,7 +36,9 @@ def fetch_tests(release: str) -> Path:
             (archive,) = Path(temporary).glob("*.tar.gz")
             with tarfile.open(archive) as distribution:
                 tests = [name for name in distribution.getnames() if name.startswith(f"{folder.name}/tests/")]
-                distribution.extractall(temporary, [distribution.getmember(name) for name in tests], filter="data")
+                if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on
+                    distribution.extraction_filter = tarfile.data_filter
+                distribution.extractall(temporary, [distribution.getmember(name) for name in tests])
             (Path(temporary) / folder.name).rename(folder)
     (folder / "tests" / "__init__.py").write_text(f"__path__.append({str(SUITE / 'standins')!r})\n", encoding="utf-8")
     return folder
