@@ -131,8 +131,8 @@ class HyperConnectionPreTrainedModel:
         if "decoder_layer_class" in vars(cls):
             cls._adopt_family(cls.__bases__[-1])
         elif cls.__module__.startswith("torch."):
-            # FSDP2's, for one instance: saving goes by the names of the class and of its module
-            cls.__module__, cls.__name__ = cls.__bases__[-1].__module__, cls.__bases__[-1].__name__
+            # FSDP2's, for one instance, whose code is that of the class it was made of
+            cls.__module__ = cls.__bases__[-1].__module__
 
     @classmethod
     def _adopt_family(cls, base: type[PreTrainedModel]):
@@ -218,7 +218,8 @@ class HyperConnectionPreTrainedModel:
     def save_pretrained(self, save_directory, **kwargs):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""
         self.config.auto_map = dict(self.auto_map)
-        super().save_pretrained(save_directory, **kwargs)
+        with without_fsdp_prefix(type(self)):
+            super().save_pretrained(save_directory, **kwargs)
 
     @classmethod
     def from_prenorm(
@@ -336,6 +337,16 @@ def no_decoder_layers(config):
     finally:
         config.num_hidden_layers = num_hidden_layers
         config.__dict__.update(waiting)
+
+
+@contextmanager
+def without_fsdp_prefix(cls: type):
+    """Let the class that FSDP2 makes for one instance go by the name of the one it was made of, which is what is saved."""
+    name, cls.__name__ = cls.__name__, cls.__name__.removeprefix("FSDP")
+    try:
+        yield
+    finally:
+        cls.__name__ = name
 
 
 def _sharded_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
