@@ -341,7 +341,7 @@ def no_decoder_layers(config):
 
 @contextmanager
 def without_fsdp_prefix(cls: type):
-    """Let the class that FSDP2 makes for one instance go by the name of the one it was made of, which is what is saved."""
+    """Within it, the class that FSDP2 makes for one instance has the name of the class that it was made of."""
     name, cls.__name__ = cls.__name__, cls.__name__.removeprefix("FSDP")
     try:
         yield
