@@ -11,27 +11,22 @@ small ones are what both are evaluated on.
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from pathlib import Path
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from benchmarks.timing import RESULTS, write
-from hf_hyperconn.conversion.demo import byte_tokenizer
+from benchmarks.timing import RESULTS, fill, write
+from hf_hyperconn.conversion.demo import LENGTH, byte_llama, byte_tokenizer, standard_library
 
 REPOSITORY = RESULTS.parents[1]
 DOCS = REPOSITORY / "docs" / "training.md"
 PLOT = RESULTS / "continued_pretraining.png"
 NAME = "continued_pretraining.json"
 
-LENGTH, BATCH, SEEDS = 128, 16, (1, 2, 3)
+BATCH, SEEDS = 16, (1, 2, 3)
 PRETRAINING_STEPS, STEPS, EVALUATIONS = 1000, 250, 5
 HELD_OUT_SIZE = 20_000  # bytes of a held-out file at most, so that evaluation does not take longer than training
 MODELS = {"Llama": "none", "Llama DHC×4": "dhc"}
@@ -39,28 +34,13 @@ MODELS = {"Llama": "none", "Llama DHC×4": "dhc"}
 
 def prepare(place: Path) -> tuple[list[str], list[str]]:
     """Write an untrained base with its tokenizer; returns the files to train on and those held out."""
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=256,
-            hidden_size=128,
-            intermediate_size=344,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=2 * LENGTH,
-            bos_token_id=None,
-            eos_token_id=0,
-            tie_word_embeddings=True,
-        )
-    )
-    model.save_pretrained(place / "untrained")
+    byte_llama(eos_token_id=0).save_pretrained(place / "untrained")
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(0)
     tokenizer.save_pretrained(place / "untrained")
-    files = sorted(str(path) for path in Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    small = [file for file in files[::10] if Path(file).stat().st_size < HELD_OUT_SIZE]
-    return [file for i, file in enumerate(files) if i % 10], small
+    training, held_out = standard_library()
+    small = [str(path) for path in held_out if path.stat().st_size < HELD_OUT_SIZE]
+    return list(map(str, training)), small
 
 
 def train(model: Path, out: Path, files: tuple[list[str], list[str]], **settings: object) -> dict:
@@ -182,9 +162,7 @@ def plot(result: dict) -> None:
 def render(text: str) -> str:
     """The page with its table made anew from benchmarks/results."""
     result = json.loads((RESULTS / NAME).read_text())
-    body = f"{result['device']}, torch {result['torch']}.\n\n{table(result)}"
-    marks = r"(<!-- continued pretraining -->\n).*?(\n<!-- /continued pretraining -->)"
-    return re.sub(marks, lambda match: match[1] + body + match[2], text, flags=re.DOTALL)
+    return fill(text, "continued pretraining", result, table(result))
 
 
 def main() -> None:

@@ -8,11 +8,10 @@ Runs benchmarks.connections and benchmarks.models on the device there is and say
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 
-from benchmarks.timing import RESULTS
+from benchmarks.timing import RESULTS, fill
 
 DOCS = RESULTS.parents[1] / "docs" / "performance.md"
 PLOT = RESULTS / "connections.png"
@@ -88,13 +87,7 @@ def render(text: str) -> str:
     """The page with its tables made anew from benchmarks/results."""
     for name, table in (("connections", connections_table), ("models", models_table)):
         result = json.loads((RESULTS / f"{name}.json").read_text())
-        body = f"{result['device']}, torch {result['torch']}.\n\n{table(result)}"
-        text = re.sub(
-            rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)",
-            lambda m, body=body: m[1] + body + m[2],
-            text,
-            flags=re.DOTALL,
-        )
+        text = fill(text, name, result, table(result))
     return text
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import time
@@ -64,3 +65,10 @@ def write(name: str, result: dict) -> None:
     versions = {"device": device_name(), "torch": torch.__version__, "python": platform.python_version()}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / name).write_text(json.dumps({**versions, **result}, indent=1) + "\n")
+
+
+def fill(page: str, name: str, result: dict, table: str) -> str:
+    """The page with a table, and the device and the version it was measured with, between the marks of that name."""
+    body = f"{result['device']}, torch {result['torch']}.\n\n{table}"
+    marks = rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)"
+    return re.sub(marks, lambda match: match[1] + body + match[2], page, flags=re.DOTALL)

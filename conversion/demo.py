@@ -60,21 +60,7 @@ def run_demo(folder: str | None = None, *, steps: int = 300, say: Callable[[str]
 
 def _demonstrate(place: Path, steps: int, say: Callable[[str], None]) -> None:
     training, held_out = _standard_library_bytes()
-    torch.manual_seed(0)
-    base = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=256,
-            hidden_size=128,
-            intermediate_size=344,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=2 * LENGTH,
-            bos_token_id=None,
-            eos_token_id=None,
-            tie_word_embeddings=True,
-        )
-    )
+    base = byte_llama()
     say(f"1. a Llama of {base.num_parameters():,} parameters, trained on the standard library's source")
     _train([base], training, steps, learning_rate=3e-3, seed=1)
     base.save_pretrained(place / "base")
@@ -97,6 +83,25 @@ def _demonstrate(place: Path, steps: int, say: Callable[[str], None]) -> None:
         print(f"{name:<16}" + "".join(f"{loss:>12.4f}" for loss in losses))
 
 
+def byte_llama(eos_token_id: int | None = None) -> LlamaForCausalLM:
+    """An untrained Llama over bytes, of 0.8M parameters; always the same."""
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=256,
+            hidden_size=128,
+            intermediate_size=344,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=2 * LENGTH,
+            bos_token_id=None,
+            eos_token_id=eos_token_id,
+            tie_word_embeddings=True,
+        )
+    )
+
+
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer in which each byte is a token, with the byte's value as its id."""
     vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
@@ -106,16 +111,25 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-def _standard_library_bytes() -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids of the standard library's top-level modules: nine files in ten to train on, the others held out."""
+def standard_library() -> tuple[list[Path], list[Path]]:
+    """The standard library's top-level modules: nine files in ten to train on, the others held out.
+
+    Raises `HyperConnError` when this Python comes without them.
+    """
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     if not files:
         raise HyperConnError("this Python comes without the source of its standard library, which the demo trains on.")
+    return [path for i, path in enumerate(files) if i % 10], files[::10]
+
+
+def _standard_library_bytes() -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids of both parts of the standard library."""
 
     def ids(part: list[Path]) -> torch.Tensor:
         return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in part)), dtype=torch.uint8).long()
 
-    return ids([path for i, path in enumerate(files) if i % 10]), ids(files[::10])
+    training, held_out = standard_library()
+    return ids(training), ids(held_out)
 
 
 def _train(

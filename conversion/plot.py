@@ -50,8 +50,11 @@ def draw(
         figure = figures[name]()
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.incomplete{path.suffix}")
-        figure.savefig(beside, dpi=150)
-        beside.replace(path)
+        try:
+            figure.savefig(beside, dpi=150)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
         plt.close(figure)
     return list(files.values())
 

@@ -3,6 +3,7 @@
 import torch
 from transformers import Trainer, TrainerCallback
 
+from .analysis.streams import pair_cosine
 from .errors import HyperConnError
 from .observation import Observation, observe
 
@@ -93,9 +94,7 @@ class _Meter:
         step = mixes.transpose(-1, -2)
         self.product = step if self.product is None else step @ self.product
         if n > 1:
-            directions = torch.nn.functional.normalize(seen.streams.float(), dim=-1)
-            cosines = directions @ directions.transpose(-1, -2)
-            self.cosine = (cosines.sum((-2, -1)) - n).mean() / (n * (n - 1))
+            self.cosine = pair_cosine(seen.streams).mean()
 
     def figures(self, per_layer: bool) -> dict[str, float]:
         sums = self.product.abs().sum(-1).amax(-1), self.product.abs().sum(-2).amax(-1)

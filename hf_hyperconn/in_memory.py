@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 from .errors import UnsupportedCheckpointError
 from .families import FAMILIES
 from .generic import hyper_connection_class
-from .models.modeling_hyper_connections import ADDED, HyperConnectionPreTrainedModel
+from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel, is_of_connection
 
 
 def convert_model(
@@ -64,8 +64,7 @@ def convert_with_fields(model: PreTrainedModel, fields: dict) -> PreTrainedModel
 
 def _share_tensors(model: PreTrainedModel, converted: PreTrainedModel) -> None:
     found = converted.load_state_dict(model.state_dict(keep_vars=True), strict=False, assign=True)
-    added = tuple(f".{name}." for name in ADDED)
-    strange = [*found.unexpected_keys, *(key for key in found.missing_keys if not any(name in key for name in added))]
+    strange = [*found.unexpected_keys, *(key for key in found.missing_keys if not is_of_connection(key))]
     if strange:
         raise UnsupportedCheckpointError(
             f"this {type(model).__name__} is not as Transformers builds it: {strange[0]} has no counterpart. "

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer
 
 from .errors import HyperConnError
-from .models.modeling_hyper_connections import ADDED
+from .models.modeling_hyper_connections import is_of_connection
 
 WIDTH = ("static_alpha", "dynamic_alpha_fn", "dynamic_alpha_scale")
 DEPTH = ("static_beta", "dynamic_beta_fn", "dynamic_beta_scale")
@@ -51,11 +51,6 @@ def decayed_names(model: nn.Module) -> list[str]:
             for name, _ in module.named_parameters(path, recurse=False):
                 decays[name] = name.rpartition(".")[2] in module.decayed
     return [name for name, applies in decays.items() if applies]
-
-
-def is_of_connection(name: str) -> bool:
-    """Whether a parameter's name is that of a hyper-connection or of the learned readout."""
-    return not set(ADDED).isdisjoint(name.split("."))
 
 
 def freeze_base(model: nn.Module) -> None:

@@ -90,6 +90,18 @@ def randomise_connections(model, scale: float = 0.1):
     return model
 
 
+def train(model, optimizer, batches) -> list[float]:
+    """The loss of a language model at each step, one for each batch of token ids."""
+    losses = []
+    for batch in batches:
+        loss = model(batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
 def record_branches(model) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """What every branch of a hyper-connection model will take and return, in their order."""
     seen = []

@@ -2,16 +2,16 @@
 
 import json
 import os
-import re
 import shlex
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from .pages import REPOSITORY, snippets
+
 PAGE = (REPOSITORY / "docs" / "training.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```bash\n(.*?)^```", PAGE, re.M | re.S)
+BLOCKS = [code for language, code in snippets("docs/training.md") if language == "bash"]
 COMMANDS = [shlex.split(line) for block in BLOCKS for line in block.replace("\\\n", "").splitlines()]
 ON_CPU = "tests/ranks/on_cpu.py"
 SCRIPT = "examples/continue_pretraining.py"

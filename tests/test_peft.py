@@ -18,6 +18,7 @@ from hf_hyperconn.errors import HyperConnectionFileError
 from hf_hyperconn.families import FAMILIES
 from hf_hyperconn.models import peft_defaults
 
+from . import conftest
 from .conftest import hc_llama, llama_config
 from .tiny import tiny
 from .tolerances import MERGED
@@ -54,16 +55,8 @@ def logits(model, ids) -> torch.Tensor:
 
 def train(model, ids, steps: int = 3) -> list[float]:
     """Losses of a few steps on what requires gradients."""
-    model.train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    losses = []
-    for _ in range(steps):
-        loss = model(ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
+    return conftest.train(model.train(), optimizer, [ids] * steps)
 
 
 def random_lora(model, **fields):

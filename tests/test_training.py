@@ -7,6 +7,8 @@ from transformers import AutoTokenizer
 from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.models.hyper_connections import expand_streams
 
+from .conftest import train
+
 LENGTH, BATCH = 64, 4
 
 
@@ -15,17 +17,6 @@ def batches(stories, text) -> torch.Tensor:
     """Token ids `[60, BATCH, LENGTH]`."""
     ids = AutoTokenizer.from_pretrained(stories)(text, return_tensors="pt").input_ids[0]
     return ids[: 60 * BATCH * LENGTH].view(60, BATCH, LENGTH)
-
-
-def train(model, optimizer, batches) -> list[float]:
-    losses = []
-    for batch in batches:
-        loss = model(batch, labels=batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
 
 
 def separation(model, batch) -> float:

@@ -28,6 +28,11 @@ from .manifold_hyper_connections import LearnedReadout, ManifoldHyperConnection
 ADDED = ("attn_hc", "mlp_hc", "hc_head")
 
 
+def is_of_connection(name: str) -> bool:
+    """Whether a parameter's name is that of a hyper-connection or of the learned readout."""
+    return not set(ADDED).isdisjoint(name.split("."))
+
+
 class HyperConnectionDecoderLayer:
     """Mixin before a family's decoder layer: its two residual additions become hyper-connections.
 
@@ -260,7 +265,7 @@ class HyperConnectionPreTrainedModel:
             )
         finally:
             logging.set_verbosity(verbosity)
-        missing = sorted(key for key in info["missing_keys"] if not any(f".{name}." in key for name in ADDED))
+        missing = sorted(key for key in info["missing_keys"] if not is_of_connection(key))
         if missing:
             raise ValueError(
                 f"{pretrained_model_name_or_path!r} holds no weights for {', '.join(missing[:3])}"
