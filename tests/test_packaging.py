@@ -33,8 +33,8 @@ def dist(tmp_path_factory) -> Path:
 def test_contents(dist):
     (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     names = set(zipfile.ZipFile(wheel).namelist())
-    expected = {f"hf_hyperconn/{path.name}" for path in (REPOSITORY / "hf_hyperconn").glob("*.py")}
-    expected |= {f"hf_hyperconn/models/{path.name}" for path in (REPOSITORY / "hf_hyperconn/models").glob("*.py")}
+    package = REPOSITORY / "hf_hyperconn"
+    expected = {path.relative_to(REPOSITORY).as_posix() for path in package.rglob("*.py")}
     expected |= {f"hf_hyperconn/conversion/{path.name}" for path in (REPOSITORY / "conversion").glob("*.py")}
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert any(name.endswith("licenses/LICENSE") for name in names)
