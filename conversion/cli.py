@@ -8,6 +8,7 @@ import sys
 import hf_hyperconn
 from hf_hyperconn.errors import HyperConnError, VerificationError
 
+from .inspection import inspect_checkpoint
 from .plan import CONNECTIONS, LINKS, HyperConnectionFields, plan_conversion
 from .plot import KINDS as PLOTS
 from .verify import MODES, verify_checkpoint
@@ -22,6 +23,10 @@ CONVERT_EXAMPLES = """examples:
 VERIFY_EXAMPLES = """examples:
   hf-hyperconn verify ./Llama-3.2-1B-HCx4 --against meta-llama/Llama-3.2-1B
   hf-hyperconn verify ./llama-hc --against ./llama --mode structure
+"""
+INSPECT_EXAMPLES = """examples:
+  hf-hyperconn inspect ./Llama-3.2-1B-HCx4
+  hf-hyperconn inspect someone/Llama-3.2-1B-HCx4 --json
 """
 PLOT_EXAMPLES = """examples:
   hf-hyperconn plot ./Llama-3.2-1B-HCx4 --text article.txt
@@ -87,6 +92,12 @@ def _verify(options: argparse.Namespace) -> int:
         print("\n".join(report.lines()))
     if not report.passed:
         raise VerificationError(f"verification failed: {report.failure}.")
+    return OK
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    found = inspect_checkpoint(options.model, options.revision)
+    print(json.dumps(found.as_dict(), indent=2) if options.json else "\n".join(found.lines()))
     return OK
 
 
@@ -175,6 +186,10 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--revision", help="branch, tag or commit of MODEL")
     verify.add_argument("--mode", "--verify", choices=MODES, default="auto", help="as in convert")
     verify.add_argument("--layers", type=_positive, metavar="K", help="run the first K layers only")
+
+    inspect = command("inspect", _inspect, "say what a converted checkpoint is and what it costs", INSPECT_EXAMPLES)
+    inspect.add_argument("model", metavar="MODEL", help="local folder or Hub id; no weights are downloaded")
+    inspect.add_argument("--revision", help="branch, tag or commit of MODEL")
 
     plot = command("plot", _plot, "draw what the connections of a converted checkpoint do", PLOT_EXAMPLES)
     plot.add_argument("folder", metavar="DIR", help="folder of the checkpoint")

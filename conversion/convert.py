@@ -85,7 +85,7 @@ def carry_out(
             say(f"hc weights    {plan.hc_parameters:,} parameters, n={plan.fields.hc_mult}, {plan.fields.connection}")
             _write_companions(plan, work)
             digests = _compare_shards(plan, work) if verify in ("auto", "full") else {}
-            record = _record(plan, digests)
+            record = _record(plan, work, digests)
             _write_json(work / RECORD, record)
         report = None
         if verify != "off":
@@ -224,7 +224,7 @@ def _write_companions(plan: ConversionPlan, work: Path) -> None:
     _write_json(work / CONFIG, plan.config)
 
 
-def _record(plan: ConversionPlan, digests: dict[str, str]) -> dict:
+def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
     """What hyperconn_conversion.json says of where the checkpoint comes from.
 
     The SHA-256 of a base shard is null where neither the Hub told it nor a verification read the shard.
@@ -245,6 +245,7 @@ def _record(plan: ConversionPlan, digests: dict[str, str]) -> dict:
         },
         "base_shards": shards,
         "hyper_connection_shard": plan.hc_shard,
+        "hyper_connection_sha256": compare(work / plan.hc_shard, work / plan.hc_shard),
     }
 
 

@@ -21,10 +21,19 @@ def hyper_connection_tensors(config: dict, family: Family, prefix: str) -> dict[
     """
     tensors = {}
     for k in range(2 * config["num_hidden_layers"]):
-        name = f"{prefix}layers.{k // 2}.{('attn_hc', 'mlp_hc')[k % 2]}"
-        for parameter, value in _values(config, family, k).items():
-            tensors[f"{name}.{parameter}"] = np.asarray(value, np.float32)
+        for parameter, value in initial_values(config, family, k).items():
+            tensors[f"{connection_name(prefix, k)}.{parameter}"] = value
     return tensors
+
+
+def connection_name(prefix: str, k: int) -> str:
+    """What the names of the tensors around sub-layer k begin with."""
+    return f"{prefix}layers.{k // 2}.{('attn_hc', 'mlp_hc')[k % 2]}"
+
+
+def initial_values(config: dict, family: Family, k: int) -> dict[str, np.ndarray]:
+    """The tensors around sub-layer k, float32, by their names in the connection."""
+    return {name: np.asarray(value, np.float32) for name, value in _values(config, family, k).items()}
 
 
 def _values(config: dict, family: Family, k: int) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
+from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 from hf_hyperconn.families import FAMILIES, Family
 
@@ -93,16 +94,8 @@ class ConversionPlan:
 
     @property
     def hc_parameters(self) -> int:
-        """Number of parameters the hyper-connections add (the paper's Table 7 formulas, with the norm's)."""
-        n, d, norm = self.fields.hc_mult, self.base_config["hidden_size"], len(self.family.norm)
-        each = {
-            "shc": n * (n + 2),
-            "dhc": n * (n + 2) + d * (n + 2 + norm) + 2,
-            "frac": n * (2 * n + 1) + d // n * (2 * n + 1 + norm) + 2,
-            "mhc": n * (n + 2) * (n * d + 1) + 3,
-            "ihc": 2 * n * (n * d + 1) + 2,
-        }
-        return 2 * self.base_config["num_hidden_layers"] * each[self.fields.connection]
+        """Number of parameters the hyper-connections add."""
+        return connection_parameters({**self.base_config, **vars(self.fields)}, len(self.family.norm))
 
     @property
     def config(self) -> dict:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hf_hyperconn.analysis.costs import is_of_connection
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError
 from hf_hyperconn.families import FAMILIES, Family
 
@@ -129,9 +130,7 @@ def verify_checkpoint(
 
 def _check_own(target: Source, config: dict, family: Family, weights: Weights) -> tuple[str | None, bool]:
     """What is wrong with the checkpoint by itself, and whether its hyper-connections have been trained."""
-    import numpy as np
-
-    from .equivalent import hyper_connection_tensors
+    from .drift import fault, measure_drift
 
     if config.get("auto_map") != family.auto_map:
         return f"{CONFIG} does not name the classes of {family.hc_model_type} in auto_map", False
@@ -140,16 +139,11 @@ def _check_own(target: Source, config: dict, family: Family, weights: Weights) -
     listed = read_weight_map(target) if INDEX in target.files and len(weights.files) > 1 else weights.tensors
     if unlisted := weights.tensors.keys() - listed.keys():
         return f"{INDEX} does not list {min(unlisted)}", False
-    trained = False
+    if found := fault(weights, config, family):
+        return found, False
     with open_tensors(target, weights, "numpy") as read:
-        for name, value in hyper_connection_tensors(config, family, weights.prefix or "").items():
-            stored = weights.tensors.get(name)
-            if stored is None:
-                return f"the tensor {name} is missing", False
-            if (stored.dtype, stored.shape) != ("F32", value.shape):
-                return f"{name} is {stored.dtype} {list(stored.shape)}, not F32 {list(value.shape)}", False
-            trained = trained or not np.array_equal(read(name), value)
-    return None, trained
+        has_changed, _ = measure_drift(read, config, family, weights.prefix or "")
+    return None, has_changed
 
 
 def _damage(target: Source) -> str | None:
@@ -168,7 +162,7 @@ def _check_against(weights: Weights, base_weights: Weights, trained: bool) -> st
 
     Training may have changed dtypes, and saving may have left out tensors that the model does not know.
     """
-    ours = {name: tensor for name, tensor in weights.tensors.items() if not _is_added(name)}
+    ours = {name: tensor for name, tensor in weights.tensors.items() if not is_of_connection(name)}
     for name in sorted(set(ours) ^ set(base_weights.tensors)):
         if name in ours or not trained:
             return f"{name} is missing in {'the base' if name in ours else 'the checkpoint'}"
@@ -198,7 +192,3 @@ def _count_changed(target: Source, weights: Weights, base: Source, base_weights:
                 changed += not torch.equal(a.view(torch.uint8), b.view(torch.uint8))
             bar.update(tensor.nbytes)
     return changed
-
-
-def _is_added(name: str) -> bool:
-    return any(f".{module}." in name for module in ("attn_hc", "mlp_hc", "hc_head"))

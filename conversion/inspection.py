@@ -1,0 +1,223 @@
+"""`hf-hyperconn inspect`: what a hyper-connection checkpoint is, from its config and the headers of its weights."""
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from hf_hyperconn.analysis.costs import EXPERT, EXPERTS, base_flops, connection_flops, is_of_connection, kept_bytes
+from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.families import FAMILIES, Family
+
+from .checkpoint import Weights, open_tensors, read_config, read_json, read_weights
+from .plan import CONNECTIONS, RECORD, gigabytes
+from .source import CONFIG, LocalSource, Source, open_source
+
+if TYPE_CHECKING:
+    from .drift import Drift
+
+ITEM_SIZES = {"F64": 8, "F32": 4}  # of others, 2: what is quantised computes in 16 bits
+UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a hyper-connection checkpoint is.
+
+    name: as the user gave it.
+    family: as Transformers spells it in class names.
+    connection, hc_mult, layers, hidden_size: as in its config; its layers are those of the decoder.
+    dtype: that of most of its weights, as safetensors spells it.
+    quantised: the method, of a quantised checkpoint; None otherwise.
+    base, commit: what it was converted from, where that is recorded.
+    parameters: stored ones, all of them; None when they are packed by quantisation.
+    added_parameters: those of the connections among them.
+    flops: operations of one token's forward; None like `parameters`.
+    added_flops: those of the connections among them, see `connection_flops`.
+    added_memory: bytes for a token that the connections keep for the backward, see `kept_bytes`.
+    trained: whether the connections have left the equivalent initialisation; None when that is not known.
+    not_known: why it is not known.
+    drift: how far, by sub-layer; None where values were not read.
+    """
+
+    name: str
+    family: str
+    model_type: str
+    connection: str
+    hc_mult: int
+    layers: int
+    hidden_size: int
+    dtype: str
+    quantised: str | None
+    base: str | None
+    commit: str | None
+    parameters: int | None
+    added_parameters: int
+    flops: int | None
+    added_flops: int
+    added_memory: int
+    trained: bool | None
+    not_known: str | None
+    drift: "tuple[Drift, ...] | None"
+
+    def lines(self) -> list[str]:
+        """The inspection for people."""
+        commit = f"@{self.commit[:7]}" if self.commit else ""
+        model = f"{self.name}: {self.family}, {self.layers} layers, hidden {self.hidden_size}, {self.dtype}"
+        rows = [
+            ("model", f"{model}, quantised by {self.quantised}" if self.quantised else model),
+            ("connection", f"{self.connection}, n={self.hc_mult}"),
+            ("base", f"{self.base}{commit}" if self.base else "not recorded"),
+            ("parameters", _share(self.parameters, self.added_parameters, lambda count: f"{count:,}")),
+            ("FLOPs", f"{_share(self.flops, self.added_flops, _scaled)}, a token, forward"),
+            ("activations", f"+{gigabytes(self.added_memory)} a token kept for the backward, without recomputation"),
+            ("state", self._state()),
+        ]
+        lines = [f"{name:<13} {text}" for name, text in rows]
+        return [*lines, *_table(self.drift)] if self.trained and self.drift else lines
+
+    def as_dict(self) -> dict:
+        """The inspection for machines."""
+        return asdict(self)
+
+    def _state(self) -> str:
+        if self.trained is None:
+            return f"not known: {self.not_known}"
+        return f"the hyper-connections are {'trained' if self.trained else 'at the equivalent initialisation'}"
+
+
+def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
+    """Say what a hyper-connection checkpoint is.
+
+    model: local folder or Hub id. Of a Hub repo only headers of weights and small JSON files are fetched.
+    revision: branch, tag or commit of a Hub repo.
+
+    Raises `UnsupportedCheckpointError` when it can't be read or has no hyper-connections.
+    """
+    source = open_source(model, revision)
+    config = read_config(source)
+    family = _family(source, config)
+    weights = read_weights(source)
+    record = read_json(source, RECORD) if RECORD in source.files else {}
+    quantised = _quantisation(config)
+    _check_experts(source, config, weights)
+    shapes = {name: tensor.shape for name, tensor in weights.tensors.items()}
+    origin = record.get("base") if isinstance(record.get("base"), dict) else {}
+    added_flops = connection_flops(config)
+    trained, not_known, drift = _state_of(source, config, family, weights, record)
+    return Inspection(
+        name=source.name,
+        family=family.name,
+        model_type=config["model_type"],
+        connection=config["connection"],
+        hc_mult=config["hc_mult"],
+        layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"],
+        dtype=weights.dtype,
+        quantised=quantised,
+        base=origin.get("model"),
+        commit=origin.get("commit"),
+        parameters=None if quantised else weights.parameters,
+        added_parameters=sum(tensor.size for name, tensor in weights.tensors.items() if is_of_connection(name)),
+        flops=None if quantised else base_flops(config, shapes) + added_flops,
+        added_flops=added_flops,
+        added_memory=kept_bytes(config, ITEM_SIZES.get(weights.dtype, 2)),
+        trained=trained,
+        not_known=not_known,
+        drift=drift,
+    )
+
+
+def _family(source: Source, config: dict) -> Family:
+    """The family of a hyper-connection checkpoint whose config has all that is needed."""
+    model_type, name = config.get("model_type"), source.name
+    family = next((f for f in FAMILIES.values() if f.hc_model_type == model_type), None)
+    if family is None and model_type in FAMILIES:
+        raise UnsupportedCheckpointError(
+            f"{name!r} is a plain {FAMILIES[model_type].name}, without hyper-connections. "
+            f"Convert it: hf-hyperconn convert {name}"
+        )
+    if family is None:
+        raise UnsupportedCheckpointError(
+            f"{name!r} has model_type {model_type!r}; give a checkpoint with hyper-connections "
+            f"({', '.join(f.hc_model_type for f in FAMILIES.values())})."
+        )
+    for field in ("hidden_size", "num_hidden_layers", "hc_mult"):
+        if not isinstance(config.get(field), int) or config[field] < 1:
+            raise UnsupportedCheckpointError(
+                f"{CONFIG} of {name!r} has {field} {config.get(field)!r}, not a positive number. Download it again."
+            )
+    if config.get("connection") not in (*CONNECTIONS, "keel"):
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {name!r} has connection {config.get('connection')!r}; known are "
+            f"{', '.join((*CONNECTIONS, 'keel'))}. A newer hf_hyperconn may know it."
+        )
+    if config["connection"] in ("mhc", "ihc") and config["hc_mult"] < 2:
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {name!r} has hc_mult {config['hc_mult']}, too few for {config['connection']!r}. "
+            f"Download it again."
+        )
+    return family
+
+
+def _check_experts(source: Source, config: dict, weights: Weights) -> None:
+    is_mixture = any(EXPERT in name for name in weights.tensors)
+    counts = [config.get("num_experts_per_tok"), next((config[name] for name in EXPERTS if name in config), None)]
+    if is_mixture and not all(isinstance(count, int) and count > 0 for count in counts):
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {source.name!r} does not say how many experts there are and how many a token meets "
+            f"({' or '.join(EXPERTS)}, and num_experts_per_tok). Download it again."
+        )
+
+
+def _quantisation(config: dict) -> str | None:
+    quantised = config.get("quantization_config")
+    if quantised is None:
+        return None
+    return str(quantised.get("quant_method")) if isinstance(quantised, dict) else "an unnamed method"
+
+
+def _state_of(
+    source: Source, config: dict, family: Family, weights: Weights, record: dict
+) -> "tuple[bool | None, str | None, tuple[Drift, ...] | None]":
+    """`trained`, `not_known` and `drift` of an `Inspection`."""
+    if config["connection"] not in CONNECTIONS or config.get("norm") is not None:
+        return None, "this kind is trained from scratch and has no equivalent initialisation", None
+    from .drift import fault, measure_drift
+
+    if found := fault(weights, config, family):
+        return None, found, None
+    if isinstance(source, LocalSource):
+        with open_tensors(source, weights, "numpy") as read:
+            trained, drift = measure_drift(read, config, family, weights.prefix or "")
+        return trained, None, drift
+    trained = _by_digest(source, weights, record)
+    return trained, "that can't be told without downloading its weights" if trained is None else None, None
+
+
+def _by_digest(source: Source, weights: Weights, record: dict) -> bool | None:
+    """Whether the connections have changed since the conversion, if they are alone in the file that it recorded."""
+    file, recorded = record.get("hyper_connection_shard"), record.get("hyper_connection_sha256")
+    held = {name for name, tensor in weights.tensors.items() if tensor.file == file}
+    connections = {name for name in weights.tensors if is_of_connection(name)}
+    if recorded is None or held != connections or file not in source.sha256:
+        return None
+    return source.sha256[file] != recorded
+
+
+def _share(total: int | None, added: int, shown) -> str:
+    if total is None:
+        return f"+{shown(added)} by the connections (the base's are not known: it is quantised)"
+    return f"{shown(total)}, +{100 * added / (total - added):.3g} % by the connections ({shown(added)})"
+
+
+def _scaled(count: int) -> str:
+    unit, letter = next(((unit, letter) for unit, letter in UNITS if count >= unit), (1, ""))
+    return f"{count / unit:.4g} {letter}".rstrip()
+
+
+def _table(drift: "tuple[Drift, ...]") -> list[str]:
+    head = f"{'alpha':>9} {'beta':>9} {'dynamic':>9}"
+    lines = ["", f"drift {'attention':>29} {'MLP':>29}", f"layer {head} {head}"]
+    for attention, mlp in zip(drift[::2], drift[1::2], strict=True):
+        values = (getattr(part, name) for part in (attention, mlp) for name in ("alpha", "beta", "dynamic"))
+        lines.append(f"{attention.layer:<5} " + " ".join(f"{value:>9.3g}" for value in values))
+    return lines
