@@ -117,10 +117,7 @@ class Handler(BaseHTTPRequestHandler):
                 for name, file in inside.items()
             ]
         else:
-            siblings = [
-                {"rfilename": name, **({"size": file.stat().st_size, "blobId": _etag(file)} if blobs else {})}
-                for name, file in files.items()
-            ]
+            siblings = [{"rfilename": name, **(_blob(file) if blobs else {})} for name, file in files.items()]
             gated = "manual" if repo in self.server.gated else False
             answer = {"id": repo, "sha": commit, "private": False, "gated": gated, "tags": [], "siblings": siblings}
         return 200, json.dumps(answer).encode(), {"Content-Type": "application/json"}
@@ -156,6 +153,13 @@ class Handler(BaseHTTPRequestHandler):
 
 def _unquoted(match: re.Match) -> dict[str, str | None]:
     return {name: value and unquote(value) for name, value in match.groupdict().items()}
+
+
+def _blob(file: Path) -> dict:
+    """What the Hub tells of a file; weights are in large-file storage."""
+    size, digest = file.stat().st_size, _etag(file)
+    large = {"lfs": {"sha256": digest, "size": size, "pointerSize": 134}} if file.suffix == ".safetensors" else {}
+    return {"size": size, "blobId": digest, **large}
 
 
 def _etag(file: Path) -> str:

@@ -147,6 +147,8 @@ def test_record(llama_folder, tmp_path):
     assert record["base"] == {"model": str(llama_folder), "commit": None}
     assert record["arguments"] == {"hc_mult": 2, "connection": "shc", "hc_tanh": True, "link": "copy"}
     assert record["versions"].keys() == {"hf_hyperconn", "safetensors", "torch", "transformers"}
+    added = (out / record["hyper_connection_shard"]).read_bytes()
+    assert record["hyper_connection_sha256"] == hashlib.sha256(added).hexdigest()
     (shard,) = record["base_shards"]
     content = (llama_folder / "model.safetensors").read_bytes()
     assert (shard["size"], shard["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())

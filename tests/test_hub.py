@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,9 +11,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 import hf_hyperconn
+from hf_hyperconn import HCLlamaForCausalLM
+from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.conversion.inspection import inspect_checkpoint
+from hf_hyperconn.conversion.plan import RECORD
 from tests.conftest import llama_config
 from tests.hub import Hub
 
@@ -20,6 +26,7 @@ PACKAGE = Path(hf_hyperconn.__file__).parents[1]
 FIRST_REQUEST = 100_001  # bytes of a safetensors file that huggingface_hub asks for to read its header
 LEFT_BEHIND = {"README.md", "pytorch_model.bin", "original/params.json", "original/consolidated.00.pth"}
 COPIED = {"LICENSE", "chat_template.jinja", "generation_config.json"}
+HC_SHARD = "model-00002-of-00002.safetensors"
 
 BATCH = """
 import contextlib, io, json, sys
@@ -292,3 +299,57 @@ def test_from_prenorm(loaded, hub, bases):
     assert loaded.code == 0, loaded.err
     assert json.loads(loaded.out.splitlines()[-1]) == {"class": "HCLlamaForCausalLM", "hc_mult": 4, "equal": True}
     assert hub.sent("org/loaded", "model.safetensors") == (bases["tiny"] / "model.safetensors").stat().st_size
+
+
+@pytest.fixture(scope="module")
+def inspected(hub, work, bases) -> dict[str, Result]:
+    """What `inspect` says of conversions whose connections are larger than the first request for a header."""
+    fresh = convert_checkpoint(str(bases["tiny"]), work / "fresh", hc_mult=8, connection="mhc", verify="off").path
+    copies = {name: shutil.copytree(fresh, work / name) for name in ("trained", "unrecorded", "resaved")}
+    connections = copies["trained"] / HC_SHARD
+    save_file({name: value + 0.5 for name, value in load_file(connections).items()}, connections)
+    record = json.loads((fresh / RECORD).read_text())
+    del record["hyper_connection_sha256"]
+    (copies["unrecorded"] / RECORD).write_text(json.dumps(record))
+    (copies["resaved"] / HC_SHARD).unlink()
+    HCLlamaForCausalLM.from_pretrained(fresh).save_pretrained(copies["resaved"])
+    for name, folder in {"fresh": fresh, **copies}.items():
+        hub.push(f"org/{name}", folder, "v1")
+    assert (fresh / HC_SHARD).stat().st_size > FIRST_REQUEST
+    commands = {name: ["inspect", f"org/{name}", "--json"] for name in ("fresh", *copies)}
+    commands |= {"lines": ["inspect", "org/fresh"], "plain": ["inspect", "org/tiny"]}
+    commands["revision"] = ["inspect", "org/fresh", "--revision", "v2"]
+    return run_batch(work, commands, endpoint=hub.url, home="another-home")
+
+
+def test_inspect_takes_no_weights(inspected, hub, work):
+    shards = {"model-00001-of-00002.safetensors", HC_SHARD}
+    assert hub.asked("org/fresh") == {"config.json", RECORD, "model.safetensors.index.json", *shards}
+    assert {hub.sent("org/fresh", shard) for shard in shards} == {2 * FIRST_REQUEST}  # of two commands
+    here = inspect_checkpoint(str(work / "fresh")).as_dict()
+    there = json.loads(inspected["fresh"].out)
+    differing = {name for name, value in json.loads(json.dumps(here)).items() if there[name] != value}
+    assert differing == {"name", "drift"}
+
+
+@pytest.mark.parametrize(("name", "trained"), [("fresh", False), ("trained", True), ("unrecorded", None)])
+def test_inspect_knows_by_the_digest(inspected, name, trained):
+    found = json.loads(inspected[name].out)
+    assert (found["trained"], found["drift"]) == (trained, None)
+    assert (found["not_known"] is None) == (trained is not None)
+
+
+def test_inspect_of_what_was_saved_over_a_conversion(inspected):
+    """Its record is of another file, so nothing is concluded from it."""
+    assert json.loads(inspected["resaved"].out)["trained"] is None
+
+
+def test_inspect_for_people(inspected):
+    assert (inspected["lines"].code, inspected["lines"].err) == (0, "")
+    assert "the hyper-connections are at the equivalent initialisation" in inspected["lines"].out
+
+
+def test_inspect_refuses(inspected, work):
+    assert_refused(inspected["revision"], "'org/fresh' has no revision 'v2'. Check --revision.", work)
+    message = "'org/tiny' is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert org/tiny"
+    assert_refused(inspected["plain"], message, work)

@@ -5,6 +5,7 @@ import torch
 from transformers import OlmoConfig, OlmoeConfig
 
 from hf_hyperconn import HCOlmoeForCausalLM, HCOlmoForCausalLM
+from hf_hyperconn.analysis.costs import connection_parameters
 
 OLMO_1B = OlmoConfig(
     vocab_size=50304,
@@ -55,6 +56,8 @@ def test_table_7(model_class, config, n, connection, base, added, percent):
     found = counts(model_class, config, n, connection)
     assert f"{found['base'] / 1e9:.8f}" == base
     assert found["connections"] == added
+    fields = {**config.to_dict(), "hc_mult": n, "connection": connection}
+    assert connection_parameters(fields, norms=0) == added
     assert f"{100 * added / found['base']:.5f}" == percent
     if config.model_type == "olmo":
         assert found["residual norms"] == found["connections' norms"] == 0
@@ -65,3 +68,24 @@ def test_norms_that_table_7_leaves_out():
     found = counts(HCOlmoeForCausalLM, OLMOE, 4, "dhc")
     assert found["residual norms"] == (2 * 16 + 1) * 2048
     assert found["connections"] + found["connections' norms"] == 394_048 + 2 * 16 * 2048 == 459_584
+
+
+@pytest.mark.parametrize(
+    ("config", "n", "connection", "printed", "times", "less"),
+    [
+        (OLMO_1B, 2, "shc", "0.0000026", 10, 0),
+        (OLMO_1B, 4, "shc", "0.0000077", 10, 0),
+        (OLMO_1B, 2, "dhc", "0.0002625", 1, 0),
+        (OLMO_1B, 4, "dhc", "0.0003940", 1, 0),
+        (OLMO_7B, 4, "dhc", "0.0013124", 1, 4096),
+        (OLMOE, 4, "dhc", "0.0003940", 1, 0),
+    ],
+)
+def test_misprints_of_table_7(config, n, connection, printed, times, less):
+    """SHC's parameters are printed ten times too large, and those of the 7B without one row of D a connection.
+
+    The totals beside them are right.
+    """
+    fields = {**config.to_dict(), "hc_mult": n, "connection": connection}
+    count = connection_parameters(fields, norms=0) - less * 2 * config.num_hidden_layers
+    assert f"{times * count / 1e9:.7f}" == printed

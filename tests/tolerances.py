@@ -55,3 +55,12 @@ RANKS_BFLOAT16 = {"rtol": 5e-3, "atol": 0.0}
 
 # float32 gradients of a batch of four rows, summed over its tokens at once and by halves
 REDUCED_GRADIENTS = {"rtol": 1e-4, "atol": 1e-6}
+
+# operations of the bases in the HC paper's Table 8, which count more than the matrices do, such as norms
+BASE_FLOPS_OF_TABLE_8 = {"rel": 2e-4}
+
+# memory of a process, from which small buffers, those of coefficients, may be missing: 1 % of what connections keep
+MEASURED_MEMORY = {"rel": 0.01}
+
+# bytes a channel, token and layer from two figures of the HC paper's Table 9, each rounded to 0.01 GB
+PRINTED_MEMORY = {"abs": 0.02}

@@ -1,0 +1,168 @@
+"""What connections cost, against the paper's tables, PyTorch's counter of operations and what autograd keeps."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaForCausalLM
+
+from hf_hyperconn import HCOlmoeForCausalLM, HCOlmoForCausalLM
+from hf_hyperconn.analysis.costs import ADDED, NORM, base_flops, connection_flops, kept_bytes
+from hf_hyperconn.families import FAMILIES
+from hf_hyperconn.models import modeling_hyper_connections
+
+from .conftest import hc_llama, llama_config
+from .test_parameter_counts import OLMO_1B, OLMO_7B, OLMOE
+from .tiny import tiny
+from .tolerances import BASE_FLOPS_OF_TABLE_8, MEASURED_MEMORY, PRINTED_MEMORY
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks" / "results"
+CONFIG = {"hidden_size": 24, "num_hidden_layers": 3, "hc_mult": 4, "hc_readout": "mean"}
+
+
+def shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def made(config, n: int, connection: str) -> tuple[dict, dict]:
+    """A hyper-connection config and the shapes of its model's weights."""
+    model_class = HCOlmoeForCausalLM if config.model_type == "olmoe" else HCOlmoForCausalLM
+    converted = model_class.config_class.from_prenorm(config, hc_mult=n, connection=connection)
+    with torch.device("meta"):
+        return converted.to_dict(), shapes(model_class(converted))
+
+
+@pytest.mark.parametrize(
+    ("config", "n", "connection", "hc", "printed_base", "printed_total", "printed_share"),
+    [
+        (OLMO_1B, 2, "shc", "0.0010", "2.3536", "2.3545", "0.038"),
+        (OLMO_1B, 4, "shc", "0.0031", "2.3536", "2.3566", "0.127"),
+    ],
+)
+def test_table_8_static(config, n, connection, hc, printed_base, printed_total, printed_share):
+    """The residual additions, in the base's figure, are taken off where connections stand for them."""
+    config, weights = made(config, n, connection)
+    base, ours = base_flops(config, weights), connection_flops(config)
+    additions = 2 * config["num_hidden_layers"] * config["hidden_size"]
+    assert f"{(ours - additions) / 1e9:.4f}" == hc
+    assert f"{(base + additions) / 1e9:.4f}" == printed_base
+    assert f"{(base + ours - additions) / 1e9:.4f}" == printed_total
+    assert share(printed_base, printed_total) == printed_share
+
+
+@pytest.mark.parametrize(
+    ("config", "n", "ours", "printed", "our_base", "printed_base", "printed_total", "printed_share"),
+    [
+        (OLMO_1B, 2, "0.0026", "0.0020", "2.3535", "2.3536", "2.3554", "0.076"),
+        (OLMO_1B, 4, "0.0073", "0.0049", "2.3535", "2.3536", "2.3583", "0.200"),
+        (OLMO_7B, 4, "0.0294", "0.0197", "13.3641", "13.3647", "13.3844", "0.147"),
+        (OLMOE, 4, "0.0073", "0.0049", "2.3577", "2.3580", "2.3629", "0.208"),
+    ],
+)
+def test_table_8_dynamic(config, n, ours, printed, our_base, printed_base, printed_total, printed_share):
+    """What is printed is what predicting from one of the n streams would take, less the addition replaced."""
+    config, weights = made(config, n, "dhc")
+    base, found = base_flops(config, weights), connection_flops(config)
+    assert f"{found / 1e9:.4f}" == ours
+    left_out = (2 * (n - 1) * (n + 2) + 1) * config["hidden_size"]
+    assert f"{(found - 2 * config['num_hidden_layers'] * left_out) / 1e9:.4f}" == printed
+    assert f"{base / 1e9:.4f}" == our_base
+    assert base == pytest.approx(1e9 * float(printed_base), **BASE_FLOPS_OF_TABLE_8)
+    assert share(printed_base, printed_total) == printed_share
+
+
+def share(base: str, total: str) -> str:
+    """Per cent, as the table's are: from the rounded totals that it prints."""
+    return f"{100 * (float(total) - float(base)) / float(base):.3f}"
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_base_by_the_counter_of_pytorch(model_type, ids):
+    """Matrix products that depend on the context, `bmm`, are those of attention's scores and of rotary positions."""
+    model = copy.deepcopy(tiny(model_type))
+    model.set_attn_implementation("eager")
+    if hasattr(model.config, "_experts_implementation"):
+        model.set_experts_implementation("eager")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(ids)
+    counted = counter.get_flop_counts()["Global"]
+    products = sum(count for op, count in counted.items() if op in (torch.ops.aten.mm, torch.ops.aten.addmm))
+    assert base_flops(model.config.to_dict(), shapes(model)) * ids.numel() == products
+
+
+# the matrix products of one sub-layer's equations, with what is written as an outer product
+PRODUCTS = {
+    "shc": lambda n, d: [((n + 1, n), (n, d)), ((n, 1), (1, d))],
+    "dhc": lambda n, d: [((n + 1, n), (n, d)), ((n, 1), (1, d)), ((n, d), (d, n + 2))],
+    "mhc": lambda n, d: [((n + 1, n), (n, d)), ((n, 1), (1, d)), ((1, n * d), (n * d, n * n + 2 * n))],
+    "ihc": lambda n, d: [((1, n), (n, d)), ((n, 1), (1, d)), ((1, n * d), (n * d, 2 * n))],
+    "frac": lambda n, d: [
+        ((2 * n, n), (n, d // n)),
+        ((n, 1, 1), (n, 1, d // n)),
+        ((n, d // n), (d // n, 2 * n + 1)),
+    ],
+}
+NORMED = {"shc": 0, "dhc": NORM * 4, "mhc": 3 * 4, "ihc": 3 * 4, "frac": NORM}  # operations for each channel, n = 4
+
+
+@pytest.mark.parametrize("connection", PRODUCTS)
+def test_connections_by_the_counter_of_pytorch(connection):
+    """Norms, and the mean over streams, are counted by hand: they are no matrix products."""
+    n, d, layers = CONFIG["hc_mult"], CONFIG["hidden_size"], CONFIG["num_hidden_layers"]
+    with FlopCounterMode(display=False) as counter:
+        for a, b in PRODUCTS[connection](n, d):
+            torch.matmul(torch.ones(a), torch.ones(b))
+    readout = 0 if connection == "frac" else n * d
+    expected = 2 * layers * (counter.get_total_flops() + NORMED[connection] * d) + readout
+    assert connection_flops({**CONFIG, "connection": connection}) == expected
+
+
+def kept(model, tokens: int) -> int:
+    """Bytes that autograd keeps after a forward over some tokens, parameters left out."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    storages = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(torch.ones(1, tokens, dtype=torch.long), use_cache=False)
+    return sum(storage.nbytes() for address, storage in storages.items() if address not in parameters)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("connection", "n"), [("shc", 4), ("dhc", 4), ("dhc", 3), ("frac", 4), ("frac", 2), ("keel", 1)]
+)
+def test_what_autograd_keeps(connection, n, dtype):
+    """Of a token: what eight more tokens add, which leaves out what is kept once, such as copies of parameters."""
+    plain = LlamaForCausalLM(llama_config()).to(dtype)
+    model = hc_llama(connection=connection, hc_mult=n).to(dtype)
+    more, less = (kept(model, tokens) - kept(plain, tokens) for tokens in (16, 8))
+    assert kept_bytes(model.config.to_dict(), dtype.itemsize) == (more - less) / 8
+
+
+def test_what_a_layer_was_measured_to_keep():
+    """A layer of Llama-3.2-1B with DHC×4, by the memory of the process: benchmarks/models.py."""
+    measured = json.loads((BENCHMARKS / "models.json").read_text())
+    assert (measured["streams"], measured["dtype"]) == (4, "float32")
+    layer = {row["case"]: row["memory"]["a_layer"] * 2**20 / measured["tokens"] for row in measured["rows"]}
+    config = {"connection": "dhc", "hc_mult": 4, "hidden_size": 2048}
+    four, two = (kept_bytes({**config, "num_hidden_layers": layers}, 4) for layers in (4, 2))
+    assert layer["HC"] - layer["plain"] == pytest.approx((four - two) / 2, **MEASURED_MEMORY)
+
+
+@pytest.mark.parametrize(("n", "measured"), [(2, 47.55), (4, 51.85)])
+def test_table_9(n, measured):
+    """OLMo-1B with SHC keeps n + 1 rows of 16 bits a connection; Appendix B adds 2n to a count of bytes, a layer."""
+    found = (measured - 41.11) * 1e9 / (16_384 * 16 * 2048)
+    assert found == pytest.approx(2 * 2 * (n + 1), **PRINTED_MEMORY)
+
+
+def test_names_of_connections_are_those_of_the_models():
+    assert ADDED == modeling_hyper_connections.ADDED

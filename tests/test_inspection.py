@@ -1,0 +1,228 @@
+"""What `hf-hyperconn inspect` says of local folders; of Hub repos, see test_hub.py."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hf_hyperconn import HCLlamaForCausalLM
+from hf_hyperconn.conversion.cli import main
+from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.conversion.inspection import inspect_checkpoint
+from hf_hyperconn.errors import UnsupportedCheckpointError
+
+from .conftest import hc_llama
+
+CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac")
+
+
+@pytest.fixture(scope="module")
+def converted(llama_folder, tmp_path_factory) -> dict[str, Path]:
+    """The tiny Llama with every connection that it can be converted to."""
+    place = tmp_path_factory.mktemp("converted")
+    return {
+        name: convert_checkpoint(str(llama_folder), place / name, connection=name, verify="structure").path
+        for name in CONNECTIONS
+    }
+
+
+@pytest.fixture
+def out(converted, tmp_path) -> Path:
+    return shutil.copytree(converted["dhc"], tmp_path / "out")
+
+
+def configure(folder: Path, **changes) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+@pytest.mark.parametrize("connection", CONNECTIONS)
+def test_a_conversion(connection, converted, llama, llama_folder):
+    folder = converted[connection]
+    found = inspect_checkpoint(str(folder))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert (found.name, found.family, found.model_type) == (str(folder), "Llama", "hc_llama")
+    assert (found.connection, found.hc_mult, found.layers, found.hidden_size) == (connection, 4, 3, 32)
+    assert (found.dtype, found.quantised, found.base, found.commit) == ("F32", None, str(llama_folder), None)
+    assert found.parameters == model.num_parameters()
+    assert found.added_parameters == model.num_parameters() - llama.num_parameters()
+    assert (found.trained, found.not_known) == (False, None)
+    assert [(part.layer, part.sub_layer) for part in found.drift] == [
+        (i, name) for i in range(3) for name in ("attention", "mlp")
+    ]
+    assert all((part.alpha, part.beta, part.dynamic) == (0.0, 0.0, 0.0) for part in found.drift)
+
+
+def test_lines(converted, llama_folder):
+    found = inspect_checkpoint(str(converted["dhc"]))
+    lines = dict(line.split(maxsplit=1) for line in found.lines())
+    assert lines["model"] == f"{converted['dhc']}: Llama, 3 layers, hidden 32, F32"
+    assert lines["connection"] == "dhc, n=4"
+    assert lines["base"] == str(llama_folder)
+    assert lines["parameters"] == f"{found.parameters:,}, +5.1 % by the connections (1,500)"
+    assert lines["state"] == "the hyper-connections are at the equivalent initialisation"
+
+
+@pytest.mark.parametrize("connection", CONNECTIONS)
+@pytest.mark.parametrize("shard", ["50GB", "30KB"])
+def test_a_trained_model_as_transformers_saves_it(connection, shard, converted, ids, tmp_path, capsys):
+    """A single file or shards, without the record of the conversion."""
+    model = AutoModelForCausalLM.from_pretrained(converted[connection])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    model(ids, labels=ids).loss.backward()
+    optimizer.step()
+    model.save_pretrained(tmp_path / "trained", max_shard_size=shard)
+    assert (tmp_path / "trained" / "model.safetensors").is_file() == (shard == "50GB")
+
+    found = inspect_checkpoint(str(tmp_path / "trained"))
+    assert (found.trained, found.base, found.commit) == (True, None, None)
+    assert found.parameters == model.num_parameters()
+    for part in found.drift:
+        name = f"model.layers.{part.layer}.{'attn_hc' if part.sub_layer == 'attention' else 'mlp_hc'}"
+        moved = {key: (value - before[key]).abs() for key, value in model.state_dict().items() if key.startswith(name)}
+        if connection in ("mhc", "ihc"):
+            reads, writes, mixes = moved[f"{name}.base"].split([4, 4, len(moved[f"{name}.base"]) - 8])
+            alpha, beta = torch.cat([reads, mixes]).max(), writes.max()
+        else:
+            alpha, beta = moved[f"{name}.static_alpha"].max(), moved[f"{name}.static_beta"].max()
+        assert (part.alpha, part.beta) == (alpha.item(), beta.item())
+        assert part.alpha > 0.001
+        assert (part.dynamic > 0) == (connection != "shc")
+
+    assert main(["inspect", str(tmp_path / "trained")]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()[-5:]
+    assert head.split() == ["drift", "attention", "MLP"]
+    first = (getattr(part, name) for part in found.drift[:2] for name in ("alpha", "beta", "dynamic"))
+    assert rows[1].split() == ["0", *(f"{value:.3g}" for value in first)]
+
+
+def test_drift_is_that_of_the_sub_layer_and_part(converted, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(converted["dhc"])
+    connection = model.model.layers[1].mlp_hc
+    with torch.no_grad():
+        connection.static_alpha[2, 3] -= 0.25
+        connection.static_beta[1] += 0.5
+        connection.dynamic_alpha_fn[:, 2] = 1.0
+        connection.dynamic_alpha_scale.fill_(-0.125)
+    model.save_pretrained(tmp_path / "trained")
+    found = inspect_checkpoint(str(tmp_path / "trained"))
+    moved = [(part.layer, part.sub_layer) for part in found.drift if part.alpha or part.beta or part.dynamic]
+    assert moved == [(1, "mlp")]
+    part = found.drift[3]
+    # a column of 32 ones has the norm 5.7, whose tanh is 1 within 3e-5
+    assert (part.alpha, part.beta) == (0.25, 0.5)
+    assert part.dynamic == pytest.approx(0.125, rel=1e-4)
+
+
+def test_a_change_outside_the_table_is_training_too(converted, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(converted["dhc"])
+    with torch.no_grad():
+        model.model.layers[2].attn_hc.norm.weight[0] = 1.5
+    model.save_pretrained(tmp_path / "trained")
+    assert inspect_checkpoint(str(tmp_path / "trained")).trained is True
+
+
+@pytest.mark.parametrize(
+    "fields", [{"connection": "keel", "hc_mult": 1}, {"norm": "dyt"}, {"norm": "derf", "connection": "shc"}], ids=str
+)
+def test_a_kind_without_equivalent_initialisation(fields, tmp_path):
+    model = hc_llama(**fields)
+    model.save_pretrained(tmp_path)
+    found = inspect_checkpoint(str(tmp_path))
+    assert (found.trained, found.drift) == (None, None)
+    assert found.parameters == model.num_parameters()
+    names = [name for name, _ in model.named_parameters() if "_hc." in name]
+    assert found.added_parameters == sum(model.get_parameter(name).numel() for name in names)
+    assert found.lines()[-1].endswith("trained from scratch and has no equivalent initialisation")
+
+
+def test_from_scratch_with_a_learned_readout(tmp_path):
+    model = hc_llama(hc_readout="learned")
+    model.save_pretrained(tmp_path)
+    found = inspect_checkpoint(str(tmp_path))
+    assert found.trained is False
+    added = (name for name, _ in model.named_parameters() if "_hc." in name or "hc_head" in name)
+    assert found.added_parameters == sum(model.get_parameter(name).numel() for name in added)
+
+
+def test_a_model_without_a_head(llama, llama_folder, tmp_path):
+    """Its embedding is looked up; that of a language model whose head is tied to it is multiplied, too."""
+    whole = HCLlamaForCausalLM.from_prenorm(llama_folder, hc_mult=2)
+    assert not whole.config.tie_word_embeddings
+    whole.save_pretrained(tmp_path / "whole")
+    whole.model.save_pretrained(tmp_path / "body")
+    body, whole = (inspect_checkpoint(str(tmp_path / name)) for name in ("body", "whole"))
+    assert (body.trained, whole.trained) == (False, False)
+    assert whole.flops - body.flops == 2 * llama.lm_head.weight.numel()
+    assert whole.parameters - body.parameters == llama.lm_head.weight.numel()
+
+
+def test_a_quantised_model(out):
+    quantised = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    found = inspect_checkpoint(str(configure(out, quantization_config=quantised)))
+    assert (found.quantised, found.parameters, found.flops) == ("bitsandbytes", None, None)
+    assert found.added_parameters > 0
+    assert found.added_flops > 0
+    assert found.trained is False
+    assert "(the base's are not known: it is quantised)" in found.lines()[3]
+
+
+def test_connections_in_another_dtype(converted, tmp_path):
+    AutoModelForCausalLM.from_pretrained(converted["dhc"]).bfloat16().save_pretrained(tmp_path)
+    found = inspect_checkpoint(str(tmp_path))
+    assert found.trained is None
+    assert found.lines()[-1].endswith("is BF16 [4, 5], not F32 [4, 5]")
+
+
+def test_json(converted, capsys):
+    assert main(["inspect", str(converted["shc"]), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    found = json.loads(printed.out)
+    assert found == json.loads(json.dumps(inspect_checkpoint(str(converted["shc"])).as_dict()))
+    assert found["drift"][1] == {"layer": 0, "sub_layer": "mlp", "alpha": 0.0, "beta": 0.0, "dynamic": 0.0}
+
+
+def test_a_plain_model(llama_folder, capsys):
+    assert main(["inspect", str(llama_folder)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        f"error: '{llama_folder}' is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert "
+        f"{llama_folder}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "has model_type 'gpt2'; give a checkpoint with hyper-connections"),
+        ({"hc_mult": 0}, "has hc_mult 0, not a positive number"),
+        ({"hidden_size": "wide"}, "has hidden_size 'wide', not a positive number"),
+        ({"num_hidden_layers": None}, "has num_hidden_layers None, not a positive number"),
+        ({"connection": "xhc"}, "has connection 'xhc'; known are shc, dhc, mhc, ihc, frac, keel"),
+        ({"connection": "mhc", "hc_mult": 1}, "has hc_mult 1, too few for 'mhc'"),
+    ],
+)
+def test_refused(changes, message, out):
+    with pytest.raises(UnsupportedCheckpointError, match=message):
+        inspect_checkpoint(str(configure(out, **changes)))
+
+
+def test_a_config_of_another_size(out):
+    found = inspect_checkpoint(str(configure(out, num_hidden_layers=4)))
+    assert found.trained is None
+    assert found.lines()[-1].endswith("not known: the tensor model.layers.3.attn_hc.static_alpha is missing")
+
+
+def test_a_broken_record(out):
+    (out / "hyperconn_conversion.json").write_text('{"base": "llama"}')
+    assert inspect_checkpoint(str(out)).base is None
+    (out / "hyperconn_conversion.json").write_text("{")
+    with pytest.raises(UnsupportedCheckpointError, match="hyperconn_conversion.json of .* is not JSON"):
+        inspect_checkpoint(str(out))
