@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .drift import Drift
 
 ITEM_SIZES = {"F64": 8, "F32": 4}  # of others, 2: what is quantised computes in 16 bits
+CAPTION = "Largest change of static weights: alpha reads or mixes, beta writes. Size of the dynamic part of either."
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -216,7 +217,7 @@ def _scaled(count: int) -> str:
 
 def _table(drift: "tuple[Drift, ...]") -> list[str]:
     head = f"{'alpha':>9} {'beta':>9} {'dynamic':>9}"
-    lines = ["", f"drift {'attention':>29} {'MLP':>29}", f"layer {head} {head}"]
+    lines = ["", CAPTION, "", f"drift {'attention':>29} {'MLP':>29}", f"layer {head} {head}"]
     for attention, mlp in zip(drift[::2], drift[1::2], strict=True):
         values = (getattr(part, name) for part in (attention, mlp) for name in ("alpha", "beta", "dynamic"))
         lines.append(f"{attention.layer:<5} " + " ".join(f"{value:>9.3g}" for value in values))

@@ -94,6 +94,14 @@ def test_base_by_the_counter_of_pytorch(model_type, ids):
     assert base_flops(model.config.to_dict(), shapes(model)) * ids.numel() == products
 
 
+def test_layers_that_the_model_does_not_run():
+    """DeepSeek-V3 stores one more, for the prediction of a second token, with an embedding of its own."""
+    weights = {"model.embed_tokens.weight": (96, 24), "lm_head.weight": (96, 24), "model.norm.weight": (24,)}
+    weights |= {f"model.layers.{i}.mlp.up_proj.weight": (48, 24) for i in range(3)}
+    more = {"model.layers.3.mlp.up_proj.weight": (48, 24), "model.layers.3.embed_tokens.weight": (96, 24)}
+    assert base_flops(CONFIG, weights) == base_flops(CONFIG, weights | more) == 2 * 24 * (96 + 3 * 48)
+
+
 # the matrix products of one sub-layer's equations, with what is written as an outer product
 PRODUCTS = {
     "shc": lambda n, d: [((n + 1, n), (n, d)), ((n, 1), (1, d))],

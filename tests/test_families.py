@@ -13,7 +13,9 @@ from transformers import AutoModelForCausalLM
 
 import hf_hyperconn
 from hf_hyperconn import convert_model
+from hf_hyperconn.analysis.costs import base_flops
 from hf_hyperconn.conversion import cli
+from hf_hyperconn.conversion.inspection import inspect_checkpoint
 from hf_hyperconn.families import FAMILIES
 
 from .processes import elsewhere
@@ -39,6 +41,19 @@ def place(tmp_path_factory) -> Path:
         for variant, options in VARIANTS.items():
             assert cli.main(["convert", str(base), str(base.with_name(variant)), "-q", *options]) == 0
     return place
+
+
+@families
+def test_inspection_of_a_conversion(model_type, place):
+    """On disk experts are apart, in the model they are fused."""
+    found = inspect_checkpoint(str(place / model_type / "dhc4"))
+    base = tiny(model_type)
+    assert (found.family, found.connection, found.hc_mult) == (FAMILIES[model_type].name, "dhc", 4)
+    assert (found.trained, found.base) == (False, str(place / model_type / "base"))
+    stored = {value.data_ptr(): value.numel() for value in base.state_dict().values()}
+    assert found.parameters - found.added_parameters == sum(stored.values())
+    shapes = {name: parameter.shape for name, parameter in base.named_parameters()}
+    assert found.flops - found.added_flops == base_flops(base.config.to_dict(), shapes)
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,25 @@ def converted(hub, work) -> Result:
 
 
 @pytest.fixture(scope="module")
-def online(hub, work, converted) -> dict[str, Result]:
+def conversions(hub, work, bases) -> list[str]:
+    """Names of repos with conversions whose connections are larger than the first request for a header."""
+    fresh = convert_checkpoint(str(bases["tiny"]), work / "fresh", hc_mult=8, connection="mhc", verify="off").path
+    assert (fresh / HC_SHARD).stat().st_size > FIRST_REQUEST
+    copies = {name: shutil.copytree(fresh, work / name) for name in ("trained", "unrecorded", "resaved")}
+    values = load_file(fresh / HC_SHARD)
+    save_file({name: value + 0.5 for name, value in values.items()}, copies["trained"] / HC_SHARD)
+    record = json.loads((fresh / RECORD).read_text())
+    del record["hyper_connection_sha256"]
+    (copies["unrecorded"] / RECORD).write_text(json.dumps(record))
+    (copies["resaved"] / HC_SHARD).unlink()
+    HCLlamaForCausalLM.from_pretrained(fresh).save_pretrained(copies["resaved"])
+    for name, folder in {"fresh": fresh, **copies}.items():
+        hub.push(f"org/{name}", folder)
+    return ["fresh", *copies]
+
+
+@pytest.fixture(scope="module")
+def online(hub, work, converted, conversions) -> dict[str, Result]:
     structure = ["--verify", "structure"]
     commands = {
         "sharded": ["convert", "org/sharded", "sharded-hc", *structure],
@@ -147,6 +165,10 @@ def online(hub, work, converted) -> dict[str, Result]:
         "unknown repo": ["convert", "org/nothing", "refused/out"],
         "unknown name": ["convert", "nothing", "refused/out"],
         "gated": ["convert", "org/gated", "refused/out"],
+        **{f"inspect {name}": ["inspect", f"org/{name}", "--json"] for name in conversions},
+        "inspect for people": ["inspect", "org/fresh"],
+        "inspect plain": ["inspect", "org/dry"],
+        "inspect unknown revision": ["inspect", "org/fresh", "--revision", "v2"],
     }
     return run_batch(work, commands, endpoint=hub.url)
 
@@ -301,55 +323,34 @@ def test_from_prenorm(loaded, hub, bases):
     assert hub.sent("org/loaded", "model.safetensors") == (bases["tiny"] / "model.safetensors").stat().st_size
 
 
-@pytest.fixture(scope="module")
-def inspected(hub, work, bases) -> dict[str, Result]:
-    """What `inspect` says of conversions whose connections are larger than the first request for a header."""
-    fresh = convert_checkpoint(str(bases["tiny"]), work / "fresh", hc_mult=8, connection="mhc", verify="off").path
-    copies = {name: shutil.copytree(fresh, work / name) for name in ("trained", "unrecorded", "resaved")}
-    connections = copies["trained"] / HC_SHARD
-    save_file({name: value + 0.5 for name, value in load_file(connections).items()}, connections)
-    record = json.loads((fresh / RECORD).read_text())
-    del record["hyper_connection_sha256"]
-    (copies["unrecorded"] / RECORD).write_text(json.dumps(record))
-    (copies["resaved"] / HC_SHARD).unlink()
-    HCLlamaForCausalLM.from_pretrained(fresh).save_pretrained(copies["resaved"])
-    for name, folder in {"fresh": fresh, **copies}.items():
-        hub.push(f"org/{name}", folder, "v1")
-    assert (fresh / HC_SHARD).stat().st_size > FIRST_REQUEST
-    commands = {name: ["inspect", f"org/{name}", "--json"] for name in ("fresh", *copies)}
-    commands |= {"lines": ["inspect", "org/fresh"], "plain": ["inspect", "org/tiny"]}
-    commands["revision"] = ["inspect", "org/fresh", "--revision", "v2"]
-    return run_batch(work, commands, endpoint=hub.url, home="another-home")
-
-
-def test_inspect_takes_no_weights(inspected, hub, work):
+def test_inspect_takes_no_weights(online, hub, work):
     shards = {"model-00001-of-00002.safetensors", HC_SHARD}
     assert hub.asked("org/fresh") == {"config.json", RECORD, "model.safetensors.index.json", *shards}
     assert {hub.sent("org/fresh", shard) for shard in shards} == {2 * FIRST_REQUEST}  # of two commands
     here = inspect_checkpoint(str(work / "fresh")).as_dict()
-    there = json.loads(inspected["fresh"].out)
+    there = json.loads(online["inspect fresh"].out)
     differing = {name for name, value in json.loads(json.dumps(here)).items() if there[name] != value}
     assert differing == {"name", "drift"}
 
 
 @pytest.mark.parametrize(("name", "trained"), [("fresh", False), ("trained", True), ("unrecorded", None)])
-def test_inspect_knows_by_the_digest(inspected, name, trained):
-    found = json.loads(inspected[name].out)
+def test_inspect_knows_by_the_digest(online, name, trained):
+    found = json.loads(online[f"inspect {name}"].out)
     assert (found["trained"], found["drift"]) == (trained, None)
     assert (found["not_known"] is None) == (trained is not None)
 
 
-def test_inspect_of_what_was_saved_over_a_conversion(inspected):
+def test_inspect_of_what_was_saved_over_a_conversion(online):
     """Its record is of another file, so nothing is concluded from it."""
-    assert json.loads(inspected["resaved"].out)["trained"] is None
+    assert json.loads(online["inspect resaved"].out)["trained"] is None
 
 
-def test_inspect_for_people(inspected):
-    assert (inspected["lines"].code, inspected["lines"].err) == (0, "")
-    assert "the hyper-connections are at the equivalent initialisation" in inspected["lines"].out
+def test_inspect_for_people(online):
+    assert (online["inspect for people"].code, online["inspect for people"].err) == (0, "")
+    assert "the hyper-connections are at the equivalent initialisation" in online["inspect for people"].out
 
 
-def test_inspect_refuses(inspected, work):
-    assert_refused(inspected["revision"], "'org/fresh' has no revision 'v2'. Check --revision.", work)
-    message = "'org/tiny' is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert org/tiny"
-    assert_refused(inspected["plain"], message, work)
+def test_inspect_refuses(online, work):
+    assert_refused(online["inspect unknown revision"], "'org/fresh' has no revision 'v2'. Check --revision.", work)
+    message = "'org/dry' is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert org/dry"
+    assert_refused(online["inspect plain"], message, work)

@@ -19,7 +19,7 @@ from .pages import REPOSITORY, snippets
 # snippets that run, at least
 PAGES = {
     "README.md": {"bash": 2, "python": 4},
-    "docs/analysis.md": {"bash": 1, "python": 1},
+    "docs/analysis.md": {"bash": 2, "python": 1},
     "docs/peft.md": {"python": 3},
 }
 MODEL = "meta-llama/Llama-3.2-1B"

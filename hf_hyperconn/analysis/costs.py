@@ -79,8 +79,8 @@ def connection_flops(config: Mapping) -> int:
     much again, and a norm (Eqs. 10-13); those of mHC, of all streams, N times as much (mHC paper, Eq. 7). The residual
     additions that connections replace, D each, are not taken off.
 
-    Table 8 of the HC paper, whose figures have them off, prints less for DHC: 0.0049 G where this gives 0.0073 G (DHC×4
-    of OLMo-1B). That is what a prediction from one stream takes, 2 (N + 2) D, where each of the N streams has one.
+    Table 8 of the HC paper has them off, and prints less for DHC: for DHC×4 in OLMo-1B 0.0049 G, not this 0.0073 G.
+    That is what a prediction from one stream takes, 2 (N + 2) D, where each of the N streams has its own.
     """
     n, d, layers = config["hc_mult"], config["hidden_size"], config["num_hidden_layers"]
     moved = 2 * n * (n + 2) * d
