@@ -8,7 +8,7 @@ import numpy as np
 from hf_hyperconn.families import Family
 
 from .checkpoint import Weights
-from .equivalent import connection_name, hyper_connection_tensors, initial_values
+from .equivalent import connection_name, initial_values
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,14 @@ class Drift:
 
 def fault(weights: Weights, config: dict, family: Family) -> str | None:
     """What is wrong with the connections of a checkpoint, by the headers of its weights."""
-    for name, value in hyper_connection_tensors(config, family, weights.prefix or "").items():
-        stored = weights.tensors.get(name)
-        if stored is None:
-            return f"the tensor {name} is missing"
-        if (stored.dtype, stored.shape) != ("F32", value.shape):
-            return f"{name} is {stored.dtype} {list(stored.shape)}, not F32 {list(value.shape)}"
+    for k in range(2 * config["num_hidden_layers"]):
+        for parameter, value in initial_values(config, family, k).items():
+            name = f"{connection_name(weights.prefix or '', k)}.{parameter}"
+            stored = weights.tensors.get(name)
+            if stored is None:
+                return f"the tensor {name} is missing"
+            if (stored.dtype, stored.shape) != ("F32", value.shape):
+                return f"{name} is {stored.dtype} {list(stored.shape)}, not F32 {list(value.shape)}"
     return None
 
 

@@ -100,8 +100,12 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
     record = read_json(source, RECORD) if RECORD in source.files else {}
     quantised = _quantisation(config)
     _check_experts(source, config, weights)
-    shapes = {name: tensor.shape for name, tensor in weights.tensors.items()}
-    origin = record.get("base") if isinstance(record.get("base"), dict) else {}
+    of_base = base_flops(config, {name: tensor.shape for name, tensor in weights.tensors.items()})
+    if of_base == 0:
+        raise UnsupportedCheckpointError(
+            f"the weights of {source.name!r} are those of connections alone. Give a complete checkpoint."
+        )
+    origin = record["base"] if isinstance(record.get("base"), dict) else {}
     added_flops = connection_flops(config)
     trained, not_known, drift = _state_of(source, config, family, weights, record)
     return Inspection(
@@ -118,7 +122,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
         commit=origin.get("commit"),
         parameters=None if quantised else weights.parameters,
         added_parameters=sum(tensor.size for name, tensor in weights.tensors.items() if is_of_connection(name)),
-        flops=None if quantised else base_flops(config, shapes) + added_flops,
+        flops=None if quantised else of_base + added_flops,
         added_flops=added_flops,
         added_memory=kept_bytes(config, ITEM_SIZES.get(weights.dtype, 2)),
         trained=trained,
@@ -131,10 +135,9 @@ def _family(source: Source, config: dict) -> Family:
     """The family of a hyper-connection checkpoint whose config has all that is needed."""
     model_type, name = config.get("model_type"), source.name
     family = next((f for f in FAMILIES.values() if f.hc_model_type == model_type), None)
-    if family is None and model_type in FAMILIES:
+    if plain := next((f for f in FAMILIES.values() if f.model_type == model_type), None):
         raise UnsupportedCheckpointError(
-            f"{name!r} is a plain {FAMILIES[model_type].name}, without hyper-connections. "
-            f"Convert it: hf-hyperconn convert {name}"
+            f"{name!r} is a plain {plain.name}, without hyper-connections. Convert it: hf-hyperconn convert {name}"
         )
     if family is None:
         raise UnsupportedCheckpointError(
@@ -191,7 +194,7 @@ def _state_of(
             trained, drift = measure_drift(read, config, family, weights.prefix or "")
         return trained, None, drift
     trained = _by_digest(source, weights, record)
-    return trained, "that can't be told without downloading its weights" if trained is None else None, None
+    return trained, "its weights would tell, which were not downloaded" if trained is None else None, None
 
 
 def _by_digest(source: Source, weights: Weights, record: dict) -> bool | None:

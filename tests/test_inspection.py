@@ -15,6 +15,7 @@ from hf_hyperconn.conversion.inspection import inspect_checkpoint
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .conftest import hc_llama
+from .tiny import tiny
 
 CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac")
 
@@ -201,6 +202,7 @@ def test_a_plain_model(llama_folder, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"model_type": ["llama"]}, r"has model_type \['llama'\]; give a checkpoint with hyper-connections"),
         ({"model_type": "gpt2"}, "has model_type 'gpt2'; give a checkpoint with hyper-connections"),
         ({"hc_mult": 0}, "has hc_mult 0, not a positive number"),
         ({"hidden_size": "wide"}, "has hidden_size 'wide', not a positive number"),
@@ -212,6 +214,20 @@ def test_a_plain_model(llama_folder, capsys):
 def test_refused(changes, message, out):
     with pytest.raises(UnsupportedCheckpointError, match=message):
         inspect_checkpoint(str(configure(out, **changes)))
+
+
+def test_refused_without_the_numbers_of_experts(tmp_path):
+    tiny("olmoe").save_pretrained(tmp_path / "base")
+    out = convert_checkpoint(str(tmp_path / "base"), tmp_path / "out", verify="off").path
+    assert inspect_checkpoint(str(out)).family == "Olmoe"
+    with pytest.raises(UnsupportedCheckpointError, match="does not say how many experts there are and how many"):
+        inspect_checkpoint(str(configure(out, num_experts_per_tok=None)))
+
+
+def test_refused_without_a_base(out):
+    (out / "model-00002-of-00002.safetensors").rename(out / "model.safetensors")
+    with pytest.raises(UnsupportedCheckpointError, match="are those of connections alone. Give a complete checkpoint"):
+        inspect_checkpoint(str(out))
 
 
 def test_a_config_of_another_size(out):

@@ -66,9 +66,8 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
         else:
             met_by_all += prod(shape)
     if routed:
-        met_by_all += (
-            routed * config["num_experts_per_tok"] // next(config[name] for name in EXPERTS if name in config)
-        )
+        experts = next(config[name] for name in EXPERTS if name in config)
+        met_by_all += routed * config["num_experts_per_tok"] // experts
     return 2 * met_by_all
 
 
