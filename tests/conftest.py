@@ -118,6 +118,26 @@ def record_branches(model) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return seen
 
 
+def kept_for_a_token(model) -> float:
+    """Bytes that autograd keeps after a language model's forward, for a token.
+
+    From what eight more tokens add, which leaves out what is kept once, such as copies of parameters.
+    """
+
+    def kept(tokens: int) -> int:
+        storages = {}
+
+        def pack(tensor):
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(torch.ones(1, tokens, dtype=torch.long, device=model.device), use_cache=False)
+        return sum(storage.nbytes() for storage in storages.values())
+
+    return (kept(16) - kept(8)) / 8
+
+
 @pytest.fixture(scope="session")
 def llama() -> Iterator[LlamaForCausalLM]:
     """A Llama with random weights, which the last of a session's tests finds unchanged."""

@@ -15,7 +15,7 @@ from hf_hyperconn.analysis.costs import ADDED, NORM, base_flops, connection_flop
 from hf_hyperconn.families import FAMILIES
 from hf_hyperconn.models import modeling_hyper_connections
 
-from .conftest import hc_llama, llama_config
+from .conftest import hc_llama, kept_for_a_token, llama_config
 from .test_parameter_counts import OLMO_1B, OLMO_7B, OLMOE
 from .tiny import tiny
 from .tolerances import BASE_FLOPS_OF_TABLE_8, MEASURED_MEMORY, PRINTED_MEMORY
@@ -37,37 +37,36 @@ def made(config, n: int, connection: str) -> tuple[dict, dict]:
 
 
 @pytest.mark.parametrize(
-    ("config", "n", "connection", "hc", "printed_base", "printed_total", "printed_share"),
-    [
-        (OLMO_1B, 2, "shc", "0.0010", "2.3536", "2.3545", "0.038"),
-        (OLMO_1B, 4, "shc", "0.0031", "2.3536", "2.3566", "0.127"),
-    ],
+    ("n", "hc", "our_share", "printed_base", "printed_total", "printed_share"),
+    [(2, "0.0010", "0.042", "2.3536", "2.3545", "0.038"), (4, "0.0031", "0.131", "2.3536", "2.3566", "0.127")],
 )
-def test_table_8_static(config, n, connection, hc, printed_base, printed_total, printed_share):
+def test_table_8_static(n, hc, our_share, printed_base, printed_total, printed_share):
     """The residual additions, in the base's figure, are taken off where connections stand for them."""
-    config, weights = made(config, n, connection)
+    config, weights = made(OLMO_1B, n, "shc")
     base, ours = base_flops(config, weights), connection_flops(config)
     additions = 2 * config["num_hidden_layers"] * config["hidden_size"]
     assert f"{(ours - additions) / 1e9:.4f}" == hc
     assert f"{(base + additions) / 1e9:.4f}" == printed_base
     assert f"{(base + ours - additions) / 1e9:.4f}" == printed_total
+    assert f"{100 * (ours - additions) / base:.3f}" == our_share
     assert share(printed_base, printed_total) == printed_share
 
 
 @pytest.mark.parametrize(
-    ("config", "n", "ours", "printed", "our_base", "printed_base", "printed_total", "printed_share"),
+    ("config", "n", "ours", "our_share", "printed", "our_base", "printed_base", "printed_total", "printed_share"),
     [
-        (OLMO_1B, 2, "0.0026", "0.0020", "2.3535", "2.3536", "2.3554", "0.076"),
-        (OLMO_1B, 4, "0.0073", "0.0049", "2.3535", "2.3536", "2.3583", "0.200"),
-        (OLMO_7B, 4, "0.0294", "0.0197", "13.3641", "13.3647", "13.3844", "0.147"),
-        (OLMOE, 4, "0.0073", "0.0049", "2.3577", "2.3580", "2.3629", "0.208"),
+        (OLMO_1B, 2, "0.0026", "0.112", "0.0020", "2.3535", "2.3536", "2.3554", "0.076"),
+        (OLMO_1B, 4, "0.0073", "0.312", "0.0049", "2.3535", "2.3536", "2.3583", "0.200"),
+        (OLMO_7B, 4, "0.0294", "0.220", "0.0197", "13.3641", "13.3647", "13.3844", "0.147"),
+        (OLMOE, 4, "0.0073", "0.312", "0.0049", "2.3577", "2.3580", "2.3629", "0.208"),
     ],
 )
-def test_table_8_dynamic(config, n, ours, printed, our_base, printed_base, printed_total, printed_share):
+def test_table_8_dynamic(config, n, ours, our_share, printed, our_base, printed_base, printed_total, printed_share):
     """What is printed is what predicting from one of the n streams would take, less the addition replaced."""
     config, weights = made(config, n, "dhc")
     base, found = base_flops(config, weights), connection_flops(config)
     assert f"{found / 1e9:.4f}" == ours
+    assert f"{100 * found / base:.3f}" == our_share
     left_out = (2 * (n - 1) * (n + 2) + 1) * config["hidden_size"]
     assert f"{(found - 2 * config['num_hidden_layers'] * left_out) / 1e9:.4f}" == printed
     assert f"{base / 1e9:.4f}" == our_base
@@ -129,18 +128,21 @@ def test_connections_by_the_counter_of_pytorch(connection):
     assert connection_flops({**CONFIG, "connection": connection}) == expected
 
 
-def kept(model, tokens: int) -> int:
-    """Bytes that autograd keeps after a forward over some tokens, parameters left out."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    storages = {}
+def test_learned_readout_by_the_counter_of_pytorch():
+    n, d = CONFIG["hc_mult"], CONFIG["hidden_size"]
+    with FlopCounterMode(display=False) as counter:
+        for a, b in [((1, n * d), (n * d, n)), ((1, n), (n, d))]:
+            torch.matmul(torch.ones(a), torch.ones(b))
+    mean, learned = ({**CONFIG, "connection": "dhc", "hc_readout": readout} for readout in ("mean", "learned"))
+    added = counter.get_total_flops() + (NORM - 1) * n * d - n * d
+    assert connection_flops(learned) - connection_flops(mean) == added
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
-        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(torch.ones(1, tokens, dtype=torch.long), use_cache=False)
-    return sum(storage.nbytes() for address, storage in storages.items() if address not in parameters)
+def test_keel_by_hand():
+    """Sub-layer k adds, scales from k = 2 on and norms from k = 1 on (its paper, Section 3.1)."""
+    operations = sum(1 + (k > 1) + NORM * (k > 0) for k in range(2 * CONFIG["num_hidden_layers"]))
+    config = {**CONFIG, "connection": "keel", "hc_mult": 1}
+    assert connection_flops(config) == operations * CONFIG["hidden_size"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -148,11 +150,10 @@ def kept(model, tokens: int) -> int:
     ("connection", "n"), [("shc", 4), ("dhc", 4), ("dhc", 3), ("frac", 4), ("frac", 2), ("keel", 1)]
 )
 def test_what_autograd_keeps(connection, n, dtype):
-    """Of a token: what eight more tokens add, which leaves out what is kept once, such as copies of parameters."""
     plain = LlamaForCausalLM(llama_config()).to(dtype)
     model = hc_llama(connection=connection, hc_mult=n).to(dtype)
-    more, less = (kept(model, tokens) - kept(plain, tokens) for tokens in (16, 8))
-    assert kept_bytes(model.config.to_dict(), dtype.itemsize) == (more - less) / 8
+    added = kept_for_a_token(model) - kept_for_a_token(plain)
+    assert kept_bytes(model.config.to_dict(), dtype.itemsize) == added
 
 
 def test_what_a_layer_was_measured_to_keep():

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from hf_hyperconn import convert_model, set_hc_implementation
+from hf_hyperconn.analysis.costs import kept_bytes
 from hf_hyperconn.models import manifold_hyper_connections_triton as operators
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldCarry, ManifoldHyperConnection
-from tests.conftest import hc_llama, llama_config
+from tests.conftest import hc_llama, kept_for_a_token, llama_config
 from tests.tolerances import AUTOCAST_BFLOAT16, READS_SUM_TO_ONE
 from tests.triton.common import DEVICE, NOT_CONTIGUOUS, ON_GPU, SIZES, TOLERANCES, seed
 
@@ -250,6 +251,17 @@ def test_conversion_in_float32_is_exact_but_for_the_sum_of_reads(connection):
     tokens = torch.randint(3, 90, (2, 4), device=DEVICE)
     converted = convert_model(base, hc_mult=4, connection=connection)
     torch.testing.assert_close(converted(tokens).logits, base(tokens).logits, **READS_SUM_TO_ONE)
+
+
+@pytest.mark.parametrize(("connection", "n"), [("mhc", 4), ("ihc", 3)])
+def test_what_is_kept_for_the_backward(connection, n):
+    from transformers import LlamaForCausalLM
+
+    size = {"num_hidden_layers": 2}
+    model = hc_llama(connection=connection, hc_mult=n, hc_sinkhorn_iters=FEW, **size).to(DEVICE, torch.bfloat16)
+    plain = LlamaForCausalLM(llama_config(**size)).to(DEVICE, torch.bfloat16)
+    added = kept_for_a_token(model) - kept_for_a_token(plain)
+    assert kept_bytes(model.config.to_dict(), item_size=2) == added
 
 
 @pytest.mark.parametrize("connection", ["mhc", pytest.param("ihc", marks=SLOW)])
