@@ -10,10 +10,14 @@ from threading import Thread
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from huggingface_hub.repocard import metadata_load
+from huggingface_hub.utils.sha import git_hash
+
 REPO = "[^/]+(?:/(?!revision/|tree/|resolve/)[^/]+)?"
 API = re.compile(rf"/api/models/(?P<repo>{REPO})(?:/(?P<what>revision|tree)/(?P<revision>[^/]+)(?:/(?P<path>.+))?)?")
 FILE = re.compile(rf"/(?P<repo>{REPO})/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+LARGE = (".bin", ".pt", ".pth", ".safetensors")  # of the suffixes that the Hub's own .gitattributes gives to LFS
 
 
 class Request(NamedTuple):
@@ -36,20 +40,22 @@ class Hub(ThreadingHTTPServer):
 
     requests: all that were answered, in order.
     gated: ids of the repos whose files are refused to everyone.
+    private: ids of the repos that only who may write to them can see.
     """
 
     daemon_threads = True
 
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, handler: "type[Handler] | None" = None):
+        super().__init__(("127.0.0.1", 0), handler or Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.requests: list[Request] = []
         self.gated: set[str] = set()
+        self.private: set[str] = set()
         self._commits: dict[str, dict[str, Path]] = defaultdict(dict)
         self._refs: dict[str, dict[str, str]] = defaultdict(dict)
 
     def __enter__(self):
-        Thread(target=self.serve_forever, daemon=True).start()
+        Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     def __exit__(self, *exception):
@@ -63,9 +69,13 @@ class Hub(ThreadingHTTPServer):
         self._refs[repo].update(dict.fromkeys(("main", *tags), commit))
         return commit
 
-    def find(self, repo: str, revision: str) -> tuple[str, Path]:
+    def may_write(self, repo: str, token: str | None) -> bool:
+        """Whether the holder of an access token may write to a repo: here nobody."""
+        return False
+
+    def find(self, repo: str, revision: str, token: str | None = None) -> tuple[str, Path]:
         """The commit and the folder of a revision. Raises `HubError`."""
-        if repo not in self._commits:
+        if repo not in self._commits or (repo in self.private and not self.may_write(repo, token)):
             raise HubError(401, "RepoNotFound", "Invalid username or password.")  # what the Hub tells the anonymous
         commit = self._refs[repo].get(revision, revision)
         if commit not in self._commits[repo]:
@@ -85,57 +95,72 @@ class Handler(BaseHTTPRequestHandler):
     """Answers as the Hub does for public, gated and unknown model repos."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body go out one after the other
     server: Hub
 
     def do_GET(self):
+        self.respond()
+
+    do_HEAD = do_GET
+
+    def respond(self):
+        """Answer by the first of `routes` that fits; its groups are the arguments."""
         url = urlsplit(self.path)
         self.repo = self.file = None
+        self.query = parse_qs(url.query)
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.token = self.headers.get("Authorization", "").removeprefix("Bearer ") or None
+        method = "GET" if self.command == "HEAD" else self.command
         try:
-            if match := API.fullmatch(url.path):
-                self._send(*self._answer_api(blobs="blobs" in parse_qs(url.query), **_unquoted(match)))
-            elif match := FILE.fullmatch(url.path):
-                self._send(*self._answer_file(**_unquoted(match)))
-            else:
-                raise HubError(404, None, "Sorry, we can't find the page you are looking for.")
+            for accepted, pattern, answer in self.routes:
+                if method == accepted and (match := pattern.fullmatch(url.path)):
+                    return self._send(*answer(self, **_unquoted(match)))
+            raise HubError(404, None, "Sorry, we can't find the page you are looking for.")
         except HubError as error:
             status, code, message = error.args
             headers = {"X-Error-Code": code, "X-Error-Message": message}
             self._send(status, json.dumps({"error": message}).encode(), {k: v for k, v in headers.items() if v})
 
-    do_HEAD = do_GET
-
-    def _answer_api(self, repo: str, what: str | None, revision: str | None, path: str | None, blobs: bool):
+    def _answer_api(self, repo: str, what: str | None, revision: str | None, path: str | None):
         self.repo = repo
-        commit, folder = self.server.find(repo, revision or "main")
-        files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+        commit, folder = self.server.find(repo, revision or "main", self.token)
+        files = files_in(folder)
         if what == "tree":
             inside = {name: file for name, file in files.items() if path is None or name.startswith(f"{path}/")}
             if not inside:
                 raise HubError(404, "EntryNotFound", f"{path} does not exist on {revision!r}")
-            answer = [
-                {"type": "file", "path": name, "size": file.stat().st_size, "oid": _etag(file)}
-                for name, file in inside.items()
-            ]
+            answer = [path_info(name, file) for name, file in inside.items()]
         else:
-            siblings = [{"rfilename": name, **(_blob(file) if blobs else {})} for name, file in files.items()]
-            gated = "manual" if repo in self.server.gated else False
-            answer = {"id": repo, "sha": commit, "private": False, "gated": gated, "tags": [], "siblings": siblings}
+            blobs = "blobs" in self.query
+            answer = {
+                "id": repo,
+                "sha": commit,
+                "private": repo in self.server.private,
+                "gated": "manual" if repo in self.server.gated else False,
+                "tags": [],
+                "cardData": metadata_load(files["README.md"]) if "README.md" in files else None,
+                "siblings": [
+                    {"rfilename": name, **(_sibling(name, file) if blobs else {})} for name, file in files.items()
+                ],
+            }
         return 200, json.dumps(answer).encode(), {"Content-Type": "application/json"}
 
     def _answer_file(self, repo: str, revision: str, path: str):
         self.repo = repo
-        commit, folder = self.server.find(repo, revision)
+        commit, folder = self.server.find(repo, revision, self.token)
         if repo in self.server.gated:
             raise HubError(403, "GatedRepo", f"Access to model {repo} is restricted.")
         if not (folder / path).is_file():
             raise HubError(404, "EntryNotFound", "Entry not found")
         self.file = path
         content = (folder / path).read_bytes()
-        headers = {"ETag": f'"{_etag(folder / path)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        headers = {"ETag": f'"{sha256(folder / path)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if not (match := RANGE.fullmatch(self.headers.get("Range", ""))):
             return 200, content, headers
         start, last = int(match[1]), min(int(match[2] or len(content)), len(content) - 1)
         return 206, content[start : last + 1], {**headers, "Content-Range": f"bytes {start}-{last}/{len(content)}"}
+
+    routes = [("GET", API, _answer_api), ("GET", FILE, _answer_file)]
 
     def _send(self, status: int, body: bytes, headers: dict[str, str]):
         sent = len(body) if self.command == "GET" and self.file else 0
@@ -144,7 +169,7 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
 
     def log_message(self, *arguments):
@@ -155,12 +180,41 @@ def _unquoted(match: re.Match) -> dict[str, str | None]:
     return {name: value and unquote(value) for name, value in match.groupdict().items()}
 
 
-def _blob(file: Path) -> dict:
-    """What the Hub tells of a file; weights are in large-file storage."""
-    size, digest = file.stat().st_size, _etag(file)
-    large = {"lfs": {"sha256": digest, "size": size, "pointerSize": 134}} if file.suffix == ".safetensors" else {}
-    return {"size": size, "blobId": digest, **large}
+def _sibling(name: str, file: Path) -> dict:
+    """What the info of a repo says of a file."""
+    info = path_info(name, file)
+    sibling = {"size": info["size"], "blobId": info["oid"]}
+    if lfs := info.get("lfs"):
+        sibling["lfs"] = {"size": lfs["size"], "sha256": lfs["oid"], "pointerSize": lfs["pointerSize"]}
+    return sibling
 
 
-def _etag(file: Path) -> str:
+def path_info(name: str, file: Path) -> dict:
+    """What the tree of a repo says of a file: git's digest of it, or of the pointer that stands for a large one."""
+    size = file.stat().st_size
+    info = {"type": "file", "path": name, "size": size}
+    if not is_large(name):
+        return {**info, "oid": git_hash(file.read_bytes())}
+    digest = sha256(file)
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n".encode()
+    lfs = {"oid": digest, "size": size, "pointerSize": len(pointer)}
+    return {**info, "oid": git_hash(pointer), "lfs": lfs, "xetHash": xet_hash(digest)}
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """All files of a folder by their names in a repo."""
+    return {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def is_large(name: str) -> bool:
+    """Whether a file is kept by LFS."""
+    return name.endswith(LARGE)
+
+
+def sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def xet_hash(digest: str) -> str:
+    """Of a file with that SHA-256; only equality matters here."""
+    return hashlib.sha256(f"xet {digest}".encode()).hexdigest()
