@@ -49,7 +49,17 @@ class _GenericPreTrainedModel(HyperConnectionPreTrainedModel):
 
         Raises `UnsupportedCheckpointError`.
         """
-        raise UnsupportedCheckpointError(
+        raise UnsupportedCheckpointError(self._no_code())
+
+    def push_to_hub(self, *args, **kwargs):
+        """Refuse, before a repo is made.
+
+        Raises `UnsupportedCheckpointError`.
+        """
+        raise UnsupportedCheckpointError(self._no_code())
+
+    def _no_code(self) -> str:
+        return (
             f"{type(self).__name__} was made in this process, and no file of model code could be saved with it. Save "
             f"its state_dict (safetensors.torch.save_model) and load that into a new convert_model(base); with "
             f"Trainer, set save_strategy='no'. Of these families, Transformers' own classes are saved whole: "

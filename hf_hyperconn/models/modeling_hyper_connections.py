@@ -161,6 +161,7 @@ class HyperConnectionPreTrainedModel:
         self.__dict__.pop("_no_split_modules", None)
         if self.config.hc_readout == "learned":
             self._keep_in_fp32_modules_strict = {*self._keep_in_fp32_modules_strict, "hc_head"}
+        self.add_model_tags(["hyper-connections", "hf-hyperconn", f"hc-x{self.config.hc_mult}"])
         super().post_init()
 
     def _init_weights(self, module):
