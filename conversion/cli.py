@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 
 import hf_hyperconn
 from hf_hyperconn.errors import HyperConnError, VerificationError
@@ -11,6 +12,7 @@ from hf_hyperconn.errors import HyperConnError, VerificationError
 from .inspection import inspect_checkpoint
 from .plan import CONNECTIONS, LINKS, HyperConnectionFields, plan_conversion
 from .plot import KINDS as PLOTS
+from .record import record_verification
 from .verify import MODES, verify_checkpoint
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
@@ -92,6 +94,8 @@ def _verify(options: argparse.Namespace) -> int:
         print("\n".join(report.lines()))
     if not report.passed:
         raise VerificationError(f"verification failed: {report.failure}.")
+    if record_verification(Path(options.folder), report):
+        _speaker(options)("recorded      the comparison with the base, which was missing")
     return OK
 
 

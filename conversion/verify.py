@@ -8,8 +8,9 @@ from hf_hyperconn.analysis.costs import is_of_connection
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError
 from hf_hyperconn.families import FAMILIES, Family
 
-from .checkpoint import INDEX, Weights, open_tensors, read_config, read_json, read_weight_map, read_weights
-from .plan import CONNECTIONS, RECORD
+from .checkpoint import INDEX, Weights, open_tensors, read_config, read_weight_map, read_weights
+from .plan import CONNECTIONS
+from .record import read_record
 from .source import CONFIG, LocalSource, Source, open_source
 from .transfer import compare
 
@@ -148,9 +149,8 @@ def _check_own(target: Source, config: dict, family: Family, weights: Weights) -
 
 def _damage(target: Source) -> str | None:
     """What differs from the digests that the conversion recorded, if it did."""
-    if RECORD not in target.files:
-        return None
-    for shard in read_json(target, RECORD)["base_shards"]:
+    record = read_record(target)
+    for shard in record["base_shards"] if record else ():
         path = target.path(shard["file"])
         if shard["file"] not in target.files or shard["sha256"] not in (None, compare(path, path)):
             return f"{shard['file']} is not what the conversion wrote"
