@@ -12,6 +12,7 @@ from hf_hyperconn.errors import HyperConnError, VerificationError
 from .inspection import inspect_checkpoint
 from .plan import CONNECTIONS, LINKS, HyperConnectionFields, plan_conversion
 from .plot import KINDS as PLOTS
+from .push import push_checkpoint
 from .record import record_verification
 from .verify import MODES, verify_checkpoint
 
@@ -34,6 +35,11 @@ PLOT_EXAMPLES = """examples:
   hf-hyperconn plot ./Llama-3.2-1B-HCx4 --text article.txt
   hf-hyperconn plot ./llama-hc --kind similarity --text article.txt --against ./llama -o similarity.pdf
   hf-hyperconn plot ./llama-hc --kind connections -o static-weights.png
+"""
+PUSH_EXAMPLES = """examples:
+  hf-hyperconn push ./Llama-3.2-1B-HCx4 me/Llama-3.2-1B-HCx4
+  hf-hyperconn push ./llama-hc me/llama-hc --private --revision trained
+  hf-hyperconn push ./llama-hc team/llama-hc --create-pr --json
 """
 DEMO_EXAMPLES = """example:
   hf-hyperconn demo --steps 100
@@ -112,6 +118,20 @@ def _plot(options: argparse.Namespace) -> int:
     print(
         json.dumps({"files": [str(path) for path in files]}, indent=2) if options.json else "\n".join(map(str, files))
     )
+    return OK
+
+
+def _push(options: argparse.Namespace) -> int:
+    result = push_checkpoint(
+        options.folder,
+        options.repo,
+        private=options.private,
+        create_pr=options.create_pr,
+        revision=options.revision,
+        say=_speaker(options),
+    )
+    facts = {"folder": options.folder, "repo": options.repo, **result.as_dict()}
+    print(json.dumps(facts, indent=2) if options.json else result.url)
     return OK
 
 
@@ -201,6 +221,13 @@ def _parser() -> argparse.ArgumentParser:
     plot.add_argument("--text", metavar="FILE", help="text to run over; without one, static weights alone are shown")
     plot.add_argument("--against", metavar="MODEL", help="its base, to compare with: local folder or Hub id")
     plot.add_argument("-o", "--out", help="file to write, or folder for all kinds (default: DIR/figures)")
+
+    push = command("push", _push, "put a checkpoint on the Hub, in one commit", PUSH_EXAMPLES)
+    push.add_argument("folder", metavar="DIR", help="folder of a conversion, or of a model saved after training")
+    push.add_argument("repo", metavar="REPO", help="owner/name on the Hub; made if it doesn't exist")
+    push.add_argument("--private", action="store_true", help="make the repo private")
+    push.add_argument("--create-pr", action="store_true", help="open a pull request instead of committing")
+    push.add_argument("--revision", metavar="BRANCH", help="branch to commit to, made if missing (default: main)")
 
     demo = command(
         "demo", _demo, "train a tiny Llama, convert it, verify it and train both on, offline in minutes", DEMO_EXAMPLES

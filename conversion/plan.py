@@ -23,7 +23,7 @@ LEFT_BEHIND = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.ggml", "*.onnx", "*.onnx_data", "*.h5"),
     *("*.msgpack", "*.ot", "*.tflite", "*.npz", "*.mlmodel", "*.index.json", "*.py", "*.lock", CONFIG, RECORD),
     *("README.md", ".*", "original/*", "onnx/*", "coreml/*", "openvino/*", "metal/*", "runs/*", "checkpoint-*/*"),
-    *("trainer_state.json", "*.incomplete/*", "*/.*"),
+    *("trainer_state.json", "*.distcp", "wandb/*", "__pycache__/*", "*.part", "*.incomplete/*", "*/.*"),
 )
 
 # model types whose layers do not add two branches, one after the other, to a residual stream of weight one
@@ -201,7 +201,7 @@ def plan_conversion(
         )
     count = len(weights.files) + 1
     shards = {name: f"model-{i:05}-of-{count:05}.safetensors" for i, name in enumerate(weights.files, start=1)}
-    companions = _companions(source)
+    companions = companions_of(source)
     if outside := [name for name in companions if name.startswith("/") or ".." in name.split("/")]:
         raise UnsupportedCheckpointError(f"{source.name!r} lists {outside[0]!r}, a path outside it. Do not trust it.")
     out = Path(out) if out is not None else Path(f"{Path(os.path.abspath(model)).name}-HCx{fields.hc_mult}")
@@ -275,8 +275,11 @@ def _family(source: Source, config: dict) -> Family:
     return family
 
 
-def _companions(source: Source) -> tuple[str, ...]:
-    """The files that come along: all but what is left behind and other models in folders of the checkpoint."""
+def companions_of(source: Source) -> tuple[str, ...]:
+    """The files that come along with weights, code, config and card: tokenizer, chat template, licence and the like.
+
+    That is all but `LEFT_BEHIND` and other models in folders of the checkpoint.
+    """
     models = tuple(name.removesuffix(CONFIG) for name in source.files if name.endswith(f"/{CONFIG}"))
     left = [name for name in source.files if name.startswith(models) or any(fnmatch(name, p) for p in LEFT_BEHIND)]
     return tuple(sorted(set(source.files) - set(left)))

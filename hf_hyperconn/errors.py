@@ -19,3 +19,7 @@ class VerificationError(HyperConnError, RuntimeError):
 
 class HyperConnectionFileError(HyperConnError, ValueError):
     """Hyper-connections can't be written to a file, or those of a file can't be given to a model."""
+
+
+class PushError(HyperConnError, RuntimeError):
+    """A checkpoint may not be pushed so, or the Hub does not take it."""

@@ -127,7 +127,7 @@ def test_help_is_quick_and_has_examples(script):
     top = subprocess.run([script, "--help"], capture_output=True, text=True)
     assert time.perf_counter() - started < 1, "something heavy is imported"
     assert (top.returncode, top.stderr) == (0, "")
-    for command in ("convert", "verify", "demo"):
+    for command in ("convert", "verify", "push", "demo"):
         assert command in top.stdout
         shown = subprocess.run([script, command, "--help"], capture_output=True, text=True)
         assert shown.returncode == 0
