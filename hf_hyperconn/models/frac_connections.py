@@ -57,8 +57,17 @@ class FracConnection(HyperConnection):
 
 
 def narrow_norm(norm: nn.Module, size: int) -> nn.Module:
-    """A norm of one part, made from a new norm of the hidden size: its first `size` channels."""
-    for name, parameter in list(norm.named_parameters()):
+    """A norm of one part, made from a new norm of the hidden size: its first `size` channels.
+
+    Raises `ValueError` for a norm made of other modules, whose channels are not told apart.
+    """
+    parameters = dict(norm.named_parameters())
+    if any("." in name for name in parameters):
+        raise ValueError(
+            f"frac-connections predict their coefficients with a norm of one part, and {type(norm).__name__} can't be "
+            f"cut to one. Use another connection."
+        )
+    for name, parameter in parameters.items():
         setattr(norm, name, nn.Parameter(parameter.detach()[:size].clone()))
     for name, value in {"normalized_shape": (size,), "size": size}.items():
         if hasattr(norm, name):
