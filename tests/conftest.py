@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HyperConnection
+from hf_hyperconn.families import FAMILIES
 
 logging.disable_progress_bar()
 
@@ -36,6 +37,17 @@ def stories() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the stories260k checkpoint beside the repository")
     return folder
+
+
+@pytest.fixture(scope="module")
+def model_types(request) -> list[str]:
+    """The families that a module's selected tests are about: all, or those that `-k` leaves."""
+    asked = {
+        item.callspec.params.get("model_type")
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    }
+    return [model_type for model_type in FAMILIES if model_type in asked]
 
 
 @pytest.fixture(scope="session")

@@ -32,10 +32,10 @@ DTYPES = ("float32", "bfloat16")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(model_types, tmp_path_factory) -> Path:
     """Every family's base and its conversions, `<model type>/base`, `<model type>/<variant>`."""
     place = tmp_path_factory.mktemp("families")
-    for model_type in FAMILIES:
+    for model_type in model_types:
         base = place / model_type / "base"
         tiny(model_type).save_pretrained(base)
         for variant, options in VARIANTS.items():
@@ -57,7 +57,7 @@ def test_inspection_of_a_conversion(model_type, place):
 
 
 @pytest.fixture(scope="module")
-def differing(place) -> dict[str, list[str]]:
+def differing(model_types, place) -> dict[str, list[str]]:
     """What two processes without this package, each with half of the families, find to differ."""
     comparisons = [
         {
@@ -67,7 +67,7 @@ def differing(place) -> dict[str, list[str]]:
             "dtypes": DTYPES,
             "prompts": [PROMPTS[0], PROMPTS[1][:5], PROMPTS[2][:17]],
         }
-        for model_type in FAMILIES
+        for model_type in model_types
     ]
     halves = [{"comparisons": comparisons[i::2], "new_tokens": 12} for i in range(2)]
     return elsewhere(halves, place)

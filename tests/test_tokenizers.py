@@ -30,7 +30,7 @@ print(json.dumps({folder: [type(load(folder)).__name__, load(folder)(text).input
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(model_types, tmp_path_factory):
     """Base and conversion by family and claimed class."""
     split = pre_tokenizers.Split(Regex(PATTERN), "isolated")
     tokenizer = Tokenizer(models.BPE())
@@ -41,7 +41,7 @@ def folders(tmp_path_factory):
     trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"])
     tokenizer.train_from_iterator([TEXT] * 50, trainer)
     place, folders = tmp_path_factory.mktemp("tokenizers"), {}
-    for model_type in FAMILIES:
+    for model_type in model_types:
         for claimed in CLAIMED:
             base, out = (place / f"{model_type}-{claimed}{suffix}" for suffix in ("", "-hc"))
             tiny(model_type).save_pretrained(base)
