@@ -67,8 +67,12 @@ def write(name: str, result: dict) -> None:
     (RESULTS / name).write_text(json.dumps({**versions, **result}, indent=1) + "\n")
 
 
-def fill(page: str, name: str, result: dict, table: str) -> str:
-    """The page with a table, and the device and the version it was measured with, between the marks of that name."""
-    body = f"{result['device']}, torch {result['torch']}.\n\n{table}"
+def between_marks(page: str, name: str, body: str) -> str:
+    """The page with another body between the marks of that name."""
     marks = rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)"
     return re.sub(marks, lambda match: match[1] + body + match[2], page, flags=re.DOTALL)
+
+
+def fill(page: str, name: str, result: dict, table: str) -> str:
+    """The page with a table, and the device and the version it was measured with, between the marks of that name."""
+    return between_marks(page, name, f"{result['device']}, torch {result['torch']}.\n\n{table}")

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import datasets
 import pytest
@@ -23,9 +22,9 @@ from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.families import FAMILIES
 
 from .conftest import hc_llama
+from .record import GOLDEN, decay_by_name
 from .tiny import tiny
 
-GOLDEN = Path(__file__).parent / "golden" / "weight_decay.json"
 CONNECTIONS = {
     "shc": {"connection": "shc"},
     "dhc": {"connection": "dhc"},
@@ -36,16 +35,6 @@ CONNECTIONS = {
     "dhc, dyt": {"connection": "dhc", "norm": "dyt"},
     "dhc, derf": {"connection": "dhc", "norm": "derf"},
 }
-
-
-def decay_by_name(model) -> dict[str, float]:
-    """Weight decay by parameter name, the same one of several layers once."""
-    decays = {id(p): group["weight_decay"] for group in hc_param_groups(model, 1.0, 0.1) for p in group["params"]}
-    found = {}
-    for name, parameter in model.named_parameters():
-        short = re.sub(r"\.\d+\.", ".*.", name)
-        assert found.setdefault(short, decays[id(parameter)]) == decays[id(parameter)], name
-    return found
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

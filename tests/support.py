@@ -1,0 +1,61 @@
+"""Which families take which connections: the README's table, made of the tables of the code."""
+
+import json
+import re
+
+from benchmarks.timing import RESULTS
+from hf_hyperconn.conversion.plan import CONNECTIONS as CONVERTIBLE
+from hf_hyperconn.families import FAMILIES
+from hf_hyperconn.models.configuration_hyper_connections import CONNECTIONS, NORMS
+
+from .pages import read
+
+FROM_SCRATCH = "from scratch"
+HEADS = {
+    "ForCausalLM": "causal LM",
+    "ForSequenceClassification": "sequence classification",
+    "ForTokenClassification": "token classification",
+    "ForQuestionAnswering": "question answering",
+}
+
+
+def in_memory() -> list[str]:
+    """Model types without files of their own that docs/families.md says are tested."""
+    return re.findall(r"`([\w-]+)`", section("In memory").partition("Tested:")[2])
+
+
+def section(heading: str) -> str:
+    """A section of docs/families.md."""
+    return read("docs/families.md").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def answers() -> dict[str, list[str]]:
+    """Connections and norms, as they stand in a config, by what a conversion to them is."""
+    rows = json.loads((RESULTS / "connections_exactness.json").read_text(encoding="utf-8"))["rows"]
+    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
+    found: dict[str, list[str]] = {}
+    for connection in CONNECTIONS:
+        measured = [row for row in rows if row["connection"] == connection]
+        inexact = {row["dtype"] for row in measured if row["max_difference"]}
+        exact = "exact" if not inexact else f"exact in {', '.join(name for name in dtypes if name not in inexact)}"
+        answer = exact if connection in CONVERTIBLE else FROM_SCRATCH
+        found.setdefault(answer, []).append(f'`"{connection}"`')
+    found[FROM_SCRATCH] += [f'`norm="{norm}"`' for norm in NORMS if norm is not None]
+    return found
+
+
+def table() -> str:
+    """Markdown: families with the same heads in a row, connections with the same answer in a column."""
+    columns = answers()
+    lines = ["| families | heads | " + " | ".join(map(", ".join, columns.values())) + " |"]
+    lines.append("|---" * (len(columns) + 2) + "|")
+    by_heads: dict[tuple[str, ...], list[str]] = {}
+    for family in FAMILIES.values():
+        by_heads.setdefault(family.heads, []).append(family.name)
+    for heads, names in by_heads.items():
+        cells = [", ".join(names), ", ".join(HEADS[head] for head in heads), *columns]
+        lines.append("| " + " | ".join(cells) + " |")
+    others = [f"{len(in_memory())} others, [in memory](docs/families.md#in-memory)", "the base's"]
+    others += ["no" if answer == FROM_SCRATCH else answer for answer in columns]
+    lines.append("| " + " | ".join(others) + " |")
+    return "\n".join(lines)

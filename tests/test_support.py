@@ -1,0 +1,75 @@
+"""The README's table of support is that of the code, and every cell of it holds."""
+
+import copy
+
+import pytest
+import torch
+
+import hf_hyperconn
+from hf_hyperconn import convert_model
+from hf_hyperconn.conversion.plan import CONNECTIONS as CONVERTIBLE
+from hf_hyperconn.families import FAMILIES
+
+from .pages import read
+from .support import in_memory, table
+from .test_generic import COMMON
+from .test_generic import tiny as tiny_without_files
+from .tiny import FIELDS, SHARED, tiny
+
+IDS = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0))
+# mHC and iHC are within a rounding in float32 (tests/test_other_connections.py)
+EXACT = {"shc": torch.float32, "frac": torch.float32, "mhc": torch.bfloat16, "ihc": torch.bfloat16}
+
+
+def test_the_table_is_that_of_the_code():
+    assert f"<!-- support -->\n{table()}\n<!-- /support -->" in read("README.md")
+    assert len(in_memory()) > 50
+
+
+@pytest.mark.parametrize("connection", EXACT)
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_family_takes_every_connection_exactly(model_type, connection):
+    assert_exact(copy.deepcopy(tiny(model_type)), connection)
+
+
+@pytest.mark.parametrize("connection", EXACT)
+@pytest.mark.parametrize(
+    "model_type", [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow) for name in in_memory()]
+)
+def test_families_in_memory_take_every_connection_exactly(model_type, connection):
+    base = tiny_without_files(model_type)
+    if (model_type, connection) == ("axk2", "frac"):
+        with pytest.raises(ValueError, match="AXK2GatedRMSNorm can't be cut to one. Use another connection"):
+            assert_exact(base, connection)
+    else:
+        assert_exact(base, connection)
+
+
+@torch.no_grad()
+def assert_exact(base, connection: str) -> None:
+    base.to(EXACT[connection])
+    assert torch.equal(convert_model(base, connection=connection)(IDS).logits, base(IDS).logits)
+
+
+def test_every_convertible_connection_is_tried():
+    """Dynamic hyper-connections by tests/test_families.py and tests/test_generic.py."""
+    assert {*EXACT, "dhc"} == set(CONVERTIBLE)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_family_trains_with_keel(model_type):
+    family = FAMILIES[model_type]
+    fields = {**SHARED, **FIELDS[model_type], "connection": "keel", "hc_mult": 1}
+    torch.manual_seed(0)
+    model = getattr(hf_hyperconn, f"HC{family.name}ForCausalLM")(
+        getattr(hf_hyperconn, f"HC{family.name}Config")(**fields)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(5):
+        loss = model(IDS, labels=IDS).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
