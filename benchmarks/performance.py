@@ -1,4 +1,4 @@
-"""Every figure of docs/performance.md, in one command.
+"""Every figure of docs/performance.md and of the README, in one command.
 
     python -m benchmarks.performance            # measures, then writes tables and plot
     python -m benchmarks.performance --render   # only writes tables and plot, from benchmarks/results
@@ -13,7 +13,8 @@ import sys
 
 from benchmarks.timing import RESULTS, fill
 
-DOCS = RESULTS.parents[1] / "docs" / "performance.md"
+REPOSITORY = RESULTS.parents[1]
+PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "performance.md")
 PLOT = RESULTS / "connections.png"
 ADD = "residual, n streams"
 
@@ -83,10 +84,31 @@ def plot(result: dict) -> None:
     figure.savefig(PLOT, dpi=120)
 
 
+def overhead_table(result: dict) -> str:
+    """Markdown: what hyper-connections cost the first shape, as multiples of the plain model."""
+    titles = {
+        "step": "training step",
+        "prefill": "prefill",
+        "decode": "a decoded token",
+        "memory": "kept for backward",
+    }
+    shape = result["rows"][0]["shape"]
+    rows = {row["case"]: row for row in result["rows"] if row["shape"] == shape}
+    lines = [f"| {shape} | " + " | ".join(titles.values()) + " |", "|---|" + "---|" * len(titles)]
+    for case, how in {"HC": "eager", "HC, compiled": "compiled"}.items():
+        lines.append(f"| {how} | " + " | ".join(f"{rows[case][what]['ratio']:.2f}×" for what in titles) + " |")
+    return "\n".join(lines)
+
+
 def render(text: str) -> str:
-    """The page with its tables made anew from benchmarks/results."""
-    for name, table in (("connections", connections_table), ("models", models_table)):
-        result = json.loads((RESULTS / f"{name}.json").read_text())
+    """The page with those tables that it has made anew from benchmarks/results."""
+    tables = {
+        "connections": ("connections", connections_table),
+        "models": ("models", models_table),
+        "overhead": ("models", overhead_table),
+    }
+    for name, (file, table) in tables.items():
+        result = json.loads((RESULTS / f"{file}.json").read_text())
         text = fill(text, name, result, table(result))
     return text
 
@@ -97,7 +119,8 @@ def main() -> None:
     if not parser.parse_args().render:
         for module in ("connections", "models"):
             subprocess.run([sys.executable, "-m", f"benchmarks.{module}"], check=True)
-    DOCS.write_text(render(DOCS.read_text()))
+    for page in PAGES:
+        page.write_text(render(page.read_text(encoding="utf-8")), encoding="utf-8")
     plot(json.loads((RESULTS / "connections.json").read_text()))
 
 

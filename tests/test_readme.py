@@ -1,4 +1,4 @@
-"""Every snippet of the README and of some pages runs, with a stand-in Hub that serves a tiny Llama."""
+"""Every snippet of the README and of `docs/` runs, most of them here, with a stand-in Hub that serves a tiny Llama."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from transformers import LlamaForCausalLM
@@ -14,13 +15,28 @@ from hf_hyperconn.conversion.demo import byte_tokenizer
 
 from .conftest import llama_config
 from .hub import Hub
-from .pages import REPOSITORY, snippets
+from .pages import REPOSITORY, pages, read, snippets
 
-# snippets that run, at least
-PAGES = {
-    "README.md": {"bash": 2, "python": 4},
-    "docs/analysis.md": {"bash": 2, "python": 1},
-    "docs/peft.md": {"python": 3},
+# pages whose snippets run here, in their order
+PAGES = [
+    "README.md",
+    "docs/analysis.md",
+    "docs/connections.md",
+    "docs/conversion.md",
+    "docs/peft.md",
+    "docs/performance.md",
+]
+# the others: a word of each snippet, by which a test finds it; the empty word is in all
+ELSEWHERE = {
+    "docs/adding_a_family.md": {"": "test_adding_a_family.py"},
+    "docs/serving.md": {
+        "lm-eval": "test_evaluation.py",
+        **dict.fromkeys(("import app", "serve.py", "OpenAI", "generate_batch", "OnnxExporter"), "test_serving.py"),
+    },
+    "docs/training.md": dict.fromkeys(
+        ("runs/one-gpu", "runs/ddp", "examples/configs/fsdp2.yaml", "runs/multi-node", "runs/tp", "merge-weights"),
+        "test_scale_out.py",
+    ),
 }
 MODEL = "meta-llama/Llama-3.2-1B"
 
@@ -55,30 +71,58 @@ def test_snippets_run_in_their_order(page, environment, tmp_path):
         for command in commands:
             done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, **place)
             assert done.returncode == 0, f"{code}\n{done.stderr}"
-        ran.append(language)
-    for language, count in PAGES[page].items():
-        assert ran.count(language) >= count
+        ran.append(code)
+    assert ran
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_snippet_is_run_by_one_test(page):
+    for language, code in snippets(page):
+        assert language in ("bash", "python", "diff", "sh", "text"), f"a block of what?\n{code}"
+        if language in ("bash", "python") and page not in PAGES:
+            claims = {word: test for word, test in ELSEWHERE.get(page, {}).items() if word in code}
+            assert len(claims) == 1, f"run by {claims or 'no test'}:\n{code}"
+            ((word, test),) = claims.items()
+            source = Path(__file__).with_name(test).read_text(encoding="utf-8")
+            assert page in source
+            assert word in source
 
 
 def test_the_two_commands_are_in_the_makefile():
-    plain = "".join(code for language, code in snippets("README.md") if not language)
-    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
-    targets = re.findall(r"^make (\w+)", plain, re.M)
+    commands = "".join(code for language, code in snippets("README.md") if language == "sh")
+    makefile = read("Makefile")
+    targets = re.findall(r"^make (\w+)", commands, re.M)
     assert targets == ["demo", "test"]
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.M)
 
 
+def test_the_table_of_installation_has_every_extra():
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    rows = dict(re.findall(r"`pip install \"\.\[(\w+)\]\"` \| ([^|]+) \|", read("README.md")))
+    extras = {name: ", ".join(packages) for name, packages in project["optional-dependencies"].items()}
+    assert rows == {name: packages for name, packages in extras.items() if name != "dev"}
+    (required,) = re.findall(r"`pip install \.` \| ([^|]+) \|", read("README.md"))
+    for package in project["dependencies"]:
+        if ">=" in package:
+            assert package.replace(">=", " ≥ ").replace(",<", " and < ") in required
+
+
 def test_links_lead_somewhere():
-    pages = [REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md"), REPOSITORY / "CONTRIBUTING.md"]
-    for page in pages:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+    for page in (*pages(), "CONTRIBUTING.md"):
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", read(page)):
+            path = ((REPOSITORY / page).parent / target) if target else REPOSITORY / page
+            assert path.exists(), f"{page}: {target}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)", path.read_text(encoding="utf-8"), re.M)
+                anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+                assert anchor in anchors, f"{page}: {target}#{anchor}"
 
 
 def test_the_counts_of_transformers_own_tests_are_those_recorded():
-    recorded = json.loads((REPOSITORY / "docs" / "transformers_suite.json").read_text(encoding="utf-8"))
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    recorded = json.loads(read("docs/transformers_suite.json"))
+    text = read("docs/families.md")
     (release,) = re.findall(r"On Transformers ([\d.]+):\n", text)
     rows = re.findall(r"^\| (HC\w+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.M)
     counts = {name: dict(zip(("passed", "failed", "skipped"), map(int, row), strict=True)) for name, *row in rows}
