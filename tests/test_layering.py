@@ -64,7 +64,7 @@ def test_imports_go_one_way():
 def test_the_command_line_starts_light():
     """Nothing heavy at the top of what `--help`, `--dry-run` and a refusal need."""
     light = (
-        *("cli", "plan", "source", "checkpoint", "header", "convert", "transfer", "record"),
+        *("cli", "plan", "plot", "source", "checkpoint", "header", "convert", "transfer", "record"),
         *("inspection", "push", "hub_refusals", "publishing_terms"),
     )
     for path in (*(CONVERSION / f"{name}.py" for name in light), PACKAGE / "analysis" / "costs.py"):
