@@ -105,7 +105,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
         raise UnsupportedCheckpointError(
             f"the weights of {source.name!r} are those of connections alone. Give a complete checkpoint."
         )
-    origin = record["base"] if isinstance(record.get("base"), dict) else {}
+    base, commit = base_of(config, record)
     added_flops = connection_flops(config)
     trained, not_known, drift = _state_of(source, config, family, weights, record)
     return Inspection(
@@ -118,8 +118,8 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
         hidden_size=config["hidden_size"],
         dtype=weights.dtype,
         quantised=quantised,
-        base=origin.get("model"),
-        commit=origin.get("commit"),
+        base=base,
+        commit=commit,
         parameters=None if quantised else weights.parameters,
         added_parameters=sum(tensor.size for name, tensor in weights.tensors.items() if is_of_connection(name)),
         flops=None if quantised else of_base + added_flops,
@@ -129,6 +129,17 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
         not_known=not_known,
         drift=drift,
     )
+
+
+def base_of(config: dict, record: dict) -> tuple[str | None, str | None]:
+    """What a checkpoint was converted from, and its commit on the Hub.
+
+    After training there is no record of a conversion; of a base on the Hub the config still tells.
+    """
+    recorded = record.get("base") if isinstance(record.get("base"), dict) else {}
+    if not recorded.get("model"):
+        return config.get("hc_base_model"), config.get("hc_base_commit")
+    return recorded["model"], recorded.get("commit")
 
 
 def _family(source: Source, config: dict) -> Family:

@@ -113,6 +113,9 @@ class ConversionPlan:
             "norm": None,
             "norm_alpha_attention": None,
             "norm_alpha_other": None,
+            **(
+                {"hc_base_model": self.source.name, "hc_base_commit": self.source.commit} if self.source.commit else {}
+            ),
         }
 
     def fingerprint(self) -> list:

@@ -1,6 +1,8 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """The fields every hyper-connection config shares, and their validation."""
 
+import os
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +17,7 @@ from .peft_defaults import share_peft_defaults
 CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac", "keel")
 READOUTS = ("mean", "sum", "learned")
 NORMS = (None, "dyt", "derf")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(kw_only=True, repr=False)
@@ -100,6 +103,8 @@ class HyperConnectionConfig:
     def from_prenorm(cls, config: PreTrainedConfig, **fields):
         """This family's config for the Pre-Norm `config`, with the hyper-connection `fields` given.
 
+        That of a base on the Hub names it, as `hc_base_model`, wherever the model is saved later.
+
         Raises `ValueError` when `config` belongs to another family, or no model with `fields` is equivalent to it.
         """
         reason = None
@@ -120,6 +125,8 @@ class HyperConnectionConfig:
             for name, value in config.to_dict().items()
             if name not in ("model_type", "architectures", "auto_map", "transformers_version")
         }
+        if HUB_ID.fullmatch(config.name_or_path or "") and not os.path.isdir(config.name_or_path):
+            base["hc_base_model"] = config.name_or_path
         return cls(
             **{**base, **fields},
             attn_implementation=config._attn_implementation,
