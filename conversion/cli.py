@@ -36,6 +36,11 @@ PLOT_EXAMPLES = """examples:
   hf-hyperconn plot ./llama-hc --kind similarity --text article.txt --against ./llama -o similarity.pdf
   hf-hyperconn plot ./llama-hc --kind connections -o static-weights.png
 """
+CARD_EXAMPLES = """examples:
+  hf-hyperconn card ./Llama-3.2-1B-HCx4
+  hf-hyperconn card ./Llama-3.2-1B-HCx4 --results results/results_2026-11-21.json
+  hf-hyperconn card ./runs/first --update
+"""
 PUSH_EXAMPLES = """examples:
   hf-hyperconn push ./Llama-3.2-1B-HCx4 me/Llama-3.2-1B-HCx4
   hf-hyperconn push ./llama-hc me/llama-hc --private --revision trained
@@ -118,6 +123,24 @@ def _plot(options: argparse.Namespace) -> int:
     print(
         json.dumps({"files": [str(path) for path in files]}, indent=2) if options.json else "\n".join(map(str, files))
     )
+    return OK
+
+
+def _card(options: argparse.Namespace) -> int:
+    from .card import write_card
+
+    written = write_card(
+        options.folder, results=options.results, base_results=options.base_results, update=options.update
+    )
+    for section in written.kept:
+        _speaker(options)(f"kept          the section {section!r} as it is")
+    for warning in written.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    files = [str(path) for path in written.files]
+    if options.json:
+        print(json.dumps({**vars(written), "files": files}, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(files))
     return OK
 
 
@@ -221,6 +244,14 @@ def _parser() -> argparse.ArgumentParser:
     plot.add_argument("--text", metavar="FILE", help="text to run over; without one, static weights alone are shown")
     plot.add_argument("--against", metavar="MODEL", help="its base, to compare with: local folder or Hub id")
     plot.add_argument("-o", "--out", help="file to write, or folder for all kinds (default: DIR/figures)")
+
+    card = command("card", _card, "write the model card of a checkpoint, or bring it up to date", CARD_EXAMPLES)
+    card.add_argument("folder", metavar="DIR", help="folder of the checkpoint")
+    card.add_argument("--results", metavar="FILE", help="results of lm-eval to show: its results_*.json")
+    card.add_argument("--base-results", metavar="FILE", help="the same for the base, to show beside")
+    card.add_argument(
+        "--update", action="store_true", help="also take in a README.md that you or Trainer wrote, and keep its text"
+    )
 
     push = command("push", _push, "put a checkpoint on the Hub, in one commit", PUSH_EXAMPLES)
     push.add_argument("folder", metavar="DIR", help="folder of a conversion, or of a model saved after training")

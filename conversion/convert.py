@@ -9,15 +9,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
+from typing import TYPE_CHECKING
 
 import hf_hyperconn
 from hf_hyperconn.errors import ConversionError, VerificationError
 
+from .base_card import README, read_base_card
 from .checkpoint import INDEX
 from .plan import RECORD, ConversionPlan, HyperConnectionFields, plan_conversion, workspace
 from .source import CONFIG
 from .transfer import bring, compare
 from .verify import MODES, VerificationReport, verify_checkpoint
+
+if TYPE_CHECKING:
+    from .card import WrittenCard
 
 PLAN = "plan.json"
 
@@ -96,6 +101,8 @@ def carry_out(
                 raise VerificationError(f"verification failed: {report.failure}. The result is kept in '{work}'.")
         with _file_errors(work.parent):
             _write_json(work / RECORD, {**record, "verification": report and report.as_dict()})
+            for warning in _write_card(plan, work).warnings:
+                say(f"warning       {warning}")
             (work / PLAN).unlink()
             _put_in_place(work, plan.out)
     return ConversionResult(plan.out, plan, report)
@@ -238,6 +245,7 @@ def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
     ]
     return {
         "base": {"model": plan.source.name, "commit": plan.source.commit},
+        "base_card": read_base_card(plan.source),
         "arguments": {**vars(plan.fields), "link": plan.link},
         "versions": {
             "hf_hyperconn": hf_hyperconn.__version__,
@@ -247,6 +255,13 @@ def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
         "hyper_connection_shard": plan.hc_shard,
         "hyper_connection_sha256": compare(work / plan.hc_shard, work / plan.hc_shard),
     }
+
+
+def _write_card(plan: ConversionPlan, work: Path) -> "WrittenCard":
+    from .card import write_card
+
+    (work / README).unlink(missing_ok=True)  # of an attempt that was cut off at its end
+    return write_card(work, name=plan.out.absolute().name)
 
 
 def _put_in_place(work: Path, out: Path) -> None:

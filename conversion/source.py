@@ -137,6 +137,20 @@ def open_source(model: str, revision: str | None = None) -> Source:
         return cached
 
 
+def fetch(repo_id: str, name: str, revision: str | None) -> Path | None:
+    """One file of a Hub repo, from the local cache or downloaded; None when the repo does not have it.
+
+    Raises `UnsupportedCheckpointError` when the Hub refuses or can't be reached.
+    """
+    from huggingface_hub import errors, hf_hub_download
+
+    with _hub_errors(repo_id, revision):
+        try:
+            return Path(hf_hub_download(repo_id, name, revision=revision))
+        except errors.RemoteEntryNotFoundError:
+            return None
+
+
 def _cached(repo_id: str, revision: str | None) -> LocalSource | None:
     """What the local cache holds of a repo, if there are weights in it."""
     from huggingface_hub import snapshot_download

@@ -21,5 +21,9 @@ class HyperConnectionFileError(HyperConnError, ValueError):
     """Hyper-connections can't be written to a file, or those of a file can't be given to a model."""
 
 
+class CardError(HyperConnError, ValueError):
+    """A model card can't be read or written, or what it should report can't."""
+
+
 class PushError(HyperConnError, RuntimeError):
     """A checkpoint may not be pushed so, or the Hub does not take it."""

@@ -123,10 +123,10 @@ def test_planned_parameters_are_those_added(llama_folder, llama, tmp_path):
 def test_everything_useful_comes_along(llama_folder, tmp_path):
     source = shutil.copytree(llama_folder, tmp_path / "base")
     kept = ["tokenizer.json", "chat_template.jinja", "LICENSE.txt", "USE_POLICY.md", "templates/tool.jinja"]
-    left = ["README.md", ".gitattributes", "pytorch_model.bin", "consolidated.safetensors", "original/params.json"]
+    left = [".gitattributes", "pytorch_model.bin", "consolidated.safetensors", "original/params.json"]
     left += ["tiny-llama-HCx2/config.json", "tiny-llama-HCx2/tokenizer.json"]
     left += ["modeling_llama.py", "model.gguf", "onnx/model.onnx", "optimizer.pt", ".cache/huggingface/x.lock"]
-    for name in kept + left:
+    for name in [*kept, *left, "README.md"]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(f"content of {name}")
     out = convert_checkpoint(str(source), tmp_path / "out", verify="structure").path
@@ -135,6 +135,7 @@ def test_everything_useful_comes_along(llama_folder, tmp_path):
     assert (out / "generation_config.json").read_bytes() == (source / "generation_config.json").read_bytes()
     for name in left:
         assert not (out / name).exists(), name
+    assert "content of README.md" not in (out / "README.md").read_text()
     models = Path(hf_hyperconn.__file__).parent / "models"
     shared = {path.name for path in models.glob("*.py") if "_hc_" not in path.name} - {"__init__.py"}
     code = {"configuration_hc_llama.py", "modeling_hc_llama.py", *shared}

@@ -24,8 +24,9 @@ from tests.hub import Hub
 
 PACKAGE = Path(hf_hyperconn.__file__).parents[1]
 FIRST_REQUEST = 100_001  # bytes of a safetensors file that huggingface_hub asks for to read its header
-LEFT_BEHIND = {"README.md", "pytorch_model.bin", "original/params.json", "original/consolidated.00.pth"}
+LEFT_BEHIND = {"pytorch_model.bin", "original/params.json", "original/consolidated.00.pth"}
 COPIED = {"LICENSE", "chat_template.jinja", "generation_config.json"}
+READ = "README.md"  # for the metadata of its conversion's card
 HC_SHARD = "model-00002-of-00002.safetensors"
 
 BATCH = """
@@ -99,6 +100,7 @@ def bases(tmp_path_factory) -> dict[str, Path]:
         for file in sorted({*LEFT_BEHIND, "LICENSE", "chat_template.jinja"}):
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_text(f"{file} of {name}")
+        (folder / READ).write_text(f"---\nlicense: apache-2.0\n---\n{READ} of {name}")
     assert (folders["tiny"] / "model.safetensors").stat().st_size > FIRST_REQUEST
     return folders
 
@@ -231,12 +233,16 @@ def test_convert_sharded(online, work, bases, commits):
 
 
 def test_only_what_is_copied_is_downloaded(online, hub, work, bases):
-    assert hub.asked("org/tiny") == {"config.json", "model.safetensors", *COPIED}
+    assert hub.asked("org/tiny") == {"config.json", "model.safetensors", READ, *COPIED}
     for out, base in (("tiny-hc", "tiny"), ("sharded-hc", "sharded")):
         files = {file.relative_to(work / out).as_posix() for file in (work / out).rglob("*") if file.is_file()}
         assert files >= COPIED
         assert not files & LEFT_BEHIND
         assert not hub.asked(f"org/{base}") & LEFT_BEHIND
+        card = (work / out / READ).read_text()
+        assert f"base_model: org/{base}\n" in card
+        assert "license: apache-2.0\n" in card
+        assert f"{READ} of {base}" not in card
         for file in COPIED:
             assert (work / out / file).read_bytes() == (bases[base] / file).read_bytes()
 

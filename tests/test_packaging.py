@@ -36,6 +36,7 @@ def test_contents(dist):
     package = REPOSITORY / "hf_hyperconn"
     expected = {path.relative_to(REPOSITORY).as_posix() for path in package.rglob("*.py")}
     expected |= {f"hf_hyperconn/conversion/{path.name}" for path in (REPOSITORY / "conversion").glob("*.py")}
+    expected |= {f"hf_hyperconn/model_cards/{name}" for name in ("__init__.py", "template.md")}
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert any(name.endswith("licenses/LICENSE") for name in names)
     with tarfile.open(sdist) as archive:
@@ -59,6 +60,8 @@ def test_the_wheel_works_in_a_clean_environment(dist, llama_folder, tmp_path):
     script = python.with_name("hf-hyperconn")
     assert "convert" in run(script, "--help", **place)
     assert run(script, "convert", llama_folder, "out", **place) == "out\n"
+    assert run(script, "card", "out", **place) == "out/README.md\n"
+    assert "It equals its base until it is trained" in (tmp_path / "out" / "README.md").read_text()
     assert "bit for bit" in run(
         python, "-m", "hf_hyperconn.conversion", "verify", "out", "--against", llama_folder, **place
     )

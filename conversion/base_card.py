@@ -1,0 +1,52 @@
+"""What the card of a conversion takes over from the card of its base."""
+
+import json
+from pathlib import Path
+
+from hf_hyperconn.errors import CardError
+
+from .card_text import read_card
+from .source import Source, fetch
+
+README = "README.md"
+# of the base's metadata, and whatever begins with GATED
+INHERITED = ("license", "license_name", "license_link", "language", "tags")
+GATED = "extra_gated_"
+
+# tags that say what the base's files are and what runs them, or where they come from, which is not so of a conversion
+NOT_INHERITED = {
+    *("pytorch", "tf", "jax", "flax", "rust", "safetensors", "onnx", "gguf", "mlx", "openvino", "transformers"),
+    *("text-generation-inference", "endpoints_compatible", "autotrain_compatible", "vllm", "nemo", "unsloth"),
+    *("generated_from_trainer", "merge", "mergekit", "facebook", "meta"),
+}
+
+
+def read_base_card(source: Source) -> dict:
+    """The metadata that a conversion of `source` inherits; empty when its card has none, or none that can be read.
+
+    Raises `UnsupportedCheckpointError` when the Hub can't be reached for it.
+    """
+    return _inherited(source.path(README)) if README in source.files else {}
+
+
+def fetch_base_card(model: str, commit: str | None) -> dict:
+    """The same for a base on the Hub that may not be there in full.
+
+    Raises `UnsupportedCheckpointError` when the Hub refuses or can't be reached, and the card is not in the cache.
+    """
+    path = fetch(model, README, commit)
+    return {} if path is None else _inherited(path)
+
+
+def _inherited(path: Path) -> dict:
+    try:
+        metadata = read_card(path, lenient=True).data.to_dict()
+    except CardError:
+        return {}
+    kept = {name: value for name, value in metadata.items() if name in INHERITED or name.startswith(GATED)}
+    if isinstance(kept.get("tags"), list):
+        kept["tags"] = [tag for tag in kept["tags"] if isinstance(tag, str) and tag.lower() not in NOT_INHERITED]
+    else:
+        kept.pop("tags", None)
+    # YAML knows dates, JSON does not
+    return json.loads(json.dumps(kept, default=str, skipkeys=True))

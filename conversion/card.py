@@ -1,0 +1,208 @@
+"""`hf-hyperconn card`: a model card from recorded facts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hf_hyperconn.errors import CardError
+
+from .base_card import README
+from .card_facts import DTYPES, TASKS, Facts, collect_facts
+from .card_metadata import joined, metadata_of
+from .card_text import is_by_trainer, is_ours, merge, read_card, stamp, trainer_facts, written_into
+from .evaluation import Evaluation, hub_results, read_evaluation
+from .licences import name_problem, terms_of
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCard
+
+# `model_cards` lies beside this folder, in a checkout and in the installed package
+TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
+NOTICE = "Notice"
+HUB_RESULTS = ".eval_results/lm_eval.yaml"
+
+# name, and number on arXiv, of each kind of connection
+KINDS = {
+    "shc": ("static hyper-connections", "2409.19606"),
+    "dhc": ("dynamic hyper-connections", "2409.19606"),
+    "mhc": ("manifold-constrained hyper-connections", "2512.24880"),
+    "ihc": ("manifold-constrained hyper-connections with unmixed streams", "2512.24880"),
+    "frac": ("frac-connections", "2503.14125"),
+    "keel": ("Keel's connections", "2601.19895"),
+}
+
+
+@dataclass(frozen=True)
+class WrittenCard:
+    """A card that was written.
+
+    files: the card, and what was written with it.
+    metadata: what the Hub reads of the card.
+    kept: generated sections that stay as they were: a person edited them, or there are no facts for them now.
+    warnings: what to see to before publishing.
+    """
+
+    files: tuple[Path, ...]
+    metadata: dict
+    kept: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def write_card(
+    folder: str | Path,
+    *,
+    results: str | None = None,
+    base_results: str | None = None,
+    update: bool = False,
+    name: str | None = None,
+) -> WrittenCard:
+    """Write the README.md of a checkpoint with hyper-connections, or renew what was generated of it.
+
+    What a person wrote into it stays (see `card_text`). Each file is replaced in one step.
+
+    folder: of the checkpoint.
+    results: a results file of lm-eval for it.
+    base_results: the same for its base, to show beside.
+    update: whether a README.md without any generated section, which somebody else wrote, is taken in.
+    name: of the model; by default that of the folder.
+
+    Raises `UnsupportedCheckpointError` when the folder holds no such checkpoint, and `CardError` when its README.md is
+    somebody else's, it or the results can't be read, or writing fails.
+    """
+    if base_results is not None and results is None:
+        raise CardError("results of the base are shown beside the model's own. Give these too, with --results.")
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise CardError(f"there is no folder '{folder}'. Give that of a checkpoint with hyper-connections.")
+    evaluation = read_evaluation(results) if results is not None else None
+    of_base = read_evaluation(base_results) if base_results is not None else None
+    readme = folder / README
+    existing = read_card(readme) if readme.is_file() else None
+    if existing is not None and not update and not is_ours(existing.text):
+        author = "Transformers' Trainer" if is_by_trainer(existing.text) else "somebody else"
+        raise CardError(
+            f"'{readme}' was written by {author}. --update adds the sections of a card to it and keeps what a person "
+            f"wrote."
+        )
+    facts, warnings = collect_facts(folder, name)
+    card, kept = _render(facts, evaluation, of_base, existing)
+    metadata = card.data.to_dict()
+    contents = {README: str(card), **_notice(facts), **_for_the_hub(evaluation)}
+    files = tuple(_write(folder / file, content) for file, content in contents.items())
+    return WrittenCard(files, metadata, kept, (*warnings, *_to_see_to(facts, metadata)))
+
+
+def _render(
+    facts: Facts, evaluation: Evaluation | None, of_base: Evaluation | None, existing: "ModelCard | None"
+) -> "tuple[ModelCard, tuple[str, ...]]":
+    """The card, and the generated sections that stay as they were."""
+    from huggingface_hub import ModelCard
+
+    before = "" if existing is None else existing.text
+    data, values = metadata_of(facts, evaluation), _values(facts, evaluation, of_base)
+    card = ModelCard.from_template(data, template_path=str(TEMPLATE), trainer=trainer_facts(before), **values)
+    text, kept = stamp(card.text), ()
+    if is_by_trainer(before):
+        text = f"{text}\n{written_into(before)}"
+    elif existing is not None:
+        text, kept = merge(before, text)
+    card.text = f"\n{text.strip()}\n"
+    if existing is not None:
+        card.data = joined(existing.data, data, theirs_first=not is_by_trainer(before))
+    return card, kept
+
+
+def _values(facts: Facts, evaluation: Evaluation | None, of_base: Evaluation | None) -> dict:
+    """What the template shows besides the metadata."""
+    found = facts.inspection
+    kind, number = KINDS[found.connection]
+    n = found.hc_mult
+    streams = f"{n} residual stream{'s' * (n != 1)}"
+    if facts.base is not None:
+        base = f"[{facts.base}](https://huggingface.co/{facts.base})"
+    else:
+        base = facts.base_name and f"{facts.base_name} (a local checkpoint)"
+    rounded = found.connection in ("mhc", "ihc")
+    return {
+        "facts": facts,
+        "found": found,
+        "base": base,
+        "kind": kind,
+        "kind_link": f"[{kind}](https://arxiv.org/abs/{number})",
+        "streams": f"the hidden state in {n} parts" if found.connection == "frac" else streams,
+        "exactness": f"bit for bit{' in 16 bits and within rounding in float32' * rounded}",
+        "auto_class": f"AutoModel{facts.head.removeprefix('Model')}",
+        "generates": TASKS[facts.head] == "text-generation",
+        "dtype": DTYPES.get(found.dtype, found.dtype),
+        "added_parameters": _share(found.added_parameters, found.parameters),
+        "added_flops": _share(found.added_flops, found.flops),
+        "versions": facts.record.get("versions", {}),
+        "terms": terms_of(facts.inherited),
+        "evaluation": evaluation,
+        "compared": of_base is not None,
+        "scores": [] if evaluation is None else _rows(evaluation, of_base),
+    }
+
+
+def _share(added: int, whole: int | None) -> str:
+    if whole is None:  # of a quantised model
+        return f"{added:,}"
+    return f"{added:,}, {100 * added / (whole - added):.3g} % of the rest's {whole - added:,}"
+
+
+def _rows(evaluation: Evaluation, of_base: Evaluation | None) -> list[list[str]]:
+    """A row of the table for each score of the model, with its base's where there is one."""
+    theirs = {score.key: score for score in of_base.scores} if of_base is not None else {}
+    rows = []
+    for score in evaluation.scores:
+        metric = score.metric if score.filter == "none" else f"{score.metric} ({score.filter})"
+        row = [score.task, metric, "" if score.shots is None else str(score.shots), score.shown]
+        if of_base is not None:
+            row.append(theirs[score.key].shown if score.key in theirs else "")
+        rows.append(row)
+    return rows
+
+
+def _notice(facts: Facts) -> dict[str, str]:
+    """The text file that some licences want beside the weights."""
+    terms = terms_of(facts.inherited)
+    there = any(name.lower() in ("notice", "notice.txt", "notice.md") for name in facts.files)
+    return {} if terms is None or there else {NOTICE: f"{terms.notice}\n"}
+
+
+def _for_the_hub(evaluation: Evaluation | None) -> dict[str, str]:
+    """Scores in the format of the Hub's leaderboards."""
+    from huggingface_hub import eval_result_entries_to_yaml
+    from huggingface_hub.utils import yaml_dump
+
+    if evaluation is None or evaluation.limited or not (entries := hub_results(evaluation)):
+        return {}
+    return {HUB_RESULTS: yaml_dump(eval_result_entries_to_yaml(entries), sort_keys=False)}
+
+
+def _to_see_to(facts: Facts, metadata: dict) -> list[str]:
+    """Warnings about the licence of the base."""
+    if facts.base_name is None:
+        return []
+    if "license" not in metadata:
+        return [f"no licence is known: add `license:` to the metadata of {README} before you publish the model."]
+    problems = [name_problem(facts.name, metadata)]
+    if terms_of(metadata) is not None and not facts.licence_files:
+        problems.append(
+            f"the licence of the base ({facts.licence}) asks that a copy of it goes with the weights, and there is "
+            f"none beside them: copy it from the base before you publish the model."
+        )
+    return [problem for problem in problems if problem]
+
+
+def _write(path: Path, content: str) -> Path:
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        part.write_text(content, encoding="utf-8", newline="\n")
+        part.replace(path)
+    except OSError as error:
+        raise CardError(f"can't write '{path}': {error.strerror}. Mend that and run it again.") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return path

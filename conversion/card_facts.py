@@ -1,0 +1,188 @@
+"""What a model card reports of a checkpoint, from the files of its folder."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_hyperconn.analysis.costs import is_of_connection
+from hf_hyperconn.errors import UnsupportedCheckpointError
+
+from .base_card import fetch_base_card
+from .checkpoint import Weights, read_config, read_json, read_weights
+from .inspection import Inspection, inspect_checkpoint
+from .licences import licence_of
+from .plan import RECORD
+from .source import REPO_ID, LocalSource
+from .trainer_state import STATE, training_facts
+
+PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".webp")
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+# task on the Hub by the head of a model's class
+TASKS = {
+    "ForCausalLM": "text-generation",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "Model": "feature-extraction",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a checkpoint with hyper-connections.
+
+    files: paths in its folder.
+    record: what the conversion wrote down; empty for a model that was saved after training.
+    base, commit: of a base on the Hub; None for another.
+    inherited: of the metadata of the base's card.
+    as_converted: whether the weights lie in files as the converter leaves them, which saving a model never does.
+    training: names and values, where Trainer left its state.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    config: dict
+    record: dict
+    inspection: Inspection
+    base: str | None
+    commit: str | None
+    inherited: dict
+    as_converted: bool
+    training: list[tuple[str, str]]
+
+    @property
+    def state(self) -> str | None:
+        """Whether it is "equal" to its base, or has connections that are "initial" or "trained"; None if not known."""
+        if self.inspection.trained is False:
+            return "equal" if self.as_converted else "initial"
+        return "trained" if self.inspection.trained else None
+
+    @property
+    def head(self) -> str:
+        """The head of the model's class, a key of `TASKS`."""
+        architecture = str((self.config.get("architectures") or ["ForCausalLM"])[0])
+        return next((head for head in TASKS if architecture.endswith(head)), "Model")
+
+    @property
+    def base_name(self) -> str | None:
+        """What to call the base: its Hub id, or the name of its folder."""
+        model = self.inspection.base
+        return self.base or (Path(model).resolve().name if model else None)
+
+    @property
+    def licence(self) -> str | None:
+        """The name of the base's licence."""
+        return licence_of(self.inherited)
+
+    @property
+    def licence_files(self) -> list[str]:
+        """Files with a licence or its policy, beside the weights."""
+        return sorted(
+            n for n in self.files if "/" not in n and n.lower().startswith(("licen", "copying", "use_policy"))
+        )
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there is a tokenizer beside the weights."""
+        return not set(TOKENIZERS).isdisjoint(self.files)
+
+    @property
+    def figures(self) -> list[tuple[str, str]]:
+        """Title and path of every picture in `figures`."""
+        paths = [Path(name) for name in sorted(self.files) if name.startswith("figures/")]
+        return [(path.stem, path.as_posix()) for path in paths if path.suffix in PICTURES and len(path.parts) == 2]
+
+    @property
+    def command(self) -> str | None:
+        """The command that makes this conversion."""
+        if not (made := self.record.get("arguments")):
+            return None
+        words = ["hf-hyperconn", "convert", self.base_name, self.name, "-n", made["hc_mult"]]
+        words += ["--connection", made["connection"]] * (made["connection"] != "dhc")
+        words += ["--no-tanh"] * (not made["hc_tanh"])
+        words += ["--revision", self.commit] * (self.commit is not None)
+        return shlex.join(map(str, words))
+
+    @property
+    def verification(self) -> list[tuple[str, str]]:
+        """What the verification of the conversion looked at, and what it found."""
+        report = self.record.get("verification")
+        if not report:
+            return []
+        rows = [
+            ("tensors", f"{report['tensors']}, all with their shapes; connections at the equivalent initialisation")
+        ]
+        if report["comparisons"]:
+            rows.append(("files of the base", "byte for byte the same"))
+            rows.append(("layers run", "{} of {}".format(*report["layers"])))
+        return rows + [(compared["dtype"], _found(compared)) for compared in report["comparisons"]]
+
+
+def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[str]]:
+    """What is known of the checkpoint in a folder, and warnings of what could not be found out.
+
+    name: of the model; by default that of the folder.
+
+    Raises `UnsupportedCheckpointError` when there is no checkpoint with hyper-connections.
+    """
+    source, inspection = LocalSource(folder), inspect_checkpoint(str(folder))
+    config = read_config(source)
+    record = read_json(source, RECORD) if RECORD in source.files else {}
+    base, commit = _base_on_the_hub(config, inspection)
+    inherited, warnings = record.get("base_card"), []
+    if inherited is None and base is not None:
+        try:
+            inherited = fetch_base_card(base, commit)
+        except UnsupportedCheckpointError as error:
+            warnings.append(f"the card of the base, which names its licence, can't be read: {error}")
+    facts = Facts(
+        name=name or folder.resolve().name,
+        files=tuple(source.files),
+        config=config,
+        record=record,
+        inspection=inspection,
+        base=base,
+        commit=commit,
+        inherited=_with_link(inherited or {}, base, commit, source),
+        as_converted=_is_as_converted(record, read_weights(source), source),
+        training=training_facts(read_json(source, STATE)) if STATE in source.files else [],
+    )
+    return facts, warnings
+
+
+def _base_on_the_hub(config: dict, inspection: Inspection) -> tuple[str | None, str | None]:
+    """Id and commit of a base that is no local folder."""
+    base, commit = inspection.base, inspection.commit
+    on_the_hub = commit is not None or base == config.get("hc_base_model")
+    return (base, commit) if on_the_hub and REPO_ID.fullmatch(str(base)) and base is not None else (None, None)
+
+
+def _is_as_converted(record: dict, weights: Weights, source: LocalSource) -> bool:
+    """Whether connections have the conversion's file to themselves, and the others the sizes that it recorded."""
+    shard, shards = record.get("hyper_connection_shard"), record.get("base_shards", [])
+    sizes = all(source.files.get(each["file"]) == each["size"] for each in shards)
+    return (
+        bool(shards)
+        and sizes
+        and all((tensor.file == shard) == is_of_connection(name) for name, tensor in weights.tensors.items())
+    )
+
+
+def _with_link(metadata: dict, base: str | None, commit: str | None, source: LocalSource) -> dict:
+    """The metadata, its link to a licence file of the base leading there when that file is not here."""
+    link = metadata.get("license_link")
+    if base is None or not isinstance(link, str) or "://" in link or link in source.files:
+        return metadata
+    return {**metadata, "license_link": f"https://huggingface.co/{base}/blob/{commit or 'main'}/{link}"}
+
+
+def _found(compared: dict) -> str:
+    if compared["logits"] and compared["hidden_states"] and compared["continuation"] is not False:
+        same = "logits, hidden states and greedy continuation" if compared["continuation"] else "outputs"
+        return f"{same} equal to the base's, bit for bit"
+    return (
+        f"largest difference of logits {compared['max_difference']:.3g}, KL divergence {compared['kl']:.3g}, "
+        f"top-1 agreement {100 * compared['top1']:.1f} %"
+    )

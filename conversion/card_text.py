@@ -1,0 +1,142 @@
+"""The text of a model card: which parts of it were generated, and how new ones take their place.
+
+A generated section stands between two marks, of which the first bears a digest of what was generated:
+
+    <!-- hf-hyperconn: limitations 0123abcd -->
+    ...
+    <!-- /hf-hyperconn -->
+
+What stands outside the marks, or differs from its digest, was written by a person and is kept.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hf_hyperconn.errors import CardError
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCard
+
+SECTION = re.compile(
+    r"<!-- hf-hyperconn: (?P<name>[a-z-]+)(?: (?P<digest>[0-9a-f]{8}))? -->\n(?P<text>.*?)<!-- /hf-hyperconn -->\n?",
+    re.DOTALL,
+)
+HEADING = re.compile(r"^(?=#{1,6} )", re.MULTILINE)
+
+# the first line of the comment in a README.md by Transformers' Trainer, which asks for its own removal
+BY_TRAINER = "<!-- This model card has been generated automatically according to the information the Trainer had"
+EVALUATED = "It achieves the following results on the evaluation set:"
+UNWRITTEN = "More information needed"
+RESULTS = "Results on the evaluation set"
+TRAINER_FACTS = (RESULTS, "Training hyperparameters", "Training results", "Framework versions")
+
+
+def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
+    """The metadata (`data`) and the text (`text`) of a README.md.
+
+    lenient: whether a `model-index` that can't be read is left out.
+
+    Raises `CardError` when it is not text, or its metadata is not a YAML mapping.
+    """
+    from huggingface_hub import ModelCard
+    from yaml import YAMLError
+
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+        if not content.lstrip().startswith("---"):
+            content = f"---\n\n---\n{content}"
+        return ModelCard(content, ignore_metadata_errors=lenient)
+    except (ValueError, TypeError, YAMLError, RecursionError) as error:
+        raise CardError(
+            f"the metadata of '{path}' can't be read: {error}. Mend what stands between its two lines of '---', or "
+            f"remove the file."
+        ) from error
+
+
+def is_ours(text: str) -> bool:
+    """Whether there are generated sections in the text of a card."""
+    return SECTION.search(text) is not None
+
+
+def is_by_trainer(text: str) -> bool:
+    """Whether Transformers' Trainer wrote this text of a card, and nobody has removed its comment since."""
+    return BY_TRAINER in text and not is_ours(text)
+
+
+def stamp(text: str) -> str:
+    """The text of a card whose sections were just generated, with their digests."""
+    compact = re.sub(r"\n{3,}", "\n\n", text)
+    return SECTION.sub(lambda section: _marked(section["name"], section["text"]), compact)
+
+
+def merge(old: str, new: str) -> tuple[str, tuple[str, ...]]:
+    """The text `old` with the generated sections of `new`, which is stamped.
+
+    A section that `old` lacks is put after the one before it in `new`. A section that `new` lacks stays.
+
+    Returns the text, and the names of the sections that are as they were: edited, or not generated this time.
+    """
+    fresh = {section["name"]: section[0] for section in SECTION.finditer(new)}
+    kept = []
+
+    def renew(section: re.Match) -> str:
+        name = section["name"]
+        if name in fresh and section["digest"] == _digest(section["text"]):
+            return fresh[name]
+        kept.append(name)
+        return section[0]
+
+    text = SECTION.sub(renew, old)
+    previous = None
+    for name, section in fresh.items():
+        places = {found["name"]: found for found in SECTION.finditer(text)}
+        if name not in places:
+            after = places[previous].end() if previous in places else _before(places, text)
+            text = f"{text[:after].rstrip()}\n\n{section}\n{text[after:].lstrip()}".lstrip()
+        previous = name
+    return text.rstrip() + "\n", tuple(kept)
+
+
+def trainer_facts(text: str) -> str:
+    """What a Trainer's card says of the training, also when it has since become part of one of ours."""
+    if is_ours(text):
+        text = "".join(section["text"] for section in SECTION.finditer(text) if section["name"] == "training")
+    facts = []
+    for heading, block in _by_headings(text):
+        content = block.partition("\n")[2].strip()
+        if EVALUATED in content:
+            facts.append(f"### {RESULTS}\n\n{content.partition(EVALUATED)[2].strip()}")
+        elif heading in TRAINER_FACTS and content not in ("", UNWRITTEN):
+            facts.append(f"### {heading}\n\n{content}")
+    return "\n\n".join(facts)
+
+
+def written_into(text: str) -> str:
+    """What a person has written into a Trainer's card: sections that Trainer left open, and ones of their own."""
+    by_trainer = (*TRAINER_FACTS, "Training procedure")
+    return "".join(
+        block
+        for heading, block in _by_headings(text)[1:]  # after the title and what Trainer says of the model
+        if heading not in by_trainer and block.partition("\n")[2].strip() != UNWRITTEN
+    ).strip()
+
+
+def _by_headings(text: str) -> list[tuple[str, str]]:
+    """Each heading, and the text from it up to the next one."""
+    blocks = [block for block in HEADING.split(text) if block.startswith("#")]
+    return [(block.partition("\n")[0].lstrip("# ").rstrip(), block) for block in blocks]
+
+
+def _before(places: dict[str, re.Match], text: str) -> int:
+    """Where a section goes that comes before all those there are."""
+    return min((section.start() for section in places.values()), default=len(text))
+
+
+def _marked(name: str, text: str) -> str:
+    return f"<!-- hf-hyperconn: {name} {_digest(text)} -->\n{text}<!-- /hf-hyperconn -->\n"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

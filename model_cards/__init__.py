@@ -1,0 +1,1 @@
+"""The template of model cards, and two cards rendered from it."""
