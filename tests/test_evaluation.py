@@ -1,6 +1,7 @@
 """lm-eval by its own command line, where hf_hyperconn can't be imported: a conversion scores what its base scores."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_hyperconn.conversion.card import write_card
 from hf_hyperconn.conversion.convert import convert_checkpoint
 
 from .pages import snippets
@@ -99,3 +101,20 @@ def test_a_conversion_scores_what_its_base_scores(dtype, place, tmp_path):
     likelihoods = [response for sample in base["endings"] for ((response, _),) in sample["resps"]]
     assert len(likelihoods) == 3 * len(base["endings"]) == 24
     assert len(set(likelihoods)) > 12
+
+    from lm_eval.utils import make_table
+
+    (results,), (of_base,) = (list((tmp_path / name).rglob("results_*.json")) for name in (CONVERTED, "base"))
+    (card, *_) = write_card(place / CONVERTED, results=str(results), base_results=str(of_base)).files
+    scores = re.findall(
+        r"^\| (endings|passages) \| (\w+) \| 0 \| ([\d.]+)[^|]*\| ([\d.]+)[^|]*\|$",
+        card.read_text(encoding="utf-8"),
+        re.M,
+    )
+    assert len(scores) == 5
+    table = re.sub(" +", " ", make_table(json.loads(results.read_text(encoding="utf-8"))))
+    for task, metric, value, same in scores:
+        assert value == same
+        assert re.search(
+            rf"^\|({task}|)\|.*\|{metric}\|.\|{value}\|", table.replace(" |", "|").replace("| ", "|"), re.M
+        )
