@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 KILLS, KILLS_WITH_FORCE = 50, 20
 LAYERS, HIDDEN, INTERMEDIATE, VOCABULARY, SHARDS = 8, 512, 1536, 8000, 4
+SHARD = f"*-of-{SHARDS + 1:05}.safetensors"
 CONVERTER = "hf_hyperconn.conversion"
 PRELOADED = (
     *("torch", "safetensors.torch", "huggingface_hub.utils", "huggingface_hub.repocard", "jinja2"),
@@ -36,10 +37,15 @@ class Conversions:
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def __call__(self, source: Path, out: Path, delay=None, change=None, **options) -> tuple[bool, float]:
-        """Convert; kill after `delay` seconds, or before the given change of a folder. Returns (finished, seconds)."""
+    def __call__(
+        self, source: Path, out: Path, delay=None, change=None, copying=False, **options
+    ) -> tuple[bool, float]:
+        """Convert; kill after `delay` seconds, or before the given change of a folder. Returns (finished, seconds).
+
+        copying: the delay counts from when a shard begins to be copied.
+        """
         options = {"model": str(source), "out": str(out), "verify": "structure", **options}
-        self.process.stdin.write(json.dumps([options, delay, change]) + "\n")
+        self.process.stdin.write(json.dumps([options, delay, change, copying]) + "\n")
         self.process.stdin.flush()
         exit_code, seconds = json.loads(self.process.stdout.readline())
         assert exit_code in (0, -signal.SIGKILL)
@@ -51,15 +57,24 @@ def serve():
     for name in PRELOADED:
         import_module(name)
     for line in sys.stdin:
-        options, delay, change = json.loads(line)
+        options, delay, change, copying = json.loads(line)
         start = time.monotonic()
         if not (child := os.fork()):
             convert_and_exit(options, change)
+        if copying:
+            wait_for_a_copy(child, Path(options["out"]))
         if delay is not None:
             time.sleep(delay)
             os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
         print(json.dumps([os.waitstatus_to_exitcode(status), time.monotonic() - start]), flush=True)
+
+
+def wait_for_a_copy(child: int, out: Path):
+    """Until a shard is being copied, or `child` has ended."""
+    parts = f".{out.name}.incomplete/{SHARD}.part"
+    while not any(out.parent.glob(parts)) and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        time.sleep(1e-4)
 
 
 def convert_and_exit(options: dict, change: int | None):
@@ -175,10 +190,11 @@ def test_killed_at_random_moments(convert, source, undisturbed, tmp_path):
     for kill in range(KILLS):
         if not os.listdir(tmp_path):
             duration = seconds_undisturbed(convert, source, tmp_path)
-        convert(source, out, delay=moments.triangular(0, duration, 0))  # most while weights are copied, early on
+        copies = kill % 2 == 1  # a copy takes a small part of the whole
+        convert(source, out, delay=moments.uniform(0, duration / 50 if copies else duration), copying=copies)
         assert contents(source) == before
         unfinished += not out.exists()
-        copying += any(tmp_path.glob(f".out.incomplete/*-of-{SHARDS + 1:05}.safetensors.part"))
+        copying += any(tmp_path.glob(f".out.incomplete/{SHARD}.part"))
         if not out.exists() and kill % 4 == 3:
             assert convert(source, out)[0]
         if out.exists():
