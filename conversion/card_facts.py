@@ -11,8 +11,8 @@ from .base_card import fetch_base_card
 from .checkpoint import Weights, read_config, read_json, read_weights
 from .inspection import Inspection, inspect_checkpoint
 from .licences import licence_of
-from .plan import RECORD
-from .source import REPO_ID, LocalSource
+from .record import base_on_the_hub, read_record
+from .source import LocalSource
 from .trainer_state import STATE, training_facts
 
 PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".webp")
@@ -68,8 +68,7 @@ class Facts:
     @property
     def base_name(self) -> str | None:
         """What to call the base: its Hub id, or the name of its folder."""
-        model = self.inspection.base
-        return self.base or (Path(model).resolve().name if model else None)
+        return self.base or self.inspection.base
 
     @property
     def licence(self) -> str | None:
@@ -129,8 +128,9 @@ def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[st
     """
     source, inspection = LocalSource(folder), inspect_checkpoint(str(folder))
     config = read_config(source)
-    record = read_json(source, RECORD) if RECORD in source.files else {}
-    base, commit = _base_on_the_hub(config, inspection)
+    record = read_record(source)
+    base, commit = base_on_the_hub(config, record)
+    record = record or {}
     inherited, warnings = record.get("base_card"), []
     if inherited is None and base is not None:
         try:
@@ -150,13 +150,6 @@ def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[st
         training=training_facts(read_json(source, STATE)) if STATE in source.files else [],
     )
     return facts, warnings
-
-
-def _base_on_the_hub(config: dict, inspection: Inspection) -> tuple[str | None, str | None]:
-    """Id and commit of a base that is no local folder."""
-    base, commit = inspection.base, inspection.commit
-    on_the_hub = commit is not None or base == config.get("hc_base_model")
-    return (base, commit) if on_the_hub and REPO_ID.fullmatch(str(base)) and base is not None else (None, None)
 
 
 def _is_as_converted(record: dict, weights: Weights, source: LocalSource) -> bool:

@@ -17,7 +17,7 @@ from hf_hyperconn.errors import ConversionError, VerificationError
 from .base_card import README, read_base_card
 from .checkpoint import INDEX
 from .plan import RECORD, ConversionPlan, HyperConnectionFields, plan_conversion, workspace
-from .source import CONFIG
+from .source import CONFIG, Source
 from .transfer import bring, compare
 from .verify import MODES, VerificationReport, verify_checkpoint
 
@@ -244,7 +244,7 @@ def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
         for name, target in plan.shards.items()
     ]
     return {
-        "base": {"model": plan.source.name, "commit": plan.source.commit},
+        "base": {"model": _public_name(plan.source), "commit": plan.source.commit},
         "base_card": read_base_card(plan.source),
         "arguments": {**vars(plan.fields), "link": plan.link},
         "versions": {
@@ -255,6 +255,11 @@ def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
         "hyper_connection_shard": plan.hc_shard,
         "hyper_connection_sha256": compare(work / plan.hc_shard, work / plan.hc_shard),
     }
+
+
+def _public_name(source: Source) -> str:
+    """A Hub id; of a folder its name alone, as the record is published and where it lies is nobody's business."""
+    return source.name if source.commit else Path(source.name).absolute().name
 
 
 def _write_card(plan: ConversionPlan, work: Path) -> "WrittenCard":

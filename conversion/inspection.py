@@ -7,8 +7,9 @@ from hf_hyperconn.analysis.costs import EXPERT, EXPERTS, base_flops, connection_
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import FAMILIES, Family
 
-from .checkpoint import Weights, open_tensors, read_config, read_json, read_weights
-from .plan import CONNECTIONS, RECORD, gigabytes
+from .checkpoint import Weights, open_tensors, read_config, read_weights
+from .plan import CONNECTIONS, gigabytes
+from .record import base_of, read_record
 from .source import CONFIG, LocalSource, Source, open_source
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
     config = read_config(source)
     family = _family(source, config)
     weights = read_weights(source)
-    record = read_json(source, RECORD) if RECORD in source.files else {}
+    record = read_record(source)
     quantised = _quantisation(config)
     _check_experts(source, config, weights)
     of_base = base_flops(config, {name: tensor.shape for name, tensor in weights.tensors.items()})
@@ -129,17 +130,6 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
         not_known=not_known,
         drift=drift,
     )
-
-
-def base_of(config: dict, record: dict) -> tuple[str | None, str | None]:
-    """What a checkpoint was converted from, and its commit on the Hub.
-
-    After training there is no record of a conversion; of a base on the Hub the config still tells.
-    """
-    recorded = record.get("base") if isinstance(record.get("base"), dict) else {}
-    if not recorded.get("model"):
-        return config.get("hc_base_model"), config.get("hc_base_commit")
-    return recorded["model"], recorded.get("commit")
 
 
 def _family(source: Source, config: dict) -> Family:
@@ -191,7 +181,7 @@ def _quantisation(config: dict) -> str | None:
 
 
 def _state_of(
-    source: Source, config: dict, family: Family, weights: Weights, record: dict
+    source: Source, config: dict, family: Family, weights: Weights, record: dict | None
 ) -> "tuple[bool | None, str | None, tuple[Drift, ...] | None]":
     """`trained`, `not_known` and `drift` of an `Inspection`."""
     if config["connection"] not in CONNECTIONS or config.get("norm") is not None:
@@ -208,8 +198,10 @@ def _state_of(
     return trained, "its weights would tell, which were not downloaded" if trained is None else None, None
 
 
-def _by_digest(source: Source, weights: Weights, record: dict) -> bool | None:
+def _by_digest(source: Source, weights: Weights, record: dict | None) -> bool | None:
     """Whether the connections have changed since the conversion, if they are alone in the file that it recorded."""
+    if record is None:
+        return None
     file, recorded = record.get("hyper_connection_shard"), record.get("hyper_connection_sha256")
     held = {name for name, tensor in weights.tensors.items() if tensor.file == file}
     connections = {name for name in weights.tensors if is_of_connection(name)}

@@ -11,11 +11,12 @@ import hf_hyperconn
 from hf_hyperconn.errors import PushError, VerificationError
 from hf_hyperconn.families import FAMILIES
 
+from .base_card import README
 from .checkpoint import INDEX, WEIGHTS, read_config, read_weights
 from .hub_refusals import explained, refuses_copies
 from .plan import RECORD, companions_of, gigabytes
 from .publishing_terms import check_terms
-from .record import is_verified, read_record
+from .record import base_on_the_hub, is_verified, read_record
 from .source import CONFIG, LocalSource
 from .transfer import compare
 from .verify import verify_checkpoint
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationCopy, HfApi, ModelInfo
     from huggingface_hub.hf_api import RepoSibling
 
-CARD = "README.md"
 RESULTS = re.compile(r"\.eval_results/[^/]+\.yaml")
 WEIGHT_FILE = re.compile(rf"{re.escape(WEIGHTS)}|{re.escape(INDEX)}|model-\d{{5}}-of-\d{{5}}\.safetensors")
 
@@ -91,11 +91,11 @@ def push_checkpoint(
         if present and private and not present.private:
             raise PushError(f"{repo_id!r} exists and is public. Drop --private, or give another repo.")
         if checked.base and not (present.private or present.gated if present else private):
-            check_terms(checked.base, base, repo_id, Path(folder) / CARD, say)
+            check_terms(checked.base, base, repo_id, Path(folder) / README, say)
         if not present:
             api.create_repo(repo_id, private=private or None, exist_ok=True)
         target = _branch(api, repo_id, revision, make=not create_pr)
-        copies = _copies(api, checked, say) if checked.base else {}
+        copies = _copies(api, checked, say) if checked.record and checked.commit else {}
         return _commit(api, target, checked, copies, revision=revision, create_pr=create_pr, say=say)
 
 
@@ -104,13 +104,13 @@ class _Checked:
 
     names: its files that are the model.
     record: of its conversion, if it has one.
-    base: id of the Hub repo that it was converted from, if it was.
+    base, commit: id and commit of the Hub repo that it was converted from, as far as they are known.
     """
 
     def __init__(self, source: LocalSource, record: dict | None, digests: dict[str, str | None]):
         self.source, self.record, self._digests = source, record, digests
         self.names = _model_files(source)
-        self.base: str | None = record["base"]["model"] if record and record["base"]["commit"] else None
+        self.base, self.commit = base_on_the_hub(read_config(source), record)
 
     def digest(self, name: str) -> str:
         """The SHA-256 of a file."""
@@ -155,8 +155,8 @@ def _open_checked(folder: Path, say: Say) -> _Checked:
     say(report.lines()[0])
     if left := [name for name in sorted(source.files.keys() - checked.names) if "/." not in f"/{name}"]:
         say(f"left here     {', '.join(left[:5])}{f' and {len(left) - 5} more' if len(left) > 5 else ''}")
-    if CARD not in checked.names:
-        say(f"no card       `hf-hyperconn card '{folder}'` writes a {CARD}")
+    if README not in checked.names:
+        say(f"no card       `hf-hyperconn card '{folder}'` writes a {README}")
     return checked
 
 
@@ -165,7 +165,7 @@ def _model_files(source: LocalSource) -> frozenset[str]:
     code = FAMILIES[read_config(source)["model_type"].removeprefix("hc_")].code
     weights = read_weights(source).files
     index = () if weights == (WEIGHTS,) else (INDEX,)
-    others = (name for name in source.files if name in (RECORD, CARD) or RESULTS.fullmatch(name))
+    others = (name for name in source.files if name in (RECORD, README) or RESULTS.fullmatch(name))
     return frozenset({CONFIG, *weights, *index, *code, *companions_of(source), *others})
 
 
@@ -197,7 +197,7 @@ def _copies(api: "HfApi", checked: _Checked, say: Say) -> "dict[str, CommitOpera
     from huggingface_hub import CommitOperationCopy
     from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
-    files, commit = checked.source.files, checked.record["base"]["commit"]
+    files, commit = checked.source.files, checked.commit
     shards = {s["source"]: s["file"] for s in checked.record["base_shards"] if s["file"] in checked.names}
     if not shards:
         return {}

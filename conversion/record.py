@@ -8,7 +8,7 @@ from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 
 from .checkpoint import read_json
 from .plan import RECORD
-from .source import LocalSource, Source
+from .source import REPO_ID, LocalSource, Source
 
 if TYPE_CHECKING:
     from .verify import VerificationReport
@@ -34,6 +34,23 @@ def read_record(source: Source) -> dict | None:
     if strange := [value for value in (*texts, *known) if not isinstance(value, str)]:
         raise UnsupportedCheckpointError(_strange(source, f"{strange[0]!r} is no text"))
     return record
+
+
+def base_of(config: dict, record: dict | None) -> tuple[str | None, str | None]:
+    """What a checkpoint was converted from, and its commit on the Hub.
+
+    After training there is no record of a conversion; of a base on the Hub the config still tells.
+    """
+    if record is None:
+        return config.get("hc_base_model"), config.get("hc_base_commit")
+    return record["base"]["model"], record["base"]["commit"]
+
+
+def base_on_the_hub(config: dict, record: dict | None) -> tuple[str | None, str | None]:
+    """Id and commit of a base that is no local folder; the commit is None where it is not known."""
+    base, commit = base_of(config, record)
+    is_named = commit is not None or base == config.get("hc_base_model")
+    return (base, commit) if is_named and REPO_ID.fullmatch(str(base)) and base is not None else (None, None)
 
 
 def is_verified(record: dict) -> bool:

@@ -48,7 +48,7 @@ def test_a_conversion(connection, converted, llama, llama_folder):
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert (found.name, found.family, found.model_type) == (str(folder), "Llama", "hc_llama")
     assert (found.connection, found.hc_mult, found.layers, found.hidden_size) == (connection, 4, 3, 32)
-    assert (found.dtype, found.quantised, found.base, found.commit) == ("F32", None, str(llama_folder), None)
+    assert (found.dtype, found.quantised, found.base, found.commit) == ("F32", None, llama_folder.name, None)
     assert found.parameters == model.num_parameters()
     assert found.added_parameters == model.num_parameters() - llama.num_parameters()
     assert (found.trained, found.not_known) == (False, None)
@@ -63,7 +63,7 @@ def test_lines(converted, llama_folder):
     lines = dict(line.split(maxsplit=1) for line in found.lines())
     assert lines["model"] == f"{converted['dhc']}: Llama, 3 layers, hidden 32, F32"
     assert lines["connection"] == "dhc, n=4"
-    assert lines["base"] == str(llama_folder)
+    assert lines["base"] == llama_folder.name
     assert lines["parameters"] == f"{found.parameters:,}, +5.1 % by the connections (1,500)"
     assert lines["state"] == "the hyper-connections are at the equivalent initialisation"
 
@@ -238,7 +238,8 @@ def test_a_config_of_another_size(out):
 
 def test_a_broken_record(out):
     (out / "hyperconn_conversion.json").write_text('{"base": "llama"}')
-    assert inspect_checkpoint(str(out)).base is None
+    with pytest.raises(UnsupportedCheckpointError, match="hyperconn_conversion.json of .* is not what the converter"):
+        inspect_checkpoint(str(out))
     (out / "hyperconn_conversion.json").write_text("{")
     with pytest.raises(UnsupportedCheckpointError, match="hyperconn_conversion.json of .* is not JSON"):
         inspect_checkpoint(str(out))

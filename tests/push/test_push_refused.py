@@ -10,6 +10,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
+from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.push import push_checkpoint
 from hf_hyperconn.conversion.verify import verify_checkpoint
@@ -153,6 +154,20 @@ def test_a_base_that_is_out_of_sight_needs_a_licence(hub, folder):
     assert writes(hub) == []
     push_checkpoint(with_card(folder, license="mit"), "me/hidden")
     assert_holds(hub, "me/hidden", folder)
+
+
+def test_a_trained_model_remembers_its_base(hub, converted, tmp_path):
+    """After training there is no record of the conversion; the config tells."""
+    model = HCLlamaForCausalLM.from_pretrained(converted)
+    with torch.no_grad():
+        model.model.layers[0].attn_hc.static_beta.add_(0.1)
+    model.save_pretrained(tmp_path / "trained")
+    hub.gated.add("org/base")
+    with pytest.raises(PushError, match=r"the base 'org/base' is gated, .*\(missing or different: license\)"):
+        push_checkpoint(tmp_path / "trained", "me/trained")
+    assert writes(hub) == []
+    push_checkpoint(tmp_path / "trained", "me/trained", private=True)
+    assert_holds(hub, "me/trained", tmp_path / "trained")
 
 
 def test_private_is_not_promised_of_a_public_repo(hub, converted):
