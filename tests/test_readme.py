@@ -14,8 +14,8 @@ from transformers import LlamaForCausalLM
 from hf_hyperconn.conversion.demo import byte_tokenizer
 
 from .conftest import llama_config
-from .hub import Hub
 from .pages import REPOSITORY, pages, read, snippets
+from .writable_hub import WritableHub
 
 # pages whose snippets run here, in their order
 PAGES = [
@@ -25,6 +25,7 @@ PAGES = [
     "docs/conversion.md",
     "docs/peft.md",
     "docs/performance.md",
+    "docs/publishing.md",
 ]
 # the others: a word of each snippet, by which a test finds it; the empty word is in all
 ELSEWHERE = {
@@ -48,10 +49,11 @@ def environment(tmp_path_factory):
     model = LlamaForCausalLM(llama_config(vocab_size=256, initializer_range=0.2))
     model.save_pretrained(folder / "base")
     byte_tokenizer().save_pretrained(folder / "base")
-    with Hub() as hub:
+    (folder / "hub").mkdir()
+    with WritableHub(folder / "hub", {"hf_me": ("me",)}) as hub:
         hub.push(MODEL, folder / "base")
         variables = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0"}
-        yield {**variables, "PYTHONPATH": str(REPOSITORY), "HF_HUB_DISABLE_XET": "1"}
+        yield {**variables, "PYTHONPATH": str(REPOSITORY), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_me"}
 
 
 @pytest.mark.parametrize("page", PAGES)
