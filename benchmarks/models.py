@@ -3,8 +3,9 @@
     python -m benchmarks.models
 
 Each case runs in a process of its own, with few layers of a known shape and random weights, at two depths. What a
-layer costs is their difference, and the whole model's cost is extrapolated from it and marked so. Writes
-benchmarks/results/models.json (on a GPU models_cuda.json). On a GPU it also takes the fused kernels and larger shapes.
+layer costs is their difference, and the whole model's cost is extrapolated from it and marked so. A case and the plain
+model are called in turn, so that what else the machine does falls on both. Writes benchmarks/results/models.json (on a
+GPU models_cuda.json). On a GPU it also takes the fused kernels and larger shapes.
 """
 
 import argparse
@@ -13,12 +14,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import psutil
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, OlmoeConfig, OlmoeForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
-from benchmarks.timing import ALLOCATOR, device, median_ms, write
+from benchmarks.timing import ALLOCATOR, device, medians_ms, write
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCOlmoeConfig, HCOlmoeForCausalLM, set_hc_implementation
 
 # shape, its layers in full, tokens of a step; the vocabulary is left small, for it is no part of a layer
@@ -43,7 +45,7 @@ SHAPES = {
         16,
     ),
 }
-VOCABULARY, STREAMS = 1024, 4
+VOCABULARY, STREAMS, DECODED = 1024, 4, 16
 TOKENS = {"cpu": 256, "cuda": 4096}[device()]
 DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}[device()]
 DEPTHS = (2, 4)
@@ -81,54 +83,68 @@ def make(shape: str, layers: int, streams: int | None, by_autograd: bool, recomp
     return model.to(device(), DTYPE)
 
 
-def measure(
+def measure(shape: str, layers: int, **options: bool | int | str) -> float:
+    """MiB that a forward keeps for its backward."""
+    step = call("step", shape, layers, **options)
+    step()
+    gc.collect()
+    before = held()
+    loss = step(backward=False)
+    kept = held() - before
+    loss.backward()
+    return kept / 2**20
+
+
+def compare(what: str, shape: str, options: dict, reference: dict) -> dict[str, list[float]]:
+    """Milliseconds of a training step, a prefill or a decoded token at each of `DEPTHS`, called in turn."""
+    calls = [call(what, shape, layers, **each) for each in (reference, options) for layers in DEPTHS]
+    times = medians_ms(calls, repeats=9, warm_up=2)
+    if what == "decode":
+        times = [time / DECODED for time in times]
+    return {"reference": times[: len(DEPTHS)], "measured": times[len(DEPTHS) :]}
+
+
+def call(
+    what: str,
     shape: str,
     layers: int,
-    what: str,
     streams: int | None = None,
     compiled: bool = False,
     implementation: str = "torch",
     by_autograd: bool = False,
     recomputed: bool = False,
-) -> float:
-    """Milliseconds of a training step, a prefill or a decoded token; or MiB that a forward keeps for its backward."""
-    set_hc_implementation(implementation)
+) -> Callable:
+    """What is timed, for a model of a few layers: a training step, a prefill, or decoding after it."""
     model = make(shape, layers, streams, by_autograd, recomputed)
     tokens = torch.randint(0, VOCABULARY, (1, TOKENS), device=device())
     if compiled:
         model.compile()
 
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        model(tokens, labels=tokens).loss.backward()
-
-    if what == "memory":
-        step()
-        model.zero_grad(set_to_none=True)
-        gc.collect()
-        before = held()
+    def step(backward: bool = True) -> torch.Tensor:
+        set_hc_implementation(implementation)
         loss = model(tokens, labels=tokens).loss
-        kept = held() - before
-        loss.backward()
-        return kept / 2**20
+        if backward:
+            loss.backward()
+            model.zero_grad(set_to_none=True)
+        return loss
+
     if what == "step":
-        return median_ms(step, repeats=5, warm_up=2)
+        return step
     model.eval()
-    with torch.no_grad():
-        if what == "prefill":
-            return median_ms(lambda: model(tokens, logits_to_keep=1), repeats=7, warm_up=2)
 
-        def decode(count: int) -> None:
-            model.generate(
-                tokens[:, :8],
-                min_new_tokens=count,
-                max_new_tokens=count,
-                do_sample=False,
-                pad_token_id=0,
-                use_cache=True,
-            )
+    @torch.no_grad()
+    def prefill() -> None:
+        set_hc_implementation(implementation)
+        model(tokens, logits_to_keep=1)
 
-        return (median_ms(lambda: decode(24), 5, 2) - median_ms(lambda: decode(8), 5, 2)) / 16
+    @torch.no_grad()
+    def decode() -> None:
+        set_hc_implementation(implementation)
+        cache = DynamicCache(config=model.config)
+        for position in range(DECODED):
+            model(tokens[:, position : position + 1], past_key_values=cache, use_cache=True)
+
+    return prefill if what == "prefill" else decode
 
 
 def held() -> int:
@@ -136,15 +152,34 @@ def held() -> int:
     return torch.cuda.memory_allocated() if device() == "cuda" else psutil.Process().memory_info().rss
 
 
-def in_a_process(*arguments) -> float:
-    """`measure` elsewhere, so that no case sees another's memory or compiled code."""
+def in_a_process(case: dict) -> float | dict:
+    """A case measured elsewhere, so that none sees another's memory or compiled code."""
     # every buffer its own mapping where memory is read off the process, none where time is taken
-    allocator = dict.fromkeys(ALLOCATOR, "65536") if arguments[2] == "memory" else ALLOCATOR
-    command = [sys.executable, "-m", "benchmarks.models", "--case", json.dumps(arguments)]
+    allocator = dict.fromkeys(ALLOCATOR, "65536") if case["what"] == "memory" else ALLOCATOR
+    command = [sys.executable, "-m", "benchmarks.models", "--case", json.dumps(case)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **allocator})
     if done.returncode:
-        raise RuntimeError(f"{arguments} failed:\n{done.stderr[-2000:]}")
-    return float(done.stdout.split()[-1])
+        raise RuntimeError(f"{case} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def row_of(shape: str, name: str, what: str) -> dict:
+    """One figure of one case: at each depth, of the whole model by extrapolation, and over the plain model's."""
+    options = CASES[name] if name in CASES else ON_A_GPU[name]
+    # against the plain model in the same mode
+    reference = {} if name.startswith("plain") else {"compiled": bool(options.get("compiled"))}
+    if what == "memory":
+        found = {
+            kind: [in_a_process({"what": what, "shape": shape, "layers": layers, **each}) for layers in DEPTHS]
+            for kind, each in (("reference", reference), ("measured", options))
+        }
+    else:
+        found = in_a_process({"what": what, "shape": shape, "options": options, "reference": reference})
+    layers, (few, many) = SHAPES[shape][1], DEPTHS
+    whole = {
+        kind: values[0] + (layers - few) * (values[1] - values[0]) / (many - few) for kind, values in found.items()
+    }
+    return {**found, "extrapolated": whole, "ratio": whole["measured"] / whole["reference"]}
 
 
 def main() -> None:
@@ -155,8 +190,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.case:
-        shape, layers, what, options = json.loads(arguments.case)
-        print(measure(shape, layers, what, **options))
+        case = json.loads(arguments.case)
+        what = case.pop("what")
+        print(json.dumps(measure(**case) if what == "memory" else compare(what, **case)))
         return
     shapes, cases = list(SHAPES), {**CASES, **ON_A_GPU}
     if device() == "cpu":
@@ -167,15 +203,13 @@ def main() -> None:
         for name, options in cases.items():
             row = {"shape": shape, "case": name}
             for what in arguments.what:
-                if what in ("prefill", "decode") and options.get("recomputed"):
+                is_itself = name == "plain" and what != "memory"
+                if is_itself or (what in ("prefill", "decode") and options.get("recomputed")):
                     continue
-                few, many = (in_a_process(shape, layers, what, options) for layers in DEPTHS)
-                layer = (many - few) / (DEPTHS[1] - DEPTHS[0])
-                whole = few + (SHAPES[shape][1] - DEPTHS[0]) * layer
-                row[what] = {"measured": [few, many], "a_layer": layer, "extrapolated": whole}
+                row[what] = row_of(shape, name, what)
             rows.append(row)
-            shown = "  ".join(f"{what} {row[what]['a_layer']:9.2f}" for what in row if what not in ("shape", "case"))
-            print(f"{shape} {name:<32} a layer: {shown}", flush=True)
+            shown = "  ".join(f"{what} {row[what]['ratio']:6.3f}x" for what in row if what not in ("shape", "case"))
+            print(f"{shape} {name:<32} {shown}", flush=True)
     write(
         "models.json" if device() == "cpu" else "models_cuda.json",
         {"tokens": TOKENS, "dtype": str(DTYPE)[6:], "depths": DEPTHS, "streams": STREAMS, "rows": rows},

@@ -34,27 +34,23 @@ def connections_table(result: dict) -> str:
 
 
 def models_table(result: dict) -> str:
-    """Markdown: what a layer costs, of every shape and case, as far as it was measured."""
+    """Markdown: what whole models take, of every shape and case, as far as it was measured."""
     titles = {
-        "step": ("training step", "ms"),
-        "memory": ("kept for the backward", "MiB"),
-        "prefill": ("prefill", "ms"),
-        "decode": ("a decoded token", "ms"),
+        "step": "training step",
+        "prefill": "prefill",
+        "decode": "a decoded token",
+        "memory": "kept for the backward",
     }
     measured = [what for what in titles if any(what in row for row in result["rows"])]
-    lines = ["| | " + " | ".join(titles[what][0] for what in measured) + " |", "|---|" + "---|" * len(measured)]
-    plain = {row["shape"]: row for row in result["rows"] if row["case"] == "plain"}
+    lines = ["| | " + " | ".join(titles[what] for what in measured) + " |", "|---|" + "---|" * len(measured)]
     for row in result["rows"]:
-        cells = []
-        for what in measured:
-            if what not in row:
-                cells.append("")
-                continue
-            value, base = row[what]["a_layer"], plain[row["shape"]][what]["a_layer"]
-            times = "" if row["case"] == "plain" else f" ({value / base:.2f}×)"
-            cells.append(f"{value:.1f} {titles[what][1]}{times}")
+        cells = [_cell(row[what], "MiB" if what == "memory" else "ms") if what in row else "" for what in measured]
         lines.append(f"| {row['shape']}: {row['case']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _cell(figure: dict, unit: str) -> str:
+    return f"{figure['ratio']:.2f}× ({figure['extrapolated']['measured']:,.0f} {unit})"
 
 
 def plot(result: dict) -> None:

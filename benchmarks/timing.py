@@ -7,7 +7,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -48,16 +48,24 @@ def processor() -> str:
 
 def median_ms(function: Callable[[], object], repeats: int = REPEATS, warm_up: int = WARM_UP) -> float:
     """Median wall time of a call, in milliseconds."""
-    times = []
+    return medians_ms([function], repeats, warm_up)[0]
+
+
+def medians_ms(
+    functions: Sequence[Callable[[], object]], repeats: int = REPEATS, warm_up: int = WARM_UP
+) -> list[float]:
+    """Median wall time of a call of each function, in milliseconds; they are called in turn."""
+    times = [[] for _ in functions]
     for _ in range(warm_up + repeats):
-        if device() == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        function()
-        if device() == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return 1e3 * statistics.median(times[warm_up:])
+        for function, taken in zip(functions, times, strict=True):
+            if device() == "cuda":
+                torch.cuda.synchronize()
+            started = time.perf_counter()
+            function()
+            if device() == "cuda":
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - started)
+    return [1e3 * statistics.median(taken[warm_up:]) for taken in times]
 
 
 def write(name: str, result: dict) -> None:
