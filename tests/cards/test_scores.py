@@ -1,0 +1,76 @@
+"""Scores in a card, and for the Hub."""
+
+import json
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
+
+from hf_hyperconn.conversion.card import write_card
+from hf_hyperconn.errors import CardError
+
+from .conftest import RESULTS, results_file, sections, text_of
+
+
+def test_evaluation(folder, tmp_path):
+    of_base = json.loads(json.dumps(RESULTS["results"]))
+    of_base["arc_easy"]["acc,none"] = 0.5
+    del of_base["mmlu"]
+    (tmp_path / "base.json").write_text(json.dumps({**RESULTS, "results": of_base}))
+    written = write_card(folder, results=results_file(tmp_path), base_results=str(tmp_path / "base.json"))
+    assert sections(text_of(folder))["evaluation"] == (
+        "## Evaluation\n\n"
+        "| task | metric | shots | this model | base |\n"
+        "|---|---|---|---|---|\n"
+        "| arc_easy | acc | 0 | 0.6500 ± 0.0100 | 0.5000 ± 0.0100 |\n"
+        "| arc_easy | acc_norm | 0 | 0.6125 | 0.6125 |\n"
+        "| mmlu | acc | 5 | 0.3100 ± 0.0040 |  |\n"
+        "| gsm8k | exact_match (strict-match) | 5 | 0.0500 | 0.0500 |\n\n"
+        "lm-eval 0.4.13, Transformers 5.23.0, dtype bfloat16, batch size 8, seed 0.\n"
+    )
+    data = ModelCard.load(folder / "README.md").data
+    assert data.model_name == folder.name
+    assert [(each.dataset_type, each.metric_type, each.metric_value) for each in data.eval_results] == [
+        ("allenai/ai2_arc", "acc", 0.65),
+        ("allenai/ai2_arc", "acc_norm", 0.6125),
+        ("json", "exact_match", 0.05),
+    ]
+    (entry,) = parse_eval_result_entries(yaml.safe_load((folder / ".eval_results" / "lm_eval.yaml").read_text()))
+    assert (entry.dataset_id, entry.task_id, entry.value) == ("allenai/ai2_arc", "ARC-Easy", 0.6125)
+    assert entry.notes == "arc_easy, acc_norm, 0-shot, lm-eval 0.4.13"
+    assert len(written.files) == 2
+
+    once = text_of(folder)
+    assert write_card(folder).kept == ("evaluation",)
+    assert text_of(folder) == once
+    better = {"arc_easy": {"alias": "arc_easy", "acc,none": 0.7}}
+    data = write_card(folder, results=results_file(tmp_path, results=better)).metadata
+    (model,) = data["model-index"]
+    values = {metric["name"]: metric["value"] for result in model["results"] for metric in result["metrics"]}
+    assert values == {"acc, 0-shot": 0.7, "acc_norm, 0-shot": 0.6125, "exact_match (strict-match), 5-shot": 0.05}
+
+
+def test_scores_of_some_samples_are_shown_but_not_reported(folder, tmp_path):
+    config = {**RESULTS["config"], "limit": 10}
+    written = write_card(folder, results=results_file(tmp_path, config=config))
+    assert "samples of each task 10" in text_of(folder)
+    assert "model-index" not in written.metadata
+    assert not (folder / ".eval_results").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is no results file of lm-eval"),
+        ("{}", "is no results file of lm-eval"),
+        (json.dumps({**RESULTS, "results": {}}), "holds no scores"),
+        (json.dumps({**RESULTS, "results": {"arc_easy": 3}}), "is no results file of lm-eval"),
+    ],
+)
+def test_results_that_are_none(content, message, folder, tmp_path):
+    before = text_of(folder)
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(CardError, match=message):
+        write_card(folder, results=str(tmp_path / "results.json"))
+    assert text_of(folder) == before
