@@ -1,6 +1,7 @@
 """What the card of a conversion takes over from the card of its base."""
 
 import json
+from itertools import islice
 from pathlib import Path
 
 from hf_hyperconn.errors import CardError
@@ -9,9 +10,11 @@ from .card_text import read_card
 from .source import Source, fetch
 
 README = "README.md"
-# of the base's metadata, and whatever begins with GATED
-INHERITED = ("license", "license_name", "license_link", "language", "tags")
+# of the base's metadata: its terms, and what is inherited besides
+LICENCE_FIELDS = ("license", "license_name", "license_link")
 GATED = "extra_gated_"
+INHERITED = ("language", "tags")
+LARGEST = 100_000  # values, written out; those of YAML can stand for more of themselves
 
 # tags that say what the base's files are and what runs them, or where they come from, which is not so of a conversion
 NOT_INHERITED = {
@@ -19,6 +22,11 @@ NOT_INHERITED = {
     *("text-generation-inference", "endpoints_compatible", "autotrain_compatible", "vllm", "nemo", "unsloth"),
     *("generated_from_trainer", "merge", "mergekit", "facebook", "meta"),
 }
+
+
+def is_term(field: str) -> bool:
+    """Whether a field of a card's metadata is of its licence, or of what is asked for before access is given."""
+    return field in LICENCE_FIELDS or field.startswith(GATED)
 
 
 def read_base_card(source: Source) -> dict:
@@ -43,10 +51,19 @@ def _inherited(path: Path) -> dict:
         metadata = read_card(path, lenient=True).data.to_dict()
     except CardError:
         return {}
-    kept = {name: value for name, value in metadata.items() if name in INHERITED or name.startswith(GATED)}
+    kept = {name: value for name, value in metadata.items() if name in INHERITED or is_term(name)}
+    kept = {name: value for name, value in kept.items() if name not in LICENCE_FIELDS or _is_text(value)}
     if isinstance(kept.get("tags"), list):
         kept["tags"] = [tag for tag in kept["tags"] if isinstance(tag, str) and tag.lower() not in NOT_INHERITED]
     else:
         kept.pop("tags", None)
-    # YAML knows dates, JSON does not
-    return json.loads(json.dumps(kept, default=str, skipkeys=True))
+    encoder = json.JSONEncoder(default=str, skipkeys=True)  # YAML knows dates, JSON does not
+    try:
+        return json.loads("".join(islice(encoder.iterencode(kept), LARGEST)))
+    except (ValueError, RecursionError):  # a mapping that holds itself, or so much that it is cut off
+        return {}
+
+
+def _is_text(value) -> bool:
+    """Whether a value is text, or a list of texts."""
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))

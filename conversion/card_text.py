@@ -38,7 +38,7 @@ def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
 
     lenient: whether a `model-index` that can't be read is left out.
 
-    Raises `CardError` when it is not text, or its metadata is not a YAML mapping.
+    Raises `CardError` when it can't be read, is not text, or its metadata is not a YAML mapping.
     """
     from huggingface_hub import ModelCard
     from yaml import YAMLError
@@ -48,6 +48,8 @@ def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
         if not content.lstrip().startswith("---"):
             content = f"---\n\n---\n{content}"
         return ModelCard(content, ignore_metadata_errors=lenient)
+    except OSError as error:
+        raise CardError(f"can't read '{path}': {error.strerror}. Allow that, or remove it.") from error
     except (ValueError, TypeError, YAMLError, RecursionError) as error:
         raise CardError(
             f"the metadata of '{path}' can't be read: {error}. Mend what stands between its two lines of '---', or "

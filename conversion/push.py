@@ -12,6 +12,7 @@ from hf_hyperconn.errors import PushError, VerificationError
 from hf_hyperconn.families import FAMILIES
 
 from .base_card import README
+from .card_text import read_card
 from .checkpoint import INDEX, WEIGHTS, read_config, read_weights
 from .hub_refusals import explained, refuses_copies
 from .plan import RECORD, companions_of, gigabytes
@@ -88,10 +89,15 @@ def push_checkpoint(
     api = HfApi(library_name="hf_hyperconn", library_version=hf_hyperconn.__version__)
     with explained(repo_id):
         base, present = checked.base and _info(api, checked.base), _info(api, repo_id)
+        if present and base and present.id == base.id and not create_pr and revision in (None, "main"):
+            raise PushError(
+                f"{repo_id!r} is the base, whose weights would be replaced. Give another repo, or a branch of this "
+                f"one with --revision."
+            )
         if present and private and not present.private:
             raise PushError(f"{repo_id!r} exists and is public. Drop --private, or give another repo.")
         if checked.base and not (present.private or present.gated if present else private):
-            check_terms(checked.base, base, repo_id, Path(folder) / README, say)
+            check_terms(checked.base, base, repo_id, checked.metadata, say)
         if not present:
             api.create_repo(repo_id, private=private or None, exist_ok=True)
         target = _branch(api, repo_id, revision, make=not create_pr)
@@ -105,12 +111,15 @@ class _Checked:
     names: its files that are the model.
     record: of its conversion, if it has one.
     base, commit: id and commit of the Hub repo that it was converted from, as far as they are known.
+    metadata: of its card; empty when there is none.
     """
 
     def __init__(self, source: LocalSource, record: dict | None, digests: dict[str, str | None]):
         self.source, self.record, self._digests = source, record, digests
         self.names = _model_files(source)
         self.base, self.commit = base_on_the_hub(read_config(source), record)
+        has_card = README in self.names
+        self.metadata = read_card(source.path(README), lenient=True).data.to_dict() if has_card else {}
 
     def digest(self, name: str) -> str:
         """The SHA-256 of a file."""

@@ -51,7 +51,7 @@ class WritableHub(Hub):
 
     def __init__(self, place: Path, tokens: dict[str, tuple[str, ...]]):
         super().__init__(WritingHandler)
-        self.tokens = tokens
+        self.tokens = dict(tokens)
         self.discreet: set[str] = set()
         self.full: set[str] = set()
         self.elsewhere: set[str] = set()
@@ -167,11 +167,14 @@ class WritingHandler(Handler):
 
     def _validate(self):
         match = REGEX_YAML_BLOCK.search(json.loads(self.body)["content"])
+        errors = []
         try:
-            yaml.safe_load(match[2] if match else "")
+            metadata = yaml.safe_load(match[2] if match else "") or {}
+            if not isinstance(metadata.get("license", ""), str | list):
+                errors.append({"message": '"license" must be a string'})
         except yaml.YAMLError as error:
-            return _json({"errors": [{"message": str(error)}], "warnings": []}, 400)
-        return _json({"errors": [], "warnings": []})
+            errors.append({"message": str(error)})
+        return _json({"errors": errors, "warnings": []}, 400 if errors else 200)
 
     def _branch(self, repo: str, branch: str):
         self.server.check_write(repo, self.token)

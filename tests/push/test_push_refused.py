@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from hf_hyperconn import HCLlamaForCausalLM
+from hf_hyperconn.conversion.card import write_card
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.push import push_checkpoint
 from hf_hyperconn.conversion.verify import verify_checkpoint
@@ -41,6 +42,7 @@ TERMS = {"license": "llama3.2", "license_link": "LICENSE", "extra_gated_prompt":
         (lambda folder: change_record(folder, verification=None), "has never been compared with its base (--verify"),
         (lambda folder: change_record(folder, base_shards=[{}]), "is not what the converter writes (it lacks 'file')"),
         (lambda folder: change_record(folder, base={"model": 3, "commit": None}), "(3 is no text). Convert"),
+        (lambda folder: (folder / "README.md").write_text("---\nlicense: [mit\n---\n"), "README.md' can't be read: "),
     ],
     ids=(
         "nowhere",
@@ -54,6 +56,7 @@ TERMS = {"license": "llama3.2", "license_link": "LICENSE", "extra_gated_prompt":
         "unverified",
         "record",
         "name",
+        "card",
     ),
 )
 def test_refused_before_the_hub_is_asked(spoil, message, hub, folder):
@@ -116,7 +119,8 @@ def test_a_gated_base_does_not_become_public_by_oversight(hub, base, folder, tmp
             push_checkpoint(folder, "me/gated")
         assert str(error.value) == (
             f"the base 'org/gated' is gated, and 'me/gated' would be public. Give --private, or a README.md whose "
-            f"metadata carries the base's terms over (missing or different: {fields}); `hf-hyperconn card` writes one."
+            f"metadata carries the base's terms over (missing or different: {fields}); `hf-hyperconn card` writes "
+            f"what is missing."
         )
         assert writes(hub) == []
 
@@ -130,6 +134,33 @@ def test_a_gated_base_does_not_become_public_by_oversight(hub, base, folder, tmp
         "gated base    a card doesn't gate: have access asked for in the settings of 'me/gated'"
     ]
     assert_holds(hub, "me/gated", folder)
+
+
+def test_the_card_of_a_trained_model_carries_the_terms_over(hub, base, folder, tmp_path):
+    """Without the licence's file beside the weights it links to the base's, which is the base's link all the same."""
+    with_terms = with_card(shutil.copytree(base, tmp_path / "with terms"), **TERMS, license_details="not inherited")
+    commit = hub.push("org/gated", with_terms)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hc_base_model": "org/gated", "hc_base_commit": commit}))
+    for name in (RECORD, "README.md", "LICENSE"):
+        (folder / name).unlink()
+    link = f"https://huggingface.co/org/gated/blob/{commit}/LICENSE"
+    assert write_card(folder).metadata["license_link"] == link
+    hub.gated.add("org/gated")
+    push_checkpoint(folder, "me/trained")
+    assert_holds(hub, "me/trained", folder)
+    with_card(folder, **{**TERMS, "license_link": link.replace("org/gated", "org/other")})
+    with pytest.raises(PushError, match=r"\(missing or different: license_link\)"):
+        push_checkpoint(folder, "me/other")
+
+
+def test_the_base_itself_is_not_replaced(hub, base, converted):
+    hub.tokens["hf_me"] += ("org",)
+    with pytest.raises(PushError, match="'org/base' is the base, whose weights would be replaced. Give another repo"):
+        push_checkpoint(converted, "org/base")
+    assert writes(hub) == []
+    push_checkpoint(converted, "org/base", revision="hc")
+    assert (hub.folder("org/base") / "config.json").read_bytes() == (base / "config.json").read_bytes()
 
 
 @pytest.mark.parametrize("state", ["gated", "private"])
@@ -240,11 +271,8 @@ def test_offline(hub, converted, monkeypatch, capsys):
     )
 
 
-def test_a_card_that_the_hub_can_not_read(hub, folder, capsys):
-    (folder / "README.md").write_text("---\nlicense: [mit\n---\n")
+def test_a_card_that_the_hub_does_not_take(hub, folder, capsys):
+    with_card(folder, license={"name": "mit"})
     assert main(["push", str(folder), "me/card"]) == 1
-    assert "Invalid metadata in README.md" in capsys.readouterr().err.splitlines()[-1]
-    hub.gated.add("org/base")
-    assert main(["push", str(folder), "me/other-card"]) == 1
-    assert f"the metadata of '{folder / 'README.md'}' can't be read" in capsys.readouterr().err
+    assert 'Invalid metadata in README.md. - "license" must be a string' in capsys.readouterr().err
     assert hub.committed == []
