@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.families import Family
 
 from .checkpoint import Weights
-from .equivalent import connection_name, initial_values
+from .equivalent import FAVOURED_READ, connection_name, initial_values
+from .source import CONFIG
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,14 @@ class Drift:
 
 def fault(weights: Weights, config: dict, family: Family) -> str | None:
     """What is wrong with the connections of a checkpoint, by the headers of its weights."""
+    n, eps = config["hc_mult"], config.get("hc_eps")
+    if config["connection"] in ("mhc", "ihc") and not (
+        isinstance(eps, int | float) and 0 <= eps < (1 - FAVOURED_READ) / (n - 1)
+    ):
+        return f"hc_eps is {eps!r:.20} in {CONFIG}, with which no coefficients stand for residual connections"
+    each = connection_parameters(config, len(family.norm)) // (2 * config["num_hidden_layers"])
+    if 4 * each > weights.nbytes:
+        return f"all weights together are smaller than one connection of the sizes in {CONFIG}"
     for k in range(2 * config["num_hidden_layers"]):
         for parameter, value in initial_values(config, family, k).items():
             name = f"{connection_name(weights.prefix or '', k)}.{parameter}"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
+DENSEST = 2  # values in a byte, of all dtypes
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -25,8 +27,15 @@ class TensorInfo:
 
 
 def tensor_info(dtype: str, shape: list[int], data_offsets: tuple[int, int], file: str) -> TensorInfo:
-    """The entry of a header as a `TensorInfo`."""
+    """The entry of a header as a `TensorInfo`.
+
+    Raises `ValueError` when it contradicts itself.
+    """
     start, end = data_offsets
+    if not isinstance(dtype, str) or not all(isinstance(length, int) and length >= 0 for length in shape):
+        raise ValueError(f"a tensor has dtype {dtype!r:.40} and shape {shape!r:.40}")
+    if math.prod(shape) > DENSEST * (end - start):
+        raise ValueError(f"a tensor of shape {shape!r:.40} has {end - start} bytes")
     return TensorInfo(dtype, tuple(shape), end - start, file)
 
 

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 from hf_hyperconn.analysis.costs import EXPERT, EXPERTS, base_flops, connection_flops, is_of_connection, kept_bytes
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import FAMILIES, Family
+from hf_hyperconn.families import Family
 
 from .checkpoint import Weights, open_tensors, read_config, read_weights
+from .hyper_config import LARGEST, family_of
 from .plan import CONNECTIONS, gigabytes
 from .record import base_of, read_record
 from .source import CONFIG, LocalSource, Source, open_source
@@ -96,7 +97,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
     """
     source = open_source(model, revision)
     config = read_config(source)
-    family = _family(source, config)
+    family = family_of(source, config)
     weights = read_weights(source)
     record = read_record(source)
     quantised = _quantisation(config)
@@ -132,41 +133,10 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
     )
 
 
-def _family(source: Source, config: dict) -> Family:
-    """The family of a hyper-connection checkpoint whose config has all that is needed."""
-    model_type, name = config.get("model_type"), source.name
-    family = next((f for f in FAMILIES.values() if f.hc_model_type == model_type), None)
-    if plain := next((f for f in FAMILIES.values() if f.model_type == model_type), None):
-        raise UnsupportedCheckpointError(
-            f"{name!r} is a plain {plain.name}, without hyper-connections. Convert it: hf-hyperconn convert {name}"
-        )
-    if family is None:
-        raise UnsupportedCheckpointError(
-            f"{name!r} has model_type {model_type!r}; give a checkpoint with hyper-connections "
-            f"({', '.join(f.hc_model_type for f in FAMILIES.values())})."
-        )
-    for field in ("hidden_size", "num_hidden_layers", "hc_mult"):
-        if not isinstance(config.get(field), int) or config[field] < 1:
-            raise UnsupportedCheckpointError(
-                f"{CONFIG} of {name!r} has {field} {config.get(field)!r}, not a positive number. Download it again."
-            )
-    if config.get("connection") not in (*CONNECTIONS, "keel"):
-        raise UnsupportedCheckpointError(
-            f"{CONFIG} of {name!r} has connection {config.get('connection')!r}; known are "
-            f"{', '.join((*CONNECTIONS, 'keel'))}. A newer hf_hyperconn may know it."
-        )
-    if config["connection"] in ("mhc", "ihc") and config["hc_mult"] < 2:
-        raise UnsupportedCheckpointError(
-            f"{CONFIG} of {name!r} has hc_mult {config['hc_mult']}, too few for {config['connection']!r}. "
-            f"Download it again."
-        )
-    return family
-
-
 def _check_experts(source: Source, config: dict, weights: Weights) -> None:
     is_mixture = any(EXPERT in name for name in weights.tensors)
     counts = [config.get("num_experts_per_tok"), next((config[name] for name in EXPERTS if name in config), None)]
-    if is_mixture and not all(isinstance(count, int) and count > 0 for count in counts):
+    if is_mixture and not all(isinstance(count, int) and 0 < count < LARGEST for count in counts):
         raise UnsupportedCheckpointError(
             f"{CONFIG} of {source.name!r} does not say how many experts there are and how many a token meets "
             f"({' or '.join(EXPERTS)}, and num_experts_per_tok). Download it again."

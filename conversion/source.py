@@ -13,6 +13,7 @@ from .header import TensorInfo, read_header, tensor_info
 
 CONFIG = "config.json"
 REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+COMMIT = re.compile("[0-9a-f]{40}")
 
 
 class Source(ABC):
@@ -94,9 +95,15 @@ class HubSource(Source):
     def header(self, name: str) -> dict[str, TensorInfo]:
         with _hub_errors(self.name, self.commit):
             metadata = self._api.parse_safetensors_file_metadata(self.name, name, revision=self.commit)
-        return {
-            key: tensor_info(info.dtype, info.shape, info.data_offsets, name) for key, info in metadata.tensors.items()
-        }
+        try:
+            return {
+                key: tensor_info(info.dtype, info.shape, info.data_offsets, name)
+                for key, info in metadata.tensors.items()
+            }
+        except ValueError as error:
+            raise UnsupportedCheckpointError(
+                f"{name} of {self.name!r} is no safetensors file ({error}). Do not trust this checkpoint."
+            ) from error
 
     def to_download(self, names: list[str]) -> tuple[Path, int]:
         from huggingface_hub import constants, try_to_load_from_cache

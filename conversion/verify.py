@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from hf_hyperconn.analysis.costs import is_of_connection
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError
-from hf_hyperconn.families import FAMILIES, Family
+from hf_hyperconn.families import Family
 
 from .checkpoint import INDEX, Weights, open_tensors, read_config, read_weight_map, read_weights
+from .hyper_config import family_of
 from .plan import CONNECTIONS
 from .record import read_record
 from .source import CONFIG, LocalSource, Source, open_source
@@ -90,13 +91,8 @@ def verify_checkpoint(
         raise HyperConnError(f"mode {mode!r} was asked for; accepted are {', '.join(map(repr, MODES))}.")
     target = LocalSource(Path(folder))
     config = read_config(target)
-    family = next((f for f in FAMILIES.values() if f.hc_model_type == config.get("model_type")), None)
-    if family is None:
-        raise UnsupportedCheckpointError(
-            f"'{folder}' has model_type {config.get('model_type')!r}; give a converted checkpoint "
-            f"({', '.join(f.hc_model_type for f in FAMILIES.values())})."
-        )
-    if config.get("connection") not in CONNECTIONS or config.get("norm") is not None:
+    family = family_of(target, config)
+    if config["connection"] not in CONNECTIONS or config.get("norm") is not None:
         raise UnsupportedCheckpointError(
             f"'{folder}' was trained from scratch: no base computes what connection {config.get('connection')!r} and "
             f"norm {config.get('norm')!r} do, so there is nothing to verify."

@@ -151,6 +151,10 @@ def conversions(hub, work, bases) -> list[str]:
     HCLlamaForCausalLM.from_pretrained(fresh).save_pretrained(copies["resaved"])
     for name, folder in {"fresh": fresh, **copies}.items():
         hub.push(f"org/{name}", folder)
+    liar = shutil.copytree(fresh, work / "liar")
+    header = json.dumps({"x": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4]}}).encode()
+    (liar / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    hub.push("org/liar", liar)
     return ["fresh", *copies]
 
 
@@ -170,6 +174,7 @@ def online(hub, work, converted, conversions) -> dict[str, Result]:
         **{f"inspect {name}": ["inspect", f"org/{name}", "--json"] for name in conversions},
         "inspect for people": ["inspect", "org/fresh"],
         "inspect plain": ["inspect", "org/dry"],
+        "inspect liar": ["inspect", "org/liar"],
         "inspect unknown revision": ["inspect", "org/fresh", "--revision", "v2"],
     }
     return run_batch(work, commands, endpoint=hub.url)
@@ -360,3 +365,8 @@ def test_inspect_refuses(online, work):
     assert_refused(online["inspect unknown revision"], "'org/fresh' has no revision 'v2'. Check --revision.", work)
     message = "'org/dry' is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert org/dry"
     assert_refused(online["inspect plain"], message, work)
+    message = (
+        "model.safetensors of 'org/liar' is no safetensors file (a tensor of shape [1000000000000] has 4 bytes). "
+        "Do not trust this checkpoint."
+    )
+    assert_refused(online["inspect liar"], message, work)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.inspection import inspect_checkpoint
+from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .conftest import hc_llama
@@ -204,16 +206,42 @@ def test_a_plain_model(llama_folder, capsys):
     [
         ({"model_type": ["llama"]}, r"has model_type \['llama'\]; give a checkpoint with hyper-connections"),
         ({"model_type": "gpt2"}, "has model_type 'gpt2'; give a checkpoint with hyper-connections"),
-        ({"hc_mult": 0}, "has hc_mult 0, not a positive number"),
-        ({"hidden_size": "wide"}, "has hidden_size 'wide', not a positive number"),
-        ({"num_hidden_layers": None}, "has num_hidden_layers None, not a positive number"),
+        ({"hc_mult": 0}, "has hc_mult 0, not a size of a model"),
+        ({"hidden_size": "wide"}, "has hidden_size 'wide', not a size of a model"),
+        ({"num_hidden_layers": None}, "has num_hidden_layers None, not a size of a model"),
         ({"connection": "xhc"}, "has connection 'xhc'; known are shc, dhc, mhc, ihc, frac, keel"),
         ({"connection": "mhc", "hc_mult": 1}, "has hc_mult 1, too few for 'mhc'"),
+        ({"hidden_size": 10**400}, "has hidden_size 10000000000000000000, not a size of a model"),
+        ({"architectures": [{"name": "HCLlamaForCausalLM"}]}, "has architectures .*, not a list of names"),
+        ({"hc_base_model": 5}, "has hc_base_model 5, not a name"),
+        ({"hc_base_model": "org/base", "hc_base_commit": "../main"}, "has hc_base_commit '../main', not a commit"),
     ],
 )
 def test_refused(changes, message, out):
     with pytest.raises(UnsupportedCheckpointError, match=message):
         inspect_checkpoint(str(configure(out, **changes)))
+
+
+def test_the_same_is_refused_by_verify(out):
+    with pytest.raises(UnsupportedCheckpointError, match="has hidden_size None, not a size of a model"):
+        verify_checkpoint(configure(out, hidden_size=None))
+
+
+@pytest.mark.parametrize("changes", [{"hidden_size": 10**9}, {"hc_mult": 10**6}], ids=str)
+def test_sizes_beyond_the_weights_take_no_memory(changes, out):
+    configure(out, **changes)
+    tracemalloc.start()
+    found = inspect_checkpoint(str(out))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.not_known == "all weights together are smaller than one connection of the sizes in config.json"
+    assert peak < 2**24
+
+
+@pytest.mark.parametrize("eps", [None, "small", 0.5, -1e-6])
+def test_an_eps_without_an_equivalent_initialisation(eps, converted, tmp_path):
+    folder = configure(shutil.copytree(converted["mhc"], tmp_path / "out"), hc_eps=eps)
+    assert inspect_checkpoint(str(folder)).not_known.startswith(f"hc_eps is {eps!r} in config.json")
 
 
 def test_refused_without_the_numbers_of_experts(tmp_path):
@@ -222,6 +250,22 @@ def test_refused_without_the_numbers_of_experts(tmp_path):
     assert inspect_checkpoint(str(out)).family == "Olmoe"
     with pytest.raises(UnsupportedCheckpointError, match="does not say how many experts there are and how many"):
         inspect_checkpoint(str(configure(out, num_experts_per_tok=None)))
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"dtype": "F32", "shape": [10**400, 1], "data_offsets": [0, 4]}, r"a tensor of shape \[1000.* has 4 bytes"),
+        ({"dtype": "F32", "shape": [-1, 1], "data_offsets": [0, 4]}, r"a tensor has dtype 'F32' and shape \[-1, 1\]"),
+        ({"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}, r"a tensor has dtype \['F32'\] and shape \[1\]"),
+    ],
+    ids=("huge", "negative", "dtype"),
+)
+def test_refused_for_a_header_that_contradicts_itself(entry, message, out):
+    header = json.dumps({"model.layers.0.mlp.up_proj.weight": entry}).encode()
+    (out / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(UnsupportedCheckpointError, match=message):
+        inspect_checkpoint(str(out))
 
 
 def test_refused_without_a_base(out):

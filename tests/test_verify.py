@@ -206,5 +206,5 @@ def test_refuses_an_unknown_mode(out):
 
 
 def test_refuses_what_is_no_conversion(llama_folder):
-    with pytest.raises(UnsupportedCheckpointError, match="model_type 'llama'; give a converted checkpoint"):
+    with pytest.raises(UnsupportedCheckpointError, match="is a plain Llama, without hyper-connections. Convert it"):
         verify_checkpoint(llama_folder)

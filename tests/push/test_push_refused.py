@@ -34,7 +34,7 @@ TERMS = {"license": "llama3.2", "license_link": "LICENSE", "extra_gated_prompt":
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
         (
             lambda folder: (folder / "config.json").write_text('{"model_type": "llama"}'),
-            "has model_type 'llama'; give",
+            "is a plain Llama, without hyper-connections",
         ),
         (lambda folder: (folder / "hyper_connections.py").unlink(), "the code file hyper_connections.py is missing"),
         (lambda folder: shards(folder)["hc"].unlink(), "which is missing. Copy or download the checkpoint again."),

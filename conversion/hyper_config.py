@@ -1,0 +1,54 @@
+"""The config.json of a hyper-connection checkpoint: what must be in it before anything is computed from it."""
+
+from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.families import FAMILIES, Family
+
+from .plan import CONNECTIONS
+from .source import COMMIT, CONFIG, Source
+
+LARGEST = 2**31  # size that a model has
+
+
+def family_of(source: Source, config: dict) -> Family:
+    """The family of a hyper-connection checkpoint.
+
+    Raises `UnsupportedCheckpointError` when it is of no such family, or its config lacks what all of them have.
+    """
+    model_type, name = config.get("model_type"), source.name
+    if plain := next((f for f in FAMILIES.values() if f.model_type == model_type), None):
+        raise UnsupportedCheckpointError(
+            f"{name!r} is a plain {plain.name}, without hyper-connections. Convert it: hf-hyperconn convert {name}"
+        )
+    family = next((f for f in FAMILIES.values() if f.hc_model_type == model_type), None)
+    if family is None:
+        raise UnsupportedCheckpointError(
+            f"{name!r} has model_type {model_type!r}; give a checkpoint with hyper-connections "
+            f"({', '.join(f.hc_model_type for f in FAMILIES.values())})."
+        )
+    if found := _fault(config):
+        raise UnsupportedCheckpointError(f"{CONFIG} of {name!r} has {found}. Download it again.")
+    if config.get("connection") not in (*CONNECTIONS, "keel"):
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {name!r} has connection {config.get('connection')!r}; known are "
+            f"{', '.join((*CONNECTIONS, 'keel'))}. A newer hf_hyperconn may know it."
+        )
+    return family
+
+
+def _fault(config: dict) -> str | None:
+    """The first field that is not what it is in any model."""
+    for field in ("hidden_size", "num_hidden_layers", "hc_mult"):
+        value = config.get(field)
+        if not isinstance(value, int) or not 0 < value < LARGEST:
+            return f"{field} {value!r:.20}, not a size of a model"
+    if config.get("connection") in ("mhc", "ihc") and config["hc_mult"] < 2:
+        return f"hc_mult {config['hc_mult']}, too few for {config['connection']!r}"
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        return f"architectures {architectures!r:.20}, not a list of names"
+    base, commit = config.get("hc_base_model"), config.get("hc_base_commit")
+    if not isinstance(base, str | None):
+        return f"hc_base_model {base!r:.20}, not a name"
+    if commit is not None and not COMMIT.fullmatch(str(commit)):
+        return f"hc_base_commit {commit!r:.20}, not a commit"
+    return None
