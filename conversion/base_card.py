@@ -46,11 +46,8 @@ def fetch_base_card(model: str, commit: str | None) -> dict:
     return {} if path is None else _inherited(path)
 
 
-def _inherited(path: Path) -> dict:
-    try:
-        metadata = read_card(path, lenient=True).data.to_dict()
-    except CardError:
-        return {}
+def inheritable(metadata: dict) -> dict:
+    """What of the metadata of a base's card its conversion inherits; nothing when JSON can't hold that."""
     kept = {name: value for name, value in metadata.items() if name in INHERITED or is_term(name)}
     kept = {name: value for name, value in kept.items() if name not in LICENCE_FIELDS or _is_text(value)}
     if isinstance(kept.get("tags"), list):
@@ -61,6 +58,13 @@ def _inherited(path: Path) -> dict:
     try:
         return json.loads("".join(islice(encoder.iterencode(kept), LARGEST)))
     except (ValueError, RecursionError):  # a mapping that holds itself, or so much that it is cut off
+        return {}
+
+
+def _inherited(path: Path) -> dict:
+    try:
+        return inheritable(read_card(path, lenient=True).data.to_dict())
+    except CardError:
         return {}
 
 

@@ -11,6 +11,7 @@ from .card_facts import DTYPES, TASKS, Facts, collect_facts
 from .card_metadata import joined, metadata_of
 from .card_text import is_by_trainer, is_ours, merge, read_card, stamp, trainer_facts, written_into
 from .evaluation import Evaluation, hub_results, read_evaluation
+from .files import leads_out, replace_file
 from .licences import name_problem, terms_of
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def write_card(
         raise CardError(f"there is no folder '{folder}'. Give that of a checkpoint with hyper-connections.")
     evaluation = read_evaluation(results) if results is not None else None
     of_base = read_evaluation(base_results) if base_results is not None else None
+    _check_links(folder)
     readme = folder / README
     existing = read_card(readme) if readme.is_file() else None
     if existing is not None and not update and not is_ours(existing.text):
@@ -196,13 +198,15 @@ def _to_see_to(facts: Facts, metadata: dict) -> list[str]:
 
 
 def _write(path: Path, content: str) -> Path:
-    part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(exist_ok=True)
-        part.write_text(content, encoding="utf-8", newline="\n")
-        part.replace(path)
+        replace_file(path, content.encode())
     except OSError as error:
         raise CardError(f"can't write '{path}': {error.strerror}. Mend that and run it again.") from error
-    finally:
-        part.unlink(missing_ok=True)
     return path
+
+
+def _check_links(folder: Path) -> None:
+    for path in (folder / README, (folder / HUB_RESULTS).parent):
+        if leads_out(folder, path):
+            raise CardError(f"'{path}' is a link to '{path.resolve()}', outside the folder. Remove it.")

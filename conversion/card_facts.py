@@ -7,7 +7,7 @@ from pathlib import Path
 from hf_hyperconn.analysis.costs import is_of_connection
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
-from .base_card import fetch_base_card
+from .base_card import fetch_base_card, inheritable
 from .checkpoint import Weights, read_config, read_json, read_weights
 from .inspection import Inspection, inspect_checkpoint
 from .licences import licence_of
@@ -130,8 +130,8 @@ def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[st
     config = read_config(source)
     record = read_record(source)
     base, commit = base_on_the_hub(config, record)
-    record = record or {}
-    inherited, warnings = record.get("base_card"), []
+    record, warnings = record or {}, []
+    inherited = None if record.get("base_card") is None else inheritable(record["base_card"])
     if inherited is None and base is not None:
         try:
             inherited = fetch_base_card(base, commit)

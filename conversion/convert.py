@@ -16,6 +16,7 @@ from hf_hyperconn.errors import ConversionError, VerificationError
 
 from .base_card import README, read_base_card
 from .checkpoint import INDEX
+from .files import replace_file
 from .plan import RECORD, ConversionPlan, HyperConnectionFields, plan_conversion, workspace
 from .source import CONFIG, Source
 from .transfer import bring, compare
@@ -211,7 +212,7 @@ def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
     from .equivalent import hyper_connection_tensors
 
     tensors = hyper_connection_tensors(plan.config, plan.family, plan.weights.prefix)
-    _write(work / plan.hc_shard, save(tensors, metadata={"format": "pt"}))
+    replace_file(work / plan.hc_shard, save(tensors, metadata={"format": "pt"}))
     weight_map = {name: plan.shards[tensor.file] for name, tensor in plan.weights.tensors.items()}
     weight_map.update(dict.fromkeys(tensors, plan.hc_shard))
     metadata = {
@@ -259,7 +260,7 @@ def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
 
 def _public_name(source: Source) -> str:
     """A Hub id; of a folder its name alone, as the record is published and where it lies is nobody's business."""
-    return source.name if source.commit else Path(source.name).absolute().name
+    return source.name if source.commit else Path(os.path.abspath(source.name)).name
 
 
 def _write_card(plan: ConversionPlan, work: Path) -> "WrittenCard":
@@ -283,13 +284,7 @@ def _aside(out: Path) -> Path:
 
 
 def _write_json(path: Path, content) -> None:
-    _write(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    part.rename(path)
+    replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 @contextmanager

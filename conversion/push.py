@@ -14,6 +14,7 @@ from hf_hyperconn.families import FAMILIES
 from .base_card import README
 from .card_text import read_card
 from .checkpoint import INDEX, WEIGHTS, read_config, read_weights
+from .files import leads_out
 from .hub_refusals import explained, refuses_copies
 from .plan import RECORD, companions_of, gigabytes
 from .publishing_terms import check_terms
@@ -160,6 +161,7 @@ def _open_checked(folder: Path, say: Say) -> _Checked:
         )
     # verification has just compared an untrained conversion with these
     digests = {s["file"]: s["sha256"] for s in record["base_shards"]} if record and not report.trained else {}
+    _check_links(folder, source)
     checked = _Checked(source, record, digests)
     say(report.lines()[0])
     if left := [name for name in sorted(source.files.keys() - checked.names) if "/." not in f"/{name}"]:
@@ -167,6 +169,16 @@ def _open_checked(folder: Path, say: Say) -> _Checked:
     if README not in checked.names:
         say(f"no card       `hf-hyperconn card '{folder}'` writes a {README}")
     return checked
+
+
+def _check_links(folder: Path, source: LocalSource) -> None:
+    """Refuse files from outside the folder, but weights, which `convert --link symlink` leaves there."""
+    for name in sorted(_model_files(source) - set(read_weights(source).files)):
+        if leads_out(folder, folder / name):
+            raise PushError(
+                f"'{folder / name}' is a link to '{source.path(name)}', outside the folder. Put a file in its place, "
+                f"or remove it."
+            )
 
 
 def _model_files(source: LocalSource) -> frozenset[str]:

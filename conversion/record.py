@@ -7,32 +7,46 @@ from typing import TYPE_CHECKING
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 
 from .checkpoint import read_json
+from .files import replace_file
 from .plan import RECORD
-from .source import REPO_ID, LocalSource, Source
+from .source import COMMIT, REPO_ID, LocalSource, Source
 
 if TYPE_CHECKING:
     from .verify import VerificationReport
+
+# types of what is read of each part
+TEXT_OR_NONE = (str, type(None))
+BASE = {"model": str, "commit": TEXT_OR_NONE}
+SHARD = {"file": str, "source": str, "size": int, "sha256": TEXT_OR_NONE}
+OTHERS = {
+    "arguments": {"hc_mult": int, "connection": str, "hc_tanh": bool},
+    "versions": {"hf_hyperconn": str},
+    "base_card": {},
+    "verification": {"tensors": int, "comparisons": list, "layers": (list, type(None))},
+}
+COMPARISON = {
+    "dtype": str,
+    **dict.fromkeys(("logits", "hidden_states"), bool),
+    "continuation": (bool, type(None)),
+    **dict.fromkeys(("max_difference", "kl", "top1"), (int, float)),
+}
 
 
 def read_record(source: Source) -> dict | None:
     """The record of a conversion; None of a checkpoint that has none.
 
-    Its keys `base` (`model`, `commit`) and `base_shards` (each with `file`, `source`, `size`, `sha256`) are there.
+    Its keys `base` and `base_shards` are there; of what else it holds, the parts in `OTHERS` are as the converter
+    writes them.
 
     Raises `UnsupportedCheckpointError` when the file is not as the converter writes it.
     """
     if RECORD not in source.files:
         return None
     record = read_json(source, RECORD)
-    try:
-        shards = [(shard["file"], shard["source"]) for shard in record["base_shards"]]
-        digests = [shard["sha256"] for shard in record["base_shards"]]
-        texts = [record["base"]["model"], *(name for shard in shards for name in shard)]
-        known = [text for text in (record["base"]["commit"], *digests) if text is not None]
-    except (KeyError, TypeError) as error:
-        raise UnsupportedCheckpointError(_strange(source, f"it lacks {error}")) from error
-    if strange := [value for value in (*texts, *known) if not isinstance(value, str)]:
-        raise UnsupportedCheckpointError(_strange(source, f"{strange[0]!r} is no text"))
+    if found := _fault(record):
+        raise UnsupportedCheckpointError(
+            f"{RECORD} of {source.name!r} is not what the converter writes ({found}). Convert the base again."
+        )
     return record
 
 
@@ -70,10 +84,8 @@ def record_verification(folder: Path, report: "VerificationReport") -> bool:
     if record is None or is_verified(record) or report.trained or report.changed != 0:
         return False
     path = folder / RECORD
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_text(json.dumps({**record, "verification": report.as_dict()}, indent=2) + "\n", encoding="utf-8")
-        part.replace(path)
+        replace_file(path, (json.dumps({**record, "verification": report.as_dict()}, indent=2) + "\n").encode())
     except OSError as error:
         raise ConversionError(
             f"'{folder}' is equal to its base, but '{path}' can't be written: {error.strerror}. Allow that, and "
@@ -82,5 +94,22 @@ def record_verification(folder: Path, report: "VerificationReport") -> bool:
     return True
 
 
-def _strange(source: Source, what: str) -> str:
-    return f"{RECORD} of {source.name!r} is not what the converter writes ({what}). Convert the base again."
+def _fault(record: dict) -> str | None:
+    """The first part of a record that is not as the converter writes it."""
+    shards = record.get("base_shards")
+    if not isinstance(shards, list):
+        return f"base_shards is {shards!r:.40}"
+    verification = record.get("verification")
+    comparisons = verification.get("comparisons") if isinstance(verification, dict) else None
+    parts = [("base", record.get("base"), BASE), *(("base_shards", shard, SHARD) for shard in shards)]
+    parts += [(name, record[name], fields) for name, fields in OTHERS.items() if record.get(name) is not None]
+    if isinstance(comparisons, list):
+        parts += [("comparisons", comparison, COMPARISON) for comparison in comparisons]
+    for name, part, fields in parts:
+        if not isinstance(part, dict):
+            return f"{name} is {part!r:.40}"
+        for field, accepted in fields.items():
+            if not isinstance(part.get(field), accepted):
+                return f"{field} of {name} is {part.get(field)!r:.40}"
+    commit = record["base"]["commit"]
+    return None if commit is None or COMMIT.fullmatch(commit) else f"commit of base is {commit!r:.40}"

@@ -64,8 +64,8 @@ def test_imports_go_one_way():
 def test_the_command_line_starts_light():
     """Nothing heavy at the top of what `--help`, `--dry-run` and a refusal need."""
     light = (
-        *("cli", "plan", "plot", "source", "checkpoint", "header", "convert", "transfer", "record"),
-        *("inspection", "base_card", "card_text", "push", "hub_refusals", "publishing_terms"),
+        *("cli", "plan", "plot", "source", "checkpoint", "header", "convert", "transfer", "record", "files"),
+        *("hyper_config", "inspection", "base_card", "card_text", "push", "hub_refusals", "publishing_terms"),
     )
     for path in (*(CONVERSION / f"{name}.py" for name in light), PACKAGE / "analysis" / "costs.py"):
         top = ast.parse(path.read_text(encoding="utf-8")).body

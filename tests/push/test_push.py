@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, HeliumConfig, HeliumForCausalLM, 
 
 from hf_hyperconn import HCLlamaForCausalLM, HCTrainer, convert_model
 from hf_hyperconn.conversion.cli import main
+from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.push import push_checkpoint
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import FAMILIES
@@ -54,6 +55,13 @@ def test_only_what_the_base_lacks_is_uploaded(hub, converted):
     assert result.url == f"{hub.url}/me/new/commit/{result.commit}"
     assert hub.refs("me/new") == {"main": result.commit}
     assert not [line for line in said if line.startswith(("left here", "base weights"))]
+
+
+def test_weights_may_be_links(hub, base, tmp_path):
+    folder = convert_checkpoint(str(base), tmp_path / "linked", link="symlink", verify="structure").path
+    assert all(file.is_symlink() for name, file in shards(folder).items() if name != "hc")
+    push_checkpoint(folder, "me/linked")
+    assert_holds(hub, "me/linked", folder)
 
 
 def test_a_missing_card_is_mentioned(hub, folder):

@@ -22,6 +22,12 @@ from tests.writable_hub import FULL
 
 from .conftest import RECORD, assert_holds, change_record, connected, flip_last_byte, shards, with_card, writes
 
+
+def link_out(folder: Path) -> None:
+    (folder.parent / "secret").write_text("mine")
+    (folder / "notes.txt").symlink_to(folder.parent / "secret")
+
+
 TERMS = {"license": "llama3.2", "license_link": "LICENSE", "extra_gated_prompt": "Accept this.\nAll of it.\n"}
 
 
@@ -40,9 +46,13 @@ TERMS = {"license": "llama3.2", "license_link": "LICENSE", "extra_gated_prompt":
         (lambda folder: shards(folder)["hc"].unlink(), "which is missing. Copy or download the checkpoint again."),
         (lambda folder: flip_last_byte(next(iter(shards(folder).values()))), "is not what the conversion wrote"),
         (lambda folder: change_record(folder, verification=None), "has never been compared with its base (--verify"),
-        (lambda folder: change_record(folder, base_shards=[{}]), "is not what the converter writes (it lacks 'file')"),
-        (lambda folder: change_record(folder, base={"model": 3, "commit": None}), "(3 is no text). Convert"),
+        (
+            lambda folder: change_record(folder, base_shards=[{}]),
+            "is not what the converter writes (file of base_shards is None)",
+        ),
+        (lambda folder: change_record(folder, base={"model": 3, "commit": None}), "(model of base is 3). Convert"),
         (lambda folder: (folder / "README.md").write_text("---\nlicense: [mit\n---\n"), "README.md' can't be read: "),
+        (link_out, "notes.txt' is a link to '"),
     ],
     ids=(
         "nowhere",
@@ -57,6 +67,7 @@ TERMS = {"license": "llama3.2", "license_link": "LICENSE", "extra_gated_prompt":
         "record",
         "name",
         "card",
+        "link",
     ),
 )
 def test_refused_before_the_hub_is_asked(spoil, message, hub, folder):
