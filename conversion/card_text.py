@@ -47,7 +47,9 @@ def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
         content = path.read_text(encoding="utf-8-sig")
         if not content.lstrip().startswith("---"):
             content = f"---\n\n---\n{content}"
-        return ModelCard(content, ignore_metadata_errors=lenient)
+        card = ModelCard(content, ignore_metadata_errors=lenient)
+        card.data.language = _languages(card.data.language)
+        return card
     except OSError as error:
         raise CardError(f"can't read '{path}': {error.strerror}. Allow that, or remove it.") from error
     except (ValueError, TypeError, YAMLError, RecursionError) as error:
@@ -55,6 +57,13 @@ def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
             f"the metadata of '{path}' can't be read: {error}. Mend what stands between its two lines of '---', or "
             f"remove the file."
         ) from error
+
+
+def _languages(value):
+    """Languages as they were written: in YAML, Norwegian's code is a way to say false."""
+    if isinstance(value, list):
+        return [_languages(each) for each in value]
+    return "no" if value is False else value
 
 
 def is_ours(text: str) -> bool:

@@ -138,7 +138,8 @@ def _card(options: argparse.Namespace) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     files = [str(path) for path in written.files]
     if options.json:
-        print(json.dumps({**vars(written), "files": files}, indent=2, ensure_ascii=False))
+        facts = {**vars(written), "files": files}
+        print(json.dumps(facts, indent=2, ensure_ascii=False, default=str))  # metadata may hold dates
     else:
         print("\n".join(files))
     return OK

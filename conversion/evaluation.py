@@ -23,7 +23,8 @@ class Score:
     filter: of lm-eval, that made answers out of responses; "none" for most tasks.
     shots: examples in the prompt; None where lm-eval does not say.
     error: standard error, where there is one.
-    dataset, subset, split: what was scored; `dataset` is a Hub id or the name of a builder; None for a group of tasks.
+    dataset, subset, split: what was scored; `dataset` is a Hub id or the name of a builder; None for a group of
+        tasks, and for files.
     """
 
     task: str
@@ -117,7 +118,7 @@ def hub_results(evaluation: Evaluation) -> "list[EvalResultEntry]":
 
     chosen: dict[str, Score] = {}
     for score in evaluation.scores:
-        if score.dataset is None or "/" not in score.dataset or not REPO_ID.fullmatch(score.dataset):
+        if score.dataset is None or "/" not in score.dataset:
             continue
         if score.task not in chosen or _rank(score) < _rank(chosen[score.task]):
             chosen[score.task] = score
@@ -151,10 +152,15 @@ def _scores(content: dict):
                 shots=content.get("n-shot", {}).get(task),
                 value=value,
                 error=error if isinstance(error, int | float) else None,
-                dataset=config.get("dataset_path"),
+                dataset=_named(config.get("dataset_path")),
                 subset=config.get("dataset_name"),
                 split=config.get("test_split") or config.get("validation_split"),
             )
+
+
+def _named(dataset: object) -> str | None:
+    """A data set that has a name: where one lies on somebody's disk is not published."""
+    return dataset if isinstance(dataset, str) and REPO_ID.fullmatch(dataset) else None
 
 
 def _described(score: Score) -> str:

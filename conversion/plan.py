@@ -99,10 +99,14 @@ class ConversionPlan:
 
     @property
     def config(self) -> dict:
-        """The config.json of the output: the base's, with its new type, classes and connection fields."""
+        """The config.json of the output: the base's, with its new type, classes and connection fields.
+
+        Where older releases of Transformers loaded the base from, which can be a path, is left out.
+        """
         architectures = [self.family.architectures[name] for name in _architectures(self.base_config, self.family)]
+        base_config = {name: value for name, value in self.base_config.items() if name != "_name_or_path"}
         return {
-            **self.base_config,
+            **base_config,
             "model_type": self.family.hc_model_type,
             "architectures": architectures,
             "auto_map": self.family.auto_map,

@@ -329,3 +329,15 @@ def test_what_is_still_to_download_needs_space_too(llama_folder, tmp_path, monke
 def test_fields_that_are_not_accepted(fields, llama_folder, tmp_path):
     with pytest.raises(ConversionError, match="asked for"):
         convert_checkpoint(str(llama_folder), tmp_path / "out", **fields)
+
+
+def test_where_the_base_lies_is_not_published(llama_folder, tmp_path):
+    """Older releases of Transformers wrote into a config where they had loaded it from."""
+    base = shutil.copytree(llama_folder, tmp_path / "me" / "llama")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "_name_or_path": "/home/me/llama"}))
+    (base / "inside").mkdir()
+    out = convert_checkpoint(str(base / "inside" / ".."), tmp_path / "out", verify="structure").path
+    assert json.loads((out / "hyperconn_conversion.json").read_text())["base"]["model"] == "llama"
+    for file in out.iterdir():
+        assert b"/me/" not in file.read_bytes(), file

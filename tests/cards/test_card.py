@@ -17,11 +17,16 @@ from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.demo import byte_tokenizer
 from hf_hyperconn.conversion.licences import name_problem
 from hf_hyperconn.conversion.plan import CONNECTIONS
-from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.errors import CardError, UnsupportedCheckpointError
 from tests.card_examples import CARDS, COMMIT, EXAMPLES, render
 from tests.conftest import llama_config
 
 from .conftest import BASE, BASE_CARD, results_file, sections, text_of
+
+# a list of ten times the one before it, ten times
+BOMB = "---\nlicense: mit\na0: &a0 [x]\n"
+BOMB += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 11))
+BOMB += "extra_gated_fields: *a10\n---\n"
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -176,6 +181,9 @@ def test_names_under_a_licence(name, licence, accepted):
         "---\na: [\n---\n",
         "---\nlicense: {x: 1}\ntags: 3\n---\n",
         b"\xff\xfe",
+        "---\nlicense: {x: 1}\n---\n",
+        "---\nlicense: mit\nextra_gated_fields: &all {all: *all}\n---\n",
+        BOMB,
     ],
 )
 def test_a_base_whose_card_says_nothing(card, llama_folder, tmp_path):
@@ -233,3 +241,94 @@ def test_a_licence_that_can_not_be_read_is_said(run, monkeypatch, tmp_path):
 def test_a_plain_model_is_refused(llama_folder):
     with pytest.raises(UnsupportedCheckpointError):
         write_card(llama_folder)
+
+
+def test_tags_are_those_that_push_to_hub_gives(converted):
+    model = HCLlamaForCausalLM.from_pretrained(converted)
+    assert ModelCard.load(converted / "README.md").data.tags[:3] == model.model_tags
+
+
+def test_a_base_in_norwegian(llama_folder, tmp_path):
+    """Whose code YAML takes for false."""
+    source = shutil.copytree(llama_folder, tmp_path / "base")
+    (source / "README.md").write_text("---\nlanguage:\n- en\n- no\n---\n")
+    out = convert_checkpoint(str(source), tmp_path / "out", verify="off").path
+    for _ in range(2):
+        assert yaml.safe_load(text_of(out).split("---")[1])["language"] == ["en", "no"]
+        write_card(out)
+
+
+def test_files_with_spaces_in_their_names(folder):
+    (folder / "figures").mkdir()
+    (folder / "figures" / "two words.png").write_bytes(b"")
+    (folder / "LICENSE of code.txt").write_text("")
+    write_card(folder)
+    assert "![two words](figures/two%20words.png)" in text_of(folder)
+    assert "[LICENSE of code.txt](LICENSE%20of%20code.txt)" in text_of(folder)
+
+
+def test_metadata_with_a_date_as_json(folder, capsys):
+    (folder / "README.md").write_text(text_of(folder).replace("license:", "released: 2026-11-21\nlicense:", 1))
+    assert main(["card", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metadata"]["released"] == "2026-11-21"
+
+
+@pytest.mark.parametrize("name", ["README.md", ".eval_results"])
+def test_nothing_outside_the_folder_is_read_or_written(name, folder, tmp_path):
+    (tmp_path / "outside").mkdir()
+    if name == "README.md":
+        (folder / name).rename(tmp_path / "outside" / name)
+        (folder / name).symlink_to(tmp_path / "outside" / name)
+    else:
+        (folder / name).symlink_to(tmp_path / "outside")
+    before = {path: path.read_bytes() for path in (tmp_path / "outside").iterdir()}
+    with pytest.raises(CardError, match=f"{name}' is a link to '.*', outside the folder. Remove it."):
+        write_card(folder, results=results_file(tmp_path))
+    assert {path: path.read_bytes() for path in (tmp_path / "outside").iterdir()} == before
+
+
+def test_a_card_that_is_a_folder_or_can_not_be_read(folder, monkeypatch):
+    before = text_of(folder)
+
+    def refuse(self, **options):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", refuse)
+        with pytest.raises(CardError, match="can't read '.*README.md': Permission denied. Allow that, or remove it."):
+            write_card(folder)
+    assert text_of(folder) == before
+    (folder / "README.md").unlink()
+    (folder / "README.md").mkdir()
+    with pytest.raises(CardError, match="can't write '.*README.md': Is a directory"):
+        write_card(folder)
+    assert not list(folder.glob(".*"))
+
+
+COMPARISON = {"dtype": "float32", "logits": True, "hidden_states": True, "continuation": None, "kl": 0.0, "top1": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"base_shards": None}, "base_shards is None"),
+        ({"base_shards": [{"file": "a", "source": "a", "sha256": None}]}, "size of base_shards is None"),
+        ({"base": {"model": BASE, "commit": "../main"}}, "commit of base is '../main'"),
+        ({"arguments": {"hc_mult": 4}}, "connection of arguments is None"),
+        ({"versions": ["0.1.0"]}, r"versions is \['0.1.0'\]"),
+        ({"base_card": "llama3.2"}, "base_card is 'llama3.2'"),
+        ({"verification": {"tensors": 3, "layers": None}}, "comparisons of verification is None"),
+        (
+            {"verification": {"tensors": 3, "layers": None, "comparisons": [COMPARISON]}},
+            "max_difference of comparisons is None",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(*value),
+)
+def test_a_record_that_the_converter_did_not_write(changes, message, folder, capsys):
+    before = text_of(folder)
+    record = folder / "hyperconn_conversion.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), **changes}))
+    with pytest.raises(UnsupportedCheckpointError, match=rf"is not what the converter writes \({message}\). Convert"):
+        write_card(folder)
+    assert text_of(folder) == before

@@ -58,6 +58,17 @@ def test_scores_of_some_samples_are_shown_but_not_reported(folder, tmp_path):
     assert not (folder / ".eval_results").exists()
 
 
+def test_where_a_data_set_lies_is_not_published(folder, tmp_path):
+    """A path, or what a script of somebody's takes for one."""
+    for place in ("/home/me/questions", "./questions", {"path": "/home/me"}):
+        configs = {**RESULTS["configs"], "arc_easy": {"dataset_path": place}}
+        write_card(folder, results=results_file(tmp_path, configs=configs), update=True)
+        assert "| arc_easy | acc | 0 | 0.6500" in text_of(folder)
+        data = ModelCard.load(folder / "README.md").data
+        assert [each.dataset_type for each in data.eval_results] == ["json"]
+        assert "/home/me" not in text_of(folder)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
