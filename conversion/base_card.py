@@ -46,10 +46,15 @@ def fetch_base_card(model: str, commit: str | None) -> dict:
     return {} if path is None else _inherited(path)
 
 
+def licence_fields(metadata: dict) -> dict:
+    """What the metadata of a card says of the licence, where that is text."""
+    return {name: value for name, value in metadata.items() if name in LICENCE_FIELDS and _is_text(value)}
+
+
 def inheritable(metadata: dict) -> dict:
     """What of the metadata of a base's card its conversion inherits; nothing when JSON can't hold that."""
-    kept = {name: value for name, value in metadata.items() if name in INHERITED or is_term(name)}
-    kept = {name: value for name, value in kept.items() if name not in LICENCE_FIELDS or _is_text(value)}
+    kept = {name: value for name, value in metadata.items() if name in INHERITED or name.startswith(GATED)}
+    kept |= licence_fields(metadata)
     if isinstance(kept.get("tags"), list):
         kept["tags"] = [tag for tag in kept["tags"] if isinstance(tag, str) and tag.lower() not in NOT_INHERITED]
     else:

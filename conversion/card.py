@@ -1,18 +1,18 @@
 """`hf-hyperconn card`: a model card from recorded facts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import CardError
 
-from .base_card import README
+from .base_card import README, licence_fields
 from .card_facts import DTYPES, TASKS, Facts, collect_facts
 from .card_metadata import joined, metadata_of
 from .card_text import is_by_trainer, is_ours, merge, read_card, stamp, trainer_facts, written_into
 from .evaluation import Evaluation, hub_results, read_evaluation
 from .files import leads_out, replace_file
-from .licences import name_problem, terms_of
+from .licences import licence_of, name_problem, terms_of
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
@@ -87,6 +87,8 @@ def write_card(
             f"wrote."
         )
     facts, warnings = collect_facts(folder, name)
+    if licence_of(facts.inherited) is None and existing is not None:  # a person may know it
+        facts = replace(facts, inherited={**facts.inherited, **licence_fields(existing.data.to_dict())})
     card, kept = _render(facts, evaluation, of_base, existing)
     metadata = card.data.to_dict()
     contents = {README: str(card), **_notice(facts), **_for_the_hub(evaluation)}
@@ -184,15 +186,15 @@ def _for_the_hub(evaluation: Evaluation | None) -> dict[str, str]:
 
 def _to_see_to(facts: Facts, metadata: dict) -> list[str]:
     """Warnings about the licence of the base."""
-    if facts.base_name is None:
-        return []
     if "license" not in metadata:
+        if facts.base_name is None:
+            return []
         return [f"no licence is known: add `license:` to the metadata of {README} before you publish the model."]
     problems = [name_problem(facts.name, metadata)]
     if terms_of(metadata) is not None and not facts.licence_files:
         problems.append(
-            f"the licence of the base ({facts.licence}) asks that a copy of it goes with the weights, and there is "
-            f"none beside them: copy it from the base before you publish the model."
+            f"the licence of the base ({licence_of(metadata)}) asks that a copy of it goes with the weights, and "
+            f"there is none beside them: copy it from the base before you publish the model."
         )
     return [problem for problem in problems if problem]
 
