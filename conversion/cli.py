@@ -60,7 +60,12 @@ def main(arguments: list[str] | None = None) -> int:
     if options.quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     try:
-        return options.run(options)
+        code = options.run(options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read the result has seen enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return INTERRUPTED

@@ -1,7 +1,10 @@
 """What `hf-hyperconn inspect` says of local folders; of Hub repos, see test_hub.py."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .conftest import hc_llama
+from .pages import REPOSITORY
 from .tiny import tiny
 
 CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac")
@@ -189,6 +193,18 @@ def test_json(converted, capsys):
     found = json.loads(printed.out)
     assert found == json.loads(json.dumps(inspect_checkpoint(str(converted["shc"])).as_dict()))
     assert found["drift"][1] == {"layer": 0, "sub_layer": "mlp", "alpha": 0.0, "beta": 0.0, "dynamic": 0.0}
+
+
+def test_a_reader_that_goes_is_no_error(converted):
+    """As `head` does when it has its lines."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "hf_hyperconn.conversion", "inspect", str(converted["dhc"])]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(writing)
+    assert done.returncode == 1
+    assert "roken" not in done.stderr
 
 
 def test_a_plain_model(llama_folder, capsys):
