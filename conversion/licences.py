@@ -86,7 +86,7 @@ def name_problem(name: str, metadata: dict) -> str | None:
         return None
     return (
         f"the licence of the base ({licence_of(metadata)}) asks that the name of a model made from it begin with "
-        f"'{terms.prefix}'; '{name}' does not. Rename it before you publish it."
+        f"'{terms.prefix}'; '{name}' does not. Give it such a name where you publish it."
     )
 
 

@@ -16,6 +16,7 @@ from .card_text import read_card
 from .checkpoint import INDEX, WEIGHTS, read_config, read_weights
 from .files import leads_out
 from .hub_refusals import explained, refuses_copies
+from .licences import name_problem
 from .plan import RECORD, companions_of, gigabytes
 from .publishing_terms import check_terms
 from .record import base_on_the_hub, is_verified, read_record
@@ -97,8 +98,11 @@ def push_checkpoint(
             )
         if present and private and not present.private:
             raise PushError(f"{repo_id!r} exists and is public. Drop --private, or give another repo.")
-        if checked.base and not (present.private or present.gated if present else private):
+        is_open = not (present.private or present.gated if present else private)
+        if checked.base and is_open:
             check_terms(checked.base, base, repo_id, checked.metadata, say)
+        if is_open and (problem := name_problem(repo_id.partition("/")[2], checked.metadata)):
+            say(f"name          {problem}")
         if not present:
             api.create_repo(repo_id, private=private or None, exist_ok=True)
         target = _branch(api, repo_id, revision, make=not create_pr)

@@ -165,6 +165,15 @@ def test_the_card_of_a_trained_model_carries_the_terms_over(hub, base, folder, t
         push_checkpoint(folder, "me/other")
 
 
+def test_the_name_that_a_licence_asks_for_is_the_repo_s(hub, folder):
+    with_card(folder, license="llama3.2")
+    said = []
+    for name, private in (("me/Kuzco", True), ("me/Llama-Kuzco", False), ("me/Pacha", False)):
+        push_checkpoint(folder, name, private=private, say=said.append)
+    (line,) = [line for line in said if line.startswith("name  ")]
+    assert "asks that the name of a model made from it begin with 'Llama'; 'Pacha' does not. Give it such a" in line
+
+
 def test_the_base_itself_is_not_replaced(hub, base, converted):
     hub.tokens["hf_me"] += ("org",)
     with pytest.raises(PushError, match="'org/base' is the base, whose weights would be replaced. Give another repo"):
