@@ -112,7 +112,7 @@ def _run(model_class, source: Source, weights: Weights, dtype: torch.dtype, laye
     """Logits (or last hidden state), hidden states and greedy continuation on a fixed sequence of tokens."""
     names = [name for name in (CONFIG, INDEX, "generation_config.json", *weights.files) if name in source.files]
     folder = source.folder(names)
-    with _quiet():
+    with quiet():
         config = _first_layers(model_class.config_class.from_pretrained(folder), layers)
         model = model_class.from_pretrained(folder, config=config, dtype=dtype).eval()
     generator = torch.Generator().manual_seed(0)
@@ -159,7 +159,7 @@ def _compare(dtype: str, expected: dict, found: dict) -> Comparison:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep Transformers' loading reports, which name the layers left out, from the terminal."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -1,16 +1,21 @@
 """`hf-hyperconn plot`: pictures of what a model's connections do."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import HyperConnError
 
+from .inspection import inspect_checkpoint
+from .source import CONFIG, LocalSource
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = ("connections", "similarity", "streams", "coefficients")
 SUFFIXES = (".png", ".pdf", ".svg")
+CHARACTERS = 2**20  # of a text, more than are studied
 
 
 def draw(
@@ -24,18 +29,27 @@ def draw(
     against: its base, a folder or Hub id, whose similarity is drawn beside.
     out: for one kind a file, for all a folder; by default `figures` inside `folder`.
 
-    Returns the files that were written.
+    Returns the files that were written; what had their names is replaced.
 
-    Raises `HyperConnError` when the checkpoint has no hyper-connections, there is no text for a kind that needs one,
-    `out` does not fit, or matplotlib is missing.
+    Raises `HyperConnError` when the checkpoint can't be read or has no streams, the text or the base does not fit,
+    nothing can be written to `out`, or matplotlib is missing.
     """
-    if not (Path(folder) / "config.json").is_file():
-        raise HyperConnError(f"'{folder}' is no checkpoint: it has no config.json. Give the folder of a conversion.")
-    if text is not None and not Path(text).is_file():
-        raise HyperConnError(f"there is no text file '{text}'.")
+    if not (Path(folder) / CONFIG).is_file():
+        raise HyperConnError(f"'{folder}' is no checkpoint: it has no {CONFIG}. Give the folder of a conversion.")
     if text is None and kind not in ("connections", "all"):
         raise HyperConnError(f"a picture of {kind} needs a model that runs over text. Give --text FILE.")
     files = _files(Path(folder), kind if text or kind != "all" else "connections", kind == "all", out)
+    if against is not None and "similarity" not in files:
+        raise HyperConnError(
+            f"--against {against} is compared in the picture of similarity, which is not asked for. Give --text FILE, "
+            f"and --kind similarity or all."
+        )
+    for path in files.values():
+        _check_place(path)
+    written = None if text is None else read_text(text)
+    found = inspect_checkpoint(folder)
+    if found.connection == "keel":
+        raise HyperConnError(f"'{folder}' has connection 'keel', whose one stream is not mixed: nothing to draw.")
     try:
         import matplotlib
     except ImportError as error:
@@ -45,7 +59,7 @@ def draw(
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figures = _figures(folder, text, against if "similarity" in files else None)
+    figures = _static_figures(folder) if written is None else _figures(folder, written, against)
     for name, path in files.items():
         figure = figures[name]()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,37 +73,74 @@ def draw(
     return list(files.values())
 
 
+def read_text(file: str) -> str:
+    """The beginning of a text file, as much as could be studied.
+
+    Raises `HyperConnError` when there is none, or it holds no text.
+    """
+    if not Path(file).is_file():
+        raise HyperConnError(f"there is no text file '{file}'.")
+    try:
+        with open(file, encoding="utf-8") as opened:
+            text = opened.read(CHARACTERS)
+    except UnicodeDecodeError as error:
+        raise HyperConnError(f"'{file}' is no text in UTF-8 ({error.reason}). Give a text file.") from error
+    except OSError as error:
+        raise HyperConnError(f"can't read the text '{file}': {error.strerror}.") from error
+    if not text.strip():
+        raise HyperConnError(f"the text file '{file}' is empty. Give one with a few sentences.")
+    return text
+
+
 def _files(folder: Path, kind: str, is_folder: bool, out: str | None) -> dict[str, Path]:
     kinds = KINDS if kind == "all" else (kind,)
     if out is None or is_folder:
         place = folder / "figures" if out is None else Path(out)
         if place.suffix in SUFFIXES or place.is_file():
-            raise HyperConnError(f"'{out}' is a file; all kinds go to a folder. Give one, or a single --kind.")
+            raise HyperConnError(f"'{place}' is a file; all kinds go to a folder. Give one, or a single --kind.")
         return {name: place / f"{name}.png" for name in kinds}
     if Path(out).suffix not in SUFFIXES:
         raise HyperConnError(f"'{out}' should end with one of {', '.join(SUFFIXES)}.")
     return {kind: Path(out)}
 
 
-def _figures(folder: str, text: str | None, against: str | None) -> "dict[str, Callable[[], Figure]]":
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def _check_place(path: Path) -> None:
+    """Raises `HyperConnError` when no file can be written to `path`; its folders are made later."""
+    if path.is_dir():
+        raise HyperConnError(f"'{path}' is a folder, where a picture should go. Choose another file with -o.")
+    place = next(parent for parent in path.absolute().parents if parent.exists())
+    if not place.is_dir():
+        raise HyperConnError(f"'{place}' is a file, not a folder. Choose another place with -o.")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise HyperConnError(f"no permission to write in '{place}'. Choose another place with -o.")
 
+
+def _static_figures(folder: str) -> "dict[str, Callable[[], Figure]]":
+    from hf_hyperconn.analysis import plots
+    from hf_hyperconn.analysis.unfolding import unfold_static
+
+    from .plot_models import load_connections
+
+    matrices = unfold_static(load_connections(LocalSource(Path(folder))))
+    return {"connections": lambda: plots.connections_figure(matrices)}
+
+
+def _figures(folder: str, text: str, against: str | None) -> "dict[str, Callable[[], Figure]]":
     from hf_hyperconn import convert_model
     from hf_hyperconn.analysis import plots
     from hf_hyperconn.analysis.study import batches_of, study
-    from hf_hyperconn.analysis.unfolding import unfold_static
-    from hf_hyperconn.registration import register_auto_classes
 
-    register_auto_classes()
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    if text is None:
-        return {"connections": lambda: plots.connections_figure(unfold_static(model))}
-    batches = batches_of(Path(text).read_text(encoding="utf-8"), AutoTokenizer.from_pretrained(folder))
-    found = study(model, batches)
-    similarity = {Path(folder).name: found.similarity}
-    if against is not None:
-        base = AutoModelForCausalLM.from_pretrained(against)
-        similarity[Path(against).name] = study(convert_model(base, hc_mult=1, connection="shc"), batches).similarity
+    from .plot_models import load_model, load_tokenizer, open_base
+
+    source = LocalSource(Path(folder))
+    base = None if against is None else open_base(against, source)
+    batches = batches_of(text, load_tokenizer(source))
+    found = study(load_model(source), batches)
+    similarity = {Path(folder).resolve().name: found.similarity}
+    if base is not None:
+        one_stream = convert_model(load_model(base), hc_mult=1, connection="shc")
+        name = Path(against).resolve().name
+        similarity[against if name in similarity else name] = study(one_stream, batches).similarity
     return {
         "connections": lambda: plots.connections_figure(found.matrices),
         "similarity": lambda: plots.similarity_figure(similarity),

@@ -1,7 +1,7 @@
 """What the hyper-connections of a model do while it runs."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -55,7 +55,7 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
         streams = carry.streams if hasattr(carry, "streams") else args[0]
         if not isinstance(streams, torch.Tensor):
             streams = write_streams(*args)
-        with torch.no_grad():
+        with torch.no_grad(), _with_parameters(connection):
             see(Observation(connection, streams.detach(), branch_input.detach(), *connection.matrices(streams)))
 
     handles = [connection.register_forward_hook(record, prepend=True) for connection in connections]
@@ -64,3 +64,12 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _with_parameters(connection: nn.Module) -> AbstractContextManager:
+    """A context in which a connection has its parameters, also those that accelerate has offloaded."""
+    if not hasattr(connection, "_hf_hook"):
+        return nullcontext()
+    from accelerate.utils import align_module_device  # who offloads a model has it
+
+    return align_module_device(connection)

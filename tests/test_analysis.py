@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from hf_hyperconn import HCLlamaForCausalLM, convert_model
 from hf_hyperconn.analysis.statistics import PERCENTILES, Moments, Sample
 from hf_hyperconn.analysis.study import batches_of, study
-from hf_hyperconn.analysis.unfolding import Unfolding, unfold
+from hf_hyperconn.analysis.unfolding import Unfolding, unfold, unfold_static
 from hf_hyperconn.arrangements import ARRANGEMENTS
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.observation import observe
@@ -205,3 +205,49 @@ def test_text_is_cut_into_batches(stories, text):
 def test_a_base_has_nothing_to_study(llama, ids):
     with pytest.raises(HyperConnError, match="no streams"):
         study(llama, [ids])
+
+
+def test_an_offloaded_model_is_studied(tmp_path, ids):
+    """Larger than memory; accelerate brings the parameters of a module for its forward alone."""
+    pytest.importorskip("accelerate")
+    model = randomised(hc_mult=2, connection="dhc")
+    model.save_pretrained(tmp_path / "model")
+    places = {name: "disk" if name == "layers" else "cpu" for name, _ in model.model.named_children()}
+    offloaded = HCLlamaForCausalLM.from_pretrained(
+        tmp_path / "model",
+        device_map={"lm_head": "cpu", **{f"model.{name}": place for name, place in places.items()}},
+        offload_folder=tmp_path / "offloaded",
+    )
+    assert offloaded.model.layers[1].mlp_hc.static_beta.is_meta
+    expected, found = study(model, [ids]), study(offloaded, [ids])
+    torch.testing.assert_close(found.matrices.inputs, expected.matrices.inputs, **FLOAT32)
+    torch.testing.assert_close(found.similarity, expected.similarity, **FLOAT32)
+    assert offloaded.model.layers[1].mlp_hc.static_beta.is_meta
+
+
+@pytest.mark.parametrize("connection", ["shc", "dhc", "frac", "mhc", "ihc"])
+def test_static_weights_are_those_that_nothing_is_predicted_for(connection, ids):
+    """What a model's forward has once its projections are zero."""
+    model = randomised(hc_mult=2, connection=connection)
+    static = unfold_static(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("_hc.dynamic_alpha_fn", "_hc.dynamic_beta_fn", "_hc.fn")):
+                parameter.zero_()
+    found = study(model, [ids]).matrices
+    torch.testing.assert_close(static.inputs, found.inputs, **FLOAT32)
+    torch.testing.assert_close(static.streams, found.streams, **FLOAT32)
+    assert (static.tokens, found.tokens) == (0, ids.numel())
+
+
+def test_a_base_has_nothing_to_unfold(llama):
+    with pytest.raises(HyperConnError, match="LlamaForCausalLM has no streams that matrices read and mix, so none to"):
+        unfold_static(llama)
+
+
+def test_an_error_leaves_the_model_as_it_was():
+    model = hc_llama().train()
+    with pytest.raises(IndexError):
+        study(model, [torch.tensor([[10_000]])])
+    assert model.training
+    assert not any(module._forward_hooks for module in model.modules())

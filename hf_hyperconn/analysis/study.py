@@ -45,14 +45,14 @@ def study(model: PreTrainedModel, batches: Iterable[torch.Tensor]) -> Study:
         for meter in meters:
             meter.see(observation)
 
-    was_training = model.training
-    model.eval()
-    empty = True
-    with observe(model, see):
-        for ids in tqdm(batches, desc="Studying", unit="batch", disable=None):
-            model(input_ids=ids.to(model.device), use_cache=False)
-            empty = False
-    model.train(was_training)
+    was_training, empty = model.training, True
+    try:
+        with observe(model.eval(), see):
+            for ids in tqdm(batches, desc="Studying", unit="batch", disable=None):
+                model(input_ids=ids.to(model.device), use_cache=False)
+                empty = False
+    finally:
+        model.train(was_training)
     if empty:
         raise HyperConnError("there was no text to study. Give a longer one.")
     return Study(*(meter.result() for meter in meters))

@@ -13,9 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
-from ..arrangements import connections_of
+from ..errors import HyperConnError
 from ..observation import Observation
 from .statistics import Moments
 
@@ -85,11 +86,26 @@ class Unfolding:
 def unfold_static(model: PreTrainedModel) -> ConnectionMatrices:
     """Unfold the static weights of a model's connections, without what dynamic ones add for each token.
 
-    Raises `HyperConnError` for a model without static or dynamic hyper-connections.
+    Those of mHC and iHC are the weights that their biases alone make.
+
+    Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
-    connections = sorted(connections_of(model), key=lambda connection: connection.sub_layer)
-    matrices = [(connection.static_alpha.detach(), connection.static_beta.detach()) for connection in connections]
-    return replace(unfold(matrices, model.config.hc_readout), tokens=0)
+    connections = [module for module in model.modules() if hasattr(type(module), "matrices")]
+    if not connections:
+        raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to unfold.")
+    connections.sort(key=lambda connection: connection.sub_layer)
+    return replace(unfold(map(_static_part, connections), model.config.hc_readout), tokens=0)
+
+
+@torch.no_grad()
+def _static_part(connection: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and b of a connection, static."""
+    if hasattr(connection, "static_alpha"):
+        return connection.static_alpha.detach(), connection.static_beta.detach()
+    # the projection of streams of zeros is zero
+    zeros = connection.base.new_zeros(1, 1, connection.hc_mult, connection.hidden_size)
+    alpha, beta = connection.matrices(zeros)
+    return alpha[0, 0], beta[0, 0]
 
 
 def unfold(matrices: Iterable[tuple[torch.Tensor, torch.Tensor]], readout: str = "mean") -> ConnectionMatrices:

@@ -1,0 +1,89 @@
+"""What `hf-hyperconn plot` loads: safetensors and configs alone, and no code of a checkpoint is run."""
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_hyperconn.analysis.costs import is_of_connection
+from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError
+from hf_hyperconn.registration import register_auto_classes
+
+from .card_facts import TOKENIZERS
+from .checkpoint import INDEX, open_tensors, read_config, read_weights
+from .numeric import quiet
+from .source import CONFIG, Source, open_source
+
+
+def load_model(source: Source) -> PreTrainedModel:
+    """A checkpoint's model without its head, in the dtype of the weights.
+
+    Raises `UnsupportedCheckpointError` when some of its weights are missing.
+    """
+    register_auto_classes()
+    weights = read_weights(source)
+    folder = source.folder([name for name in (CONFIG, INDEX, *weights.files) if name in source.files])
+    with quiet():
+        model, info = AutoModel.from_pretrained(
+            folder, output_loading_info=True, trust_remote_code=False, use_safetensors=True
+        )
+    _refuse_missing(source, info["missing_keys"])
+    return model
+
+
+def load_connections(source: Source) -> PreTrainedModel:
+    """A checkpoint's model with its connections alone; all other weights are on the meta device, and not read.
+
+    Raises `UnsupportedCheckpointError` when some of theirs are missing.
+    """
+    register_auto_classes()
+    weights = read_weights(source)
+    config = AutoConfig.from_pretrained(source.folder([CONFIG]), trust_remote_code=False)
+    with torch.device("meta"):
+        model = AutoModel.from_config(config)
+    with open_tensors(source, weights, "torch") as read:
+        tensors = {
+            name.removeprefix(weights.prefix or ""): read(name) for name in weights.tensors if is_of_connection(name)
+        }
+    found = model.load_state_dict(tensors, strict=False, assign=True)
+    _refuse_missing(source, filter(is_of_connection, found.missing_keys))
+    return model
+
+
+def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
+    """A checkpoint's tokenizer.
+
+    Raises `HyperConnError` when it has none.
+    """
+    if set(TOKENIZERS).isdisjoint(source.files):
+        raise HyperConnError(
+            f"{source.name!r} has no tokenizer to read the text with. Copy {' and '.join(TOKENIZERS[:2])} from its "
+            f"base."
+        )
+    return AutoTokenizer.from_pretrained(source.folder(TOKENIZERS), trust_remote_code=False)
+
+
+def open_base(model: str, source: Source) -> Source:
+    """The base of a checkpoint with hyper-connections.
+
+    model: local folder or Hub id.
+
+    Raises `UnsupportedCheckpointError` when it can't be read, is of another family or has another number of layers.
+    """
+    base = open_source(model)
+    read_weights(base)
+    expected, found = read_config(source), read_config(base)
+    of_checkpoint = (expected["model_type"].removeprefix("hc_"), expected["num_hidden_layers"])
+    of_base = (found.get("model_type"), found.get("num_hidden_layers"))
+    if of_base != of_checkpoint:
+        raise UnsupportedCheckpointError(
+            f"{model!r} is no base of {source.name!r}: it has model_type {of_base[0]!r} and {of_base[1]} layers, not "
+            f"{of_checkpoint[0]!r} and {of_checkpoint[1]}. Give the base to --against."
+        )
+    return base
+
+
+def _refuse_missing(source: Source, names) -> None:
+    if names := sorted(names):
+        raise UnsupportedCheckpointError(
+            f"{source.name!r} holds no {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}. Copy or "
+            f"download the checkpoint again."
+        )

@@ -1,0 +1,226 @@
+"""`hf-hyperconn plot`: where its pictures go, what it loads and what it refuses."""
+
+import fcntl
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import suppress
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_hyperconn import HCLlamaForCausalLM, HCLlamaModel, convert_model
+from hf_hyperconn.analysis.unfolding import unfold_static
+from hf_hyperconn.conversion.cli import main
+from hf_hyperconn.conversion.demo import byte_tokenizer
+from hf_hyperconn.conversion.plot import CHARACTERS, read_text
+from hf_hyperconn.conversion.plot_models import load_connections, load_model
+from hf_hyperconn.conversion.source import LocalSource
+from hf_hyperconn.models.modeling_hyper_connections import is_of_connection
+
+from .conftest import hc_llama, randomise_connections
+
+KINDS = ("connections", "similarity", "streams", "coefficients")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    hc_llama(vocab_size=256).save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "text").write_text("def read(self):\n    return self.value\n" * 20)
+    return tmp_path / "model"
+
+
+def test_all_pictures_of_a_text(folder, tmp_path, capsys):
+    out = tmp_path / "pictures"
+    assert main(["plot", str(folder), "--text", str(tmp_path / "text"), "-o", str(out)]) == 0
+    files = [str(out / f"{kind}.png") for kind in KINDS]
+    assert capsys.readouterr().out.splitlines() == files
+    assert sorted(path.name for path in out.iterdir()) == sorted(f"{kind}.png" for kind in KINDS)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in out.iterdir())
+
+
+def test_without_a_text_static_weights_alone(folder, capsys):
+    assert main(["plot", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"files": [str(folder / "figures" / "connections.png")]}
+    assert unfold_static(hc_llama()).tokens == 0
+
+
+def test_similarity_beside_the_base(tmp_path, llama, llama_folder):
+    convert_model(llama).save_pretrained(tmp_path / "hc")
+    byte_tokenizer().save_pretrained(tmp_path / "hc")
+    (tmp_path / "text").write_text("0123456789 !#$%" * 30)  # characters below the 96 tokens of the model
+    picture = tmp_path / "similarity.svg"
+    command = ["plot", str(tmp_path / "hc"), "--kind", "similarity", "--text", str(tmp_path / "text")]
+    assert main([*command, "--against", str(llama_folder), "-o", str(picture)]) == 0
+    svg = picture.read_text()
+    assert "<!-- hc -->" in svg
+    assert "<!-- tiny-llama -->" in svg
+
+
+def test_two_folders_of_one_name(tmp_path, llama, llama_folder):
+    """Base and conversion both have a curve."""
+    folder = tmp_path / llama_folder.name
+    convert_model(llama).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    (tmp_path / "text").write_text("0123456789 !#$%" * 30)
+    picture = tmp_path / "similarity.svg"
+    command = ["plot", str(folder), "--kind", "similarity", "--text", str(tmp_path / "text"), "-o", str(picture)]
+    assert main([*command, "--against", str(llama_folder)]) == 0
+    for label in (folder.name, llama_folder):
+        assert f"<!-- {label} -->" in picture.read_text()
+
+
+@pytest.mark.parametrize("connection", ["shc", "dhc", "frac", "mhc", "ihc"])
+def test_static_weights_of_every_connection_without_those_of_the_base(connection, tmp_path):
+    """What is drawn is what the whole model's connections unfold to; the base's weights are not read."""
+    model = randomise_connections(hc_llama(connection=connection, hc_mult=2))
+    model.save_pretrained(tmp_path)
+    alone = load_connections(LocalSource(tmp_path))
+    assert all(parameter.is_meta != is_of_connection(name) for name, parameter in alone.named_parameters())
+    expected, found = unfold_static(model), unfold_static(alone)
+    assert torch.equal(found.inputs, expected.inputs)
+    assert found.tokens == 0
+    assert main(["plot", str(tmp_path)]) == 0
+
+
+def test_a_model_without_a_language_model_head(tmp_path, folder):
+    """Pictures need none; and all weights are the checkpoint's."""
+    causal = HCLlamaForCausalLM.from_pretrained(folder)
+    HCLlamaModel.from_pretrained(folder).save_pretrained(tmp_path / "headless")
+    for place in (folder, tmp_path / "headless"):
+        model = load_model(LocalSource(place))
+        assert type(model) is HCLlamaModel
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, causal.model.get_parameter(name)), name
+
+
+def test_missing_weights_are_not_made_up(folder, tmp_path, capsys):
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp_hc.static_beta"):
+        save_file({n: t for n, t in tensors.items() if n != name}, folder / "model.safetensors", {"format": "pt"})
+        options = ["--text", str(tmp_path / "text")] if "up_proj" in name else []
+        assert main(["plot", str(folder), *options]) == 1
+        assert f"holds no {name.removeprefix('model.')}. Copy or download" in capsys.readouterr().err
+    assert not (folder / "figures").exists()
+
+
+def test_only_the_beginning_of_a_long_text_is_read(tmp_path):
+    (tmp_path / "text").write_bytes(b"word " * (CHARACTERS // 4) + b"\xff")
+    assert len(read_text(str(tmp_path / "text"))) == CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty. Give one with a few sentences."),
+        (b" \n\n", "is empty. Give one with a few sentences."),
+        (b"\x89PNG\r\n\x1a\n", "is no text in UTF-8 (invalid start byte). Give a text file."),
+    ],
+)
+def test_a_text_that_is_none(content, message, folder, tmp_path, capsys):
+    (tmp_path / "text").write_bytes(content)
+    assert main(["plot", str(folder), "--text", str(tmp_path / "text")]) == 1
+    assert message in capsys.readouterr().err
+    assert not (folder / "figures").exists()
+
+
+def test_five_tokens_are_enough(folder, tmp_path):
+    (tmp_path / "text").write_text("Once!")
+    assert main(["plot", str(folder), "--text", str(tmp_path / "text"), "-o", str(tmp_path / "out")]) == 0
+    assert len(list((tmp_path / "out").iterdir())) == 4
+
+
+def test_no_tokenizer(folder, tmp_path, capsys):
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert main(["plot", str(folder), "--text", str(tmp_path / "text")]) == 1
+    message = "has no tokenizer to read the text with. Copy tokenizer.json and tokenizer_config.json from its base."
+    assert message in capsys.readouterr().err
+
+
+def test_places_where_no_picture_can_be_put(folder, tmp_path, capsys, monkeypatch):
+    (tmp_path / "taken.png").mkdir()
+    (tmp_path / "file").write_text("kept")
+    command = ["plot", str(folder), "--kind", "connections", "-o"]
+    assert main([*command, str(tmp_path / "taken.png")]) == 1
+    assert "is a folder, where a picture should go" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "file" / "deeper" / "x.png")]) == 1
+    assert f"'{tmp_path / 'file'}' is a file, not a folder" in capsys.readouterr().err
+    monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)
+    assert main([*command, str(tmp_path / "x.png")]) == 1
+    assert f"no permission to write in '{tmp_path}'. Choose another place with -o." in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "qwen2"}, "it has model_type 'qwen2' and 3 layers, not 'llama' and 3."),
+        ({"num_hidden_layers": 2}, "it has model_type 'llama' and 2 layers, not 'llama' and 3."),
+    ],
+)
+def test_what_is_not_the_base(changes, message, folder, llama_folder, tmp_path, capsys):
+    base = shutil.copytree(llama_folder, tmp_path / "other")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, **changes}))
+    assert main(["plot", str(folder), "--text", str(tmp_path / "text"), "--against", str(base)]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_progress_on_a_terminal(folder, tmp_path):
+    """On its stderr; stdout has the files alone."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_PROGRESS_BARS"}
+    command = [sys.executable, "-m", "hf_hyperconn.conversion", "plot", str(folder), "--text", str(tmp_path / "text")]
+    done = subprocess.run([*command, "--kind", "streams"], stdout=subprocess.PIPE, stderr=theirs, env=environment)
+    assert (done.returncode, done.stdout.decode()) == (0, f"{folder / 'figures' / 'streams.png'}\n")
+    os.close(theirs)
+    shown = b""
+    with open(ours, "rb", buffering=0) as terminal, suppress(OSError):  # raised at the end
+        while part := terminal.read(4096):
+            shown += part
+    assert b"Studying: 100%" in shown
+
+
+def test_one_stream_of_keel(tmp_path, capsys):
+    hc_llama(connection="keel", hc_mult=1).save_pretrained(tmp_path)
+    assert main(["plot", str(tmp_path)]) == 1
+    assert "has connection 'keel', whose one stream is not mixed: nothing to draw." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--kind", "streams"], "a picture of streams needs a model that runs over text. Give --text FILE."),
+        (["--text", "nowhere.txt"], "there is no text file 'nowhere.txt'."),
+        (["--kind", "connections", "-o", "x.txt"], "'x.txt' should end with one of .png, .pdf, .svg."),
+        (["-o", "x.png"], "'x.png' is a file; all kinds go to a folder."),
+        (["--against", "base"], "--against base is compared in the picture of similarity, which is not asked for."),
+    ],
+)
+def test_what_is_refused(options, message, folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    before = sorted(folder.parent.rglob("*"))
+    assert main(["plot", str(folder), *options]) == 1
+    assert message in capsys.readouterr().err
+    assert sorted(folder.parent.rglob("*")) == before
+
+
+def test_without_matplotlib(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["plot", str(folder), "--kind", "connections"]) == 1
+    assert "which is missing. Run: pip install matplotlib" in capsys.readouterr().err
+
+
+def test_a_base_is_refused(llama_folder, capsys):
+    assert main(["plot", str(llama_folder), "--kind", "connections"]) == 1
+    assert "is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert" in capsys.readouterr().err
+    assert main(["plot", str(llama_folder / "nowhere")]) == 1
+    assert "is no checkpoint" in capsys.readouterr().err
