@@ -1,22 +1,14 @@
-"""Pictures: what they show is what was found, and where the command puts them."""
-
-import json
-import sys
+"""Pictures: what they show is what was found, and can be read."""
 
 import pytest
 import torch
 from matplotlib import pyplot as plt
 
-from hf_hyperconn import convert_model
 from hf_hyperconn.analysis import plots
+from hf_hyperconn.analysis.streams import StreamStatistics
 from hf_hyperconn.analysis.study import study
-from hf_hyperconn.analysis.unfolding import unfold_static
-from hf_hyperconn.conversion.cli import main
-from hf_hyperconn.conversion.demo import byte_tokenizer
 
 from .conftest import hc_llama
-
-KINDS = ("connections", "similarity", "streams", "coefficients")
 
 
 @pytest.fixture(autouse=True)
@@ -35,14 +27,6 @@ def found():
             if "_hc." in name:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return study(model, [torch.randint(3, 96, (2, 24))])
-
-
-@pytest.fixture
-def folder(tmp_path):
-    hc_llama(vocab_size=256).save_pretrained(tmp_path / "model")
-    byte_tokenizer().save_pretrained(tmp_path / "model")
-    (tmp_path / "text").write_text("def read(self):\n    return self.value\n" * 20)
-    return tmp_path / "model"
 
 
 def test_every_function_takes_and_returns_an_axes(found):
@@ -76,6 +60,43 @@ def test_a_matrix_is_shown_as_it_is(found):
     assert [label.get_text() for label in ax.get_xticklabels()] == ["emb", "1", "2", "3", "4", "5", "6"]
 
 
+def test_rounding_is_not_blown_up():
+    """Of a fresh conversion, whose streams are equal: no axis shows the last bits of 1."""
+    ones = 1 + 1e-9 * torch.rand(8, 5, dtype=torch.float64)
+    shares = torch.full((8, 4), 0.25)
+    drawn = [plots.plot_streams(StreamStatistics(ones[:, 0], shares, shares, ones[:, 1]))]
+    drawn += [plots.plot_similarity(ones[:, :3]), plots.plot_coefficients(ones)]
+    for ax in drawn:
+        low, high = ax.get_ylim()
+        assert low < ones.min() <= ones.max() < high
+        assert high - low == pytest.approx(0.01)
+
+
+def test_one_stream_has_no_similarity():
+    """Nor two streams' curve in the legend."""
+    one = torch.ones(4, 1)
+    ax = plots.plot_streams(StreamStatistics(torch.full((4,), torch.nan), one, one, torch.ones(4)))
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["gain of mixing (right)"]
+    assert list(ax.get_yticks()) == []
+
+
+@pytest.mark.parametrize("n", [1, 4, 8])
+def test_labels_of_32_layers_neither_overlap_nor_stand_out(n):
+    shares, values = torch.rand(64, n), torch.rand(64)
+    streams = StreamStatistics(values, shares / shares.sum(1, keepdim=True), shares / n, 1 + values)
+    figure = plots.streams_figure(streams)
+    for ax in figure.axes:
+        labels = [ax.title, ax.xaxis.label, ax.yaxis.label]
+        figure.canvas.draw()
+        extents = [label.get_window_extent() for label in labels if label.get_text()]
+        for extent in extents:
+            assert figure.bbox.x0 <= extent.x0 <= extent.x1 <= figure.bbox.x1
+            assert figure.bbox.y0 <= extent.y0 <= extent.y1 <= figure.bbox.y1
+        assert ax.yaxis.label.get_window_extent().height < ax.bbox.height
+        if legend := ax.get_legend():
+            assert not legend.get_window_extent().overlaps(ax.xaxis.label.get_window_extent())
+
+
 def test_panels_share_their_colours(found):
     figure = plots.connections_figure(found.matrices)
     limits = {ax.images[0].norm.halfrange for ax in figure.axes if ax.images and ax.get_title()}
@@ -91,60 +112,3 @@ def test_known_architectures():
     assert post_norm[-1].tolist() == pytest.approx([0.5**1.5, 0.5**1.5, 0.5, 0.5**0.5, 1])
     assert shown["Two hops"][-1].tolist() == [1, 0, 1, 0, 1]
     assert (shown["Parallel blocks"][3] == shown["Parallel blocks"][2]).all()
-
-
-def test_all_pictures_of_a_text(folder, tmp_path, capsys):
-    out = tmp_path / "pictures"
-    assert main(["plot", str(folder), "--text", str(tmp_path / "text"), "-o", str(out)]) == 0
-    files = [str(out / f"{kind}.png") for kind in KINDS]
-    assert capsys.readouterr().out.splitlines() == files
-    assert sorted(path.name for path in out.iterdir()) == sorted(f"{kind}.png" for kind in KINDS)
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in out.iterdir())
-
-
-def test_without_a_text_static_weights_alone(folder, capsys):
-    assert main(["plot", str(folder), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"files": [str(folder / "figures" / "connections.png")]}
-    assert unfold_static(hc_llama()).tokens == 0
-
-
-def test_similarity_beside_the_base(tmp_path, llama, llama_folder):
-    convert_model(llama).save_pretrained(tmp_path / "hc")
-    byte_tokenizer().save_pretrained(tmp_path / "hc")
-    (tmp_path / "text").write_text("0123456789 !#$%" * 30)  # characters below the 96 tokens of the model
-    picture = tmp_path / "similarity.svg"
-    command = ["plot", str(tmp_path / "hc"), "--kind", "similarity", "--text", str(tmp_path / "text")]
-    assert main([*command, "--against", str(llama_folder), "-o", str(picture)]) == 0
-    svg = picture.read_text()
-    assert "<!-- hc -->" in svg
-    assert "<!-- tiny-llama -->" in svg
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--kind", "streams"], "a picture of streams needs a model that runs over text. Give --text FILE."),
-        (["--text", "nowhere.txt"], "there is no text file 'nowhere.txt'."),
-        (["--kind", "connections", "-o", "x.txt"], "'x.txt' should end with one of .png, .pdf, .svg."),
-        (["-o", "x.png"], "'x.png' is a file; all kinds go to a folder."),
-    ],
-)
-def test_what_is_refused(options, message, folder, capsys, monkeypatch):
-    monkeypatch.chdir(folder.parent)
-    before = sorted(folder.parent.rglob("*"))
-    assert main(["plot", str(folder), *options]) == 1
-    assert message in capsys.readouterr().err
-    assert sorted(folder.parent.rglob("*")) == before
-
-
-def test_without_matplotlib(folder, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["plot", str(folder), "--kind", "connections"]) == 1
-    assert "which is missing. Run: pip install matplotlib" in capsys.readouterr().err
-
-
-def test_a_base_is_refused(llama_folder, capsys):
-    assert main(["plot", str(llama_folder), "--kind", "connections"]) == 1
-    assert "LlamaForCausalLM has no static or dynamic hyper-connections" in capsys.readouterr().err
-    assert main(["plot", str(llama_folder / "nowhere")]) == 1
-    assert "is no checkpoint" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import CenteredNorm
 from matplotlib.figure import Figure
 
-from ..arrangements import ARRANGEMENTS
+from ..arrangements import parallel, post_norm, sequential, two_hop
 from .statistics import PERCENTILES
 from .streams import StreamStatistics
 from .unfolding import ConnectionMatrices, unfold
@@ -37,7 +37,7 @@ def plot_connections(
     step = max(1, ceil((size - 1) / 8))
     possible = torch.ones(matrix.shape, dtype=torch.bool).tril()
     image = ax.imshow(
-        matrix.double().masked_fill(~possible, float("nan")),
+        matrix.double().masked_fill(~possible, float("nan")).numpy(),
         cmap="RdBu_r",
         norm=CenteredNorm(0, limit or float(matrix.abs().max()) or 1.0),
         interpolation="nearest",
@@ -53,8 +53,8 @@ def plot_connections(
         ax.plot(
             [column] * 2, [-0.03, 0], transform=ax.get_xaxis_transform(), color=ATTENTION, linewidth=3, clip_on=False
         )
-    negative = (matrix < 0).nonzero()
-    ax.plot(negative[:, 1], negative[:, 0], "_", color="black", markersize=min(8, 160 / size))
+    rows_of_negative, columns_of_negative = (matrix < 0).numpy().nonzero()
+    ax.plot(columns_of_negative, rows_of_negative, "_", color="black", markersize=min(8, 160 / size))
     ax.set(xlim=(-0.5, size - 0.5), ylim=(rows - 0.5, -0.5))
     ax.set(xlabel="written by sub-layer (green: attention)", ylabel="read by sub-layer", title=title)
     ax.figure.colorbar(image, ax=ax, shrink=0.8)
@@ -67,24 +67,33 @@ def plot_similarity(percentiles: torch.Tensor, ax: Axes | None = None, *, label:
     index: of the model in the picture, for its colour and line.
     """
     ax, x = _axes(ax), range(2, len(percentiles) + 2)
-    low, median, high = percentiles.T
+    low, median, high = percentiles.T.numpy()
     ax.fill_between(x, low, high, color=COLOURS[index % 4], alpha=0.2, linewidth=0)
     ax.plot(x, median, LINES[index % 4], color=COLOURS[index % 4], label=label or None)
     ax.set(xlabel="sub-layer", ylabel="cosine similarity with the input before\n(median, 5th to 95th percentile)")
     ax.set_title("How much the input changes from sub-layer to sub-layer")
     if label:
         ax.legend()
+    _widen(ax)
     return ax
 
 
 def plot_streams(streams: StreamStatistics, ax: Axes | None = None) -> Axes:
-    """Cosine similarity of the streams by sub-layer, and the gain of mixing on an axis of its own."""
+    """Cosine similarity of the streams by sub-layer, and the gain of mixing on an axis of its own.
+
+    A single stream has a gain alone.
+    """
     ax, x = _axes(ax), range(1, len(streams.similarity) + 1)
-    ax.plot(x, streams.similarity, color=COLOURS[0], label="similarity of two streams")
-    ax.set(xlabel="sub-layer", ylabel="cosine similarity")
+    ax.set(xlabel="sub-layer")
+    if streams.similarity.isnan().all():
+        ax.set_yticks([])
+    else:
+        ax.plot(x, streams.similarity.numpy(), color=COLOURS[0], label="similarity of two streams")
+        ax.set(ylabel="cosine similarity")
+        _widen(ax)
     gain = ax.twinx()
-    gain.plot(x, streams.gain, LINES[1], color=COLOURS[1], label="gain of mixing (right)")
-    gain.set(ylabel="largest row sum of the product of A_r", ylim=(0, 1.05 * float(streams.gain.max())))
+    gain.plot(x, streams.gain.numpy(), LINES[1], color=COLOURS[1], label="gain of mixing (right)")
+    gain.set(ylabel="largest row sum of ∏ A_r", ylim=(0, 1.05 * float(streams.gain.max())))
     ax.legend(handles=[*ax.lines, *gain.lines], loc="lower left")
     ax.set_title("Whether the streams differ")
     return ax
@@ -96,10 +105,10 @@ def plot_shares(shares: torch.Tensor, ax: Axes | None = None, *, title: str = ""
     x = range(1, len(shares) + 1)
     for stream, share in enumerate(shares.T):
         grey = 0.25 + 0.6 * stream / max(shares.shape[1] - 1, 1)
-        ax.bar(x, share, bottom=below, width=0.85, color=str(grey), label=f"stream {stream + 1}")
+        ax.bar(x, share.numpy(), bottom=below.numpy(), width=1, color=str(grey), label=f"stream {stream + 1}")
         below = below + share
     ax.set(xlabel="sub-layer", ylabel="share", ylim=(0, 1), title=title)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2, frameon=False)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=4, frameon=False, columnspacing=1)
     return ax
 
 
@@ -108,10 +117,12 @@ def plot_coefficients(percentiles: torch.Tensor, ax: Axes | None = None, *, titl
     ax = _axes(ax)
     names = dict(zip(("whislo", "q1", "med", "q3", "whishi"), range(len(PERCENTILES)), strict=True))
     boxes = [{name: float(row[i]) for name, i in names.items()} for row in percentiles]
-    ax.bxp(boxes, positions=range(1, len(boxes) + 1), showfliers=False, medianprops={"color": COLOURS[1]})
+    median = {"color": COLOURS[1], "linewidth": 2}
+    ax.bxp(boxes, positions=range(1, len(boxes) + 1), widths=0.7, showfliers=False, medianprops=median)
     step = max(1, ceil(len(boxes) / 8))
     ax.set_xticks(range(1, len(boxes) + 1, step), map(str, range(1, len(boxes) + 1, step)))
     ax.set(xlabel="sub-layer", title=title)
+    _widen(ax)
     return ax
 
 
@@ -127,18 +138,16 @@ def connections_figure(matrices: ConnectionMatrices) -> Figure:
 
 def reference_figure(layers: int = 6) -> Figure:
     """What known architectures unfold to: Pre-Norm, Post-Norm, parallel blocks, two hops."""
+    # two vectors of mean zero and equal size, of which neither tells of the other
+    of_equal_size = post_norm(torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.tensor([1.0, -1.0, 1.0, -1.0]))
     drawn = []
-    for title, name, n, readout in (
-        ("Pre-Norm", "sequential", 1, "mean"),
-        ("Post-Norm (x and T(x) of equal size)", None, 1, "mean"),
-        ("Parallel blocks", "parallel", 2, "sum"),
-        ("Two hops", "two_hop", 2, "mean"),
+    for title, matrices, readout in (
+        ("Pre-Norm", lambda k: sequential(1, k), "mean"),
+        ("Post-Norm (x and T(x) of equal size)", lambda k: of_equal_size, "mean"),
+        ("Parallel blocks", lambda k: parallel(2, k), "sum"),
+        ("Two hops", lambda k: two_hop(2, k), "mean"),
     ):
-        half = 0.5**0.5
-        post_norm = torch.tensor([[1.0, half]]), torch.tensor([half])
-        matrix = unfold(
-            (post_norm if name is None else ARRANGEMENTS[name](n, k) for k in range(2 * layers)), readout
-        ).inputs
+        matrix = unfold(map(matrices, range(2 * layers)), readout).inputs
         # a norm follows: only the direction of a row counts
         drawn.append((title, matrix / matrix.abs().amax(-1, keepdim=True)))
     return _grid([lambda ax, t=t, m=m: plot_connections(m, ax, limit=1.0, title=t) for t, m in drawn], columns=2)
@@ -181,6 +190,13 @@ def coefficients_figure(coefficients: dict[str, torch.Tensor]) -> Figure:
 
 def _axes(ax: Axes | None) -> Axes:
     return plt.figure(layout="constrained").add_subplot() if ax is None else ax
+
+
+def _widen(ax: Axes, height: float = 0.01) -> None:
+    """Show at least `height` of the values, so that rounding is not blown up to a curve."""
+    low, high = ax.get_ylim()
+    if high - low < height:
+        ax.set_ylim((low + high - height) / 2, (low + high + height) / 2)
 
 
 def _grid(panels: Sequence, columns: int) -> Figure:
