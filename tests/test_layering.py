@@ -2,12 +2,15 @@
 
 import ast
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 import hf_hyperconn
 from hf_hyperconn.families import FAMILIES
+
+from .pages import read
 
 PACKAGE = Path(hf_hyperconn.__file__).parent
 MODELS = sorted(path for path in (PACKAGE / "models").glob("*.py") if path.name != "__init__.py")
@@ -89,3 +92,26 @@ def test_the_table_of_families_agrees_with_the_classes(family):
         }
         pending += {f"{module.rpartition('.')[2]}.py" for module in siblings} - reached
     assert reached == set(family.code)
+
+
+def test_plain_modules_and_analysis_import_what_the_page_of_architecture_says():
+    """`conversion` imports all of these; what `models` imports is above."""
+    plain = {f"hf_hyperconn.{path.stem}" for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
+    for path in (*PACKAGE.glob("*.py"), *PACKAGE.glob("analysis/*.py")):
+        ours = {name for name in imports(path) if name.startswith("hf_hyperconn.")} - plain
+        allowed = ("hf_hyperconn.models", "hf_hyperconn.analysis")
+        of_analysis = path.parent.name == "analysis" or path.name == "callbacks.py"
+        assert all(name.startswith(allowed if of_analysis else allowed[:1]) for name in ours), path
+        draws = any(name.startswith("matplotlib") for name in imports(path))
+        assert draws == (path.name == "plots.py"), path
+
+
+def test_the_page_of_architecture_names_every_file():
+    section = read("docs/architecture.md").partition("\n## Files\n")[2].partition("\n## ")[0]
+    patterns = [name.replace("...", "*").rpartition("/")[2] for name in re.findall(r"`([\w./*]+\.py)`", section)]
+    for path in (*PACKAGE.glob("*.py"), *MODELS):
+        is_named = any(fnmatch(path.name, pattern) for pattern in patterns)
+        assert is_named or path.stem.startswith("_"), f"{path.name} is not on the page"
+    files = {path.name for folder in (PACKAGE, CONVERSION, PACKAGE.parent / "tests") for path in folder.rglob("*.py")}
+    for pattern in patterns:
+        assert any(fnmatch(name, pattern) for name in files), f"there is no {pattern}"
