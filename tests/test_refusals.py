@@ -44,8 +44,8 @@ def configure(source: Path, **changes) -> Path:
 
 
 def test_other_model_type(source, refusal):
-    message = refusal(configure(source, model_type="glm4"))
-    assert "has model_type 'glm4'; hf-hyperconn converts: llama, mistral," in message
+    message = refusal(configure(source, model_type="t5"))
+    assert "has model_type 't5'; hf-hyperconn converts: llama, mistral," in message
 
 
 def test_no_model_type(source, refusal):
