@@ -135,7 +135,15 @@ def _figures(folder: str, text: str, against: str | None) -> "dict[str, Callable
     source = LocalSource(Path(folder))
     base = None if against is None else open_base(against, source)
     batches = batches_of(text, load_tokenizer(source))
-    found = study(load_model(source), batches)
+    model = load_model(source)
+    tokens, largest = model.get_input_embeddings().num_embeddings, max((int(ids.max()) for ids in batches), default=0)
+    if largest >= tokens:
+        raise HyperConnError(
+            f"the tokenizer in '{folder}' gives a token {largest}, and the model has {tokens} from 0. Copy the "
+            f"tokenizer's files from its base."
+        )
+    found = study(model, batches)
+    del model
     similarity = {Path(folder).resolve().name: found.similarity}
     if base is not None:
         one_stream = convert_model(load_model(base), hc_mult=1, connection="shc")

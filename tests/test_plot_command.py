@@ -144,6 +144,14 @@ def test_no_tokenizer(folder, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_a_tokenizer_of_another_model(tmp_path, capsys):
+    hc_llama().save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "text").write_text("0123456789 abc")
+    assert main(["plot", str(tmp_path / "model"), "--text", str(tmp_path / "text")]) == 1
+    assert "gives a token 99, and the model has 96 from 0. Copy the tokenizer's files" in capsys.readouterr().err
+
+
 def test_places_where_no_picture_can_be_put(folder, tmp_path, capsys, monkeypatch):
     (tmp_path / "taken.png").mkdir()
     (tmp_path / "file").write_text("kept")
