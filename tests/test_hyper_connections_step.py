@@ -295,7 +295,7 @@ class TestRecomputation:
 
     def test_nothing_is_recorded_without_gradients(self):
         """Or each layer's output would keep those of all layers before it."""
-        model = hc_llama(num_hidden_layers=3)
+        model = hc_llama(num_hidden_layers=2)
         model.set_stream_recomputation(4)
         outputs = []
         model.model.layers[0].register_forward_hook(lambda *a: outputs.append(hasattr(a[-1], "hc_replay")))

@@ -81,7 +81,7 @@ def test_equals_the_equations_token_by_token(n, mixes):
     torch.testing.assert_close(run(module, streams), by_the_paper(module, streams), **LOOP_FLOAT64)
 
 
-@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("n", [n if n < 8 else pytest.param(n, marks=pytest.mark.slow) for n in WIDTHS])
 @pytest.mark.parametrize("mixes", [True, False])
 def test_gradients(n, mixes):
     module = random_connection(n, mixes, size=5).double()
@@ -143,6 +143,7 @@ for n in (2, 4):
 """
 
 
+@pytest.mark.slow
 def test_equals_ligers_kernels_in_the_interpreter_of_triton():
     """Once Sinkhorn has converged: Liger's ends with the columns of H_res, the paper's with its rows."""
     pytest.importorskip("triton")

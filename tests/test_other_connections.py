@@ -157,7 +157,9 @@ def test_models_from_scratch_have_no_graph_breaks(fields, ids):
     assert torch.equal(compiled(ids).logits, model(ids).logits)
 
 
-@pytest.mark.parametrize("fields", SCRATCH)
+@pytest.mark.parametrize(
+    "fields", [SCRATCH[0], *(pytest.param(fields, marks=pytest.mark.slow) for fields in SCRATCH[1:])]
+)
 @torch.no_grad()
 def test_models_from_scratch_load_without_the_package(fields, tmp_path):
     model = hc_llama(**fields).eval()
