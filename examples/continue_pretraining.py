@@ -150,6 +150,7 @@ def main(arguments: list[str]) -> None:
     save(trainer)
     if held_out is not None:
         trainer.log_metrics("eval", trainer.evaluate())
+    trainer.accelerator.end_training()  # or a rank that ends before the others may abort on its way out
 
 
 if __name__ == "__main__":
