@@ -322,6 +322,7 @@ def test_saving_is_refused_and_the_state_can_be_kept(tmp_path):
     assert not torch.equal(again(IDS).logits, base(IDS).logits)
 
 
+@pytest.mark.slow
 def test_training_and_compilation():
     torch.manual_seed(0)
     model = convert_model(tiny("glm4"), hc_mult=2).train()

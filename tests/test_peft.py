@@ -291,6 +291,7 @@ def test_lora_targets_are_listed_for_the_families_that_peft_has_none_for():
     assert known["llama"] == peft_defaults.LORA_TARGETS["olmo"]
 
 
+@pytest.mark.slow
 def test_importing_this_package_does_not_import_peft_and_the_order_does_not_matter():
     code = """
 import sys

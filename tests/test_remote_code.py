@@ -86,7 +86,7 @@ def test_a_saved_head_loads(ids, tmp_path, elsewhere):
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-@pytest.mark.parametrize("connection", ["dhc", "mhc"])
+@pytest.mark.parametrize("connection", ["dhc", pytest.param("mhc", marks=pytest.mark.slow)])
 def test_a_folder_brings_the_fused_kernels(connection, llama, llama_folder, ids, tmp_path, elsewhere):
     """And takes them when the environment asks for them: here in Triton's interpreter, in float32."""
     out = convert_checkpoint(str(llama_folder), tmp_path / "converted", hc_mult=2, connection=connection).path
