@@ -10,6 +10,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 
 from benchmarks.timing import RESULTS, fill
 
@@ -17,36 +18,51 @@ REPOSITORY = RESULTS.parents[1]
 PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "performance.md")
 PLOT = RESULTS / "connections.png"
 ADD = "residual, n streams"
+KINDS = [(dtype, mode) for dtype in ("float32", "bfloat16") for mode in ("eager", "compiled")]
+TITLES = {
+    "step": "training step",
+    "prefill": "prefill",
+    "decode": "a decoded token",
+    "memory": "kept for the backward",
+}
+UNITS = {"step": "ms", "prefill": "ms", "decode": "ms", "memory": "MiB"}
 
 
 def connections_table(result: dict) -> str:
     """Markdown: forward with backward of one connection, as multiples of adding to n streams."""
-    kinds = [(dtype, mode) for dtype in ("float32", "bfloat16") for mode in ("eager", "compiled")]
-    lines = ["| | " + " | ".join(f"{dtype}, {mode}" for dtype, mode in kinds) + " |", "|---|" + "---|" * len(kinds)]
     rows = {(row["case"], row["dtype"], row["mode"]): row for row in result["rows"]}
-    for case in dict.fromkeys(row["case"] for row in result["rows"]):
-        cells = []
-        for kind in kinds:
-            row = rows[(case, *kind)]
-            cells.append(f"{row['both_ms']:.1f} ms" + ("" if case == ADD else f" ({row['both_ratio']:.1f}×)"))
-        lines.append(f"| {case} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+
+    def cell(case: str, kind: tuple[str, str]) -> str:
+        row = rows[(case, *kind)]
+        return f"{row['both_ms']:.1f} ms" + ("" if case == ADD else f" ({row['both_ratio']:.1f}×)")
+
+    cases = dict.fromkeys(row["case"] for row in result["rows"])
+    return _table("", map(", ".join, KINDS), {case: [cell(case, kind) for kind in KINDS] for case in cases})
 
 
 def models_table(result: dict) -> str:
     """Markdown: what whole models take, of every shape and case, as far as it was measured."""
-    titles = {
-        "step": "training step",
-        "prefill": "prefill",
-        "decode": "a decoded token",
-        "memory": "kept for the backward",
+    measured = [what for what in TITLES if any(what in row for row in result["rows"])]
+    rows = {
+        f"{row['shape']}: {row['case']}": [_cell(row[what], UNITS[what]) if what in row else "" for what in measured]
+        for row in result["rows"]
     }
-    measured = [what for what in titles if any(what in row for row in result["rows"])]
-    lines = ["| | " + " | ".join(titles[what] for what in measured) + " |", "|---|" + "---|" * len(measured)]
-    for row in result["rows"]:
-        cells = [_cell(row[what], "MiB" if what == "memory" else "ms") if what in row else "" for what in measured]
-        lines.append(f"| {row['shape']}: {row['case']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return _table("", map(TITLES.get, measured), rows)
+
+
+def overhead_table(result: dict) -> str:
+    """Markdown: what hyper-connections cost the first shape, as multiples of the plain model."""
+    shape = result["rows"][0]["shape"]
+    found = {row["case"]: row for row in result["rows"] if row["shape"] == shape}
+    cases = {"eager": "HC", "compiled": "HC, compiled"}
+    rows = {how: [f"{found[case][what]['ratio']:.2f}×" for what in TITLES] for how, case in cases.items()}
+    return _table(shape, TITLES.values(), rows)
+
+
+def _table(corner: str, titles: Iterable[str], rows: dict[str, list[str]]) -> str:
+    lines = [[corner, *titles], *([name, *cells] for name, cells in rows.items())]
+    head, *body = (f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join([head, "|" + "---|" * len(lines[0]), *body])
 
 
 def _cell(figure: dict, unit: str) -> str:
@@ -60,12 +76,11 @@ def plot(result: dict) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    kinds = [(dtype, mode) for dtype in ("float32", "bfloat16") for mode in ("eager", "compiled")]
     cases = [case for case in dict.fromkeys(row["case"] for row in result["rows"]) if not case.startswith("residual")]
     rows = {(row["case"], row["dtype"], row["mode"]): row["both_ratio"] for row in result["rows"]}
     figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
     greys = ("0.25", "0.45", "0.65", "0.85")
-    for k, (kind, grey) in enumerate(zip(kinds, greys, strict=True)):
+    for k, (kind, grey) in enumerate(zip(KINDS, greys, strict=True)):
         heights = [rows[(case, *kind)] for case in cases]
         bars = axes.barh([i + 0.2 * k for i in range(len(cases))], heights, 0.18, color=grey, label=", ".join(kind))
         axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=7)
@@ -78,22 +93,6 @@ def plot(result: dict) -> None:
     axes.set_title(f"{result['device']}: {about}", fontsize=9)
     axes.legend(fontsize=8)
     figure.savefig(PLOT, dpi=120)
-
-
-def overhead_table(result: dict) -> str:
-    """Markdown: what hyper-connections cost the first shape, as multiples of the plain model."""
-    titles = {
-        "step": "training step",
-        "prefill": "prefill",
-        "decode": "a decoded token",
-        "memory": "kept for backward",
-    }
-    shape = result["rows"][0]["shape"]
-    rows = {row["case"]: row for row in result["rows"] if row["shape"] == shape}
-    lines = [f"| {shape} | " + " | ".join(titles.values()) + " |", "|---|" + "---|" * len(titles)]
-    for case, how in {"HC": "eager", "HC, compiled": "compiled"}.items():
-        lines.append(f"| {how} | " + " | ".join(f"{rows[case][what]['ratio']:.2f}×" for what in titles) + " |")
-    return "\n".join(lines)
 
 
 def render(text: str) -> str:

@@ -159,8 +159,7 @@ def _rows(evaluation: Evaluation, of_base: Evaluation | None) -> list[list[str]]
     theirs = {score.key: score for score in of_base.scores} if of_base is not None else {}
     rows = []
     for score in evaluation.scores:
-        metric = score.metric if score.filter == "none" else f"{score.metric} ({score.filter})"
-        row = [score.task, metric, "" if score.shots is None else str(score.shots), score.shown]
+        row = [score.task, score.filtered_metric, "" if score.shots is None else str(score.shots), score.shown]
         if of_base is not None:
             row.append(theirs[score.key].shown if score.key in theirs else "")
         rows.append(row)

@@ -43,6 +43,11 @@ class Score:
         return self.task, self.metric, self.filter
 
     @property
+    def filtered_metric(self) -> str:
+        """The metric for people, with the filter where there is one."""
+        return self.metric if self.filter == "none" else f"{self.metric} ({self.filter})"
+
+    @property
     def shown(self) -> str:
         """The value for people, with its standard error."""
         return f"{self.value:.4f}" if self.error is None else f"{self.value:.4f} ± {self.error:.4f}"
@@ -165,7 +170,7 @@ def _named(dataset: object) -> str | None:
 
 def _described(score: Score) -> str:
     shots = "" if score.shots is None else f", {score.shots}-shot"
-    return f"{score.metric}{'' if score.filter == 'none' else f' ({score.filter})'}{shots}"
+    return f"{score.filtered_metric}{shots}"
 
 
 def _rank(score: Score) -> int:

@@ -3,7 +3,15 @@
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from hf_hyperconn.analysis.costs import EXPERT, EXPERTS, base_flops, connection_flops, is_of_connection, kept_bytes
+from hf_hyperconn.analysis.costs import (
+    EXPERT,
+    EXPERTS,
+    base_flops,
+    connection_flops,
+    is_of_connection,
+    kept_bytes,
+    number_of_experts,
+)
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import Family
 
@@ -135,7 +143,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
 
 def _check_experts(source: Source, config: dict, weights: Weights) -> None:
     is_mixture = any(EXPERT in name for name in weights.tensors)
-    counts = [config.get("num_experts_per_tok"), next((config[name] for name in EXPERTS if name in config), None)]
+    counts = [config.get("num_experts_per_tok"), number_of_experts(config)]
     if is_mixture and not all(isinstance(count, int) and 0 < count < LARGEST for count in counts):
         raise UnsupportedCheckpointError(
             f"{CONFIG} of {source.name!r} does not say how many experts there are and how many a token meets "

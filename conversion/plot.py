@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import HyperConnError
 
+from .files import replace_file
 from .inspection import inspect_checkpoint
 from .source import CONFIG, LocalSource
 
@@ -63,12 +65,9 @@ def draw(
     for name, path in files.items():
         figure = figures[name]()
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.incomplete{path.suffix}")
-        try:
-            figure.savefig(beside, dpi=150)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        picture = BytesIO()
+        figure.savefig(picture, format=path.suffix[1:], dpi=150)
+        replace_file(path, picture.getvalue())
         plt.close(figure)
     return list(files.values())
 

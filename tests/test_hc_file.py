@@ -32,7 +32,7 @@ from hf_hyperconn import (
 )
 from hf_hyperconn.errors import HyperConnectionFileError
 
-from .conftest import TINY, hc_llama, llama_config
+from .conftest import TINY, hc_llama, llama_config, train
 
 LLAMA_1B = LlamaConfig(  # of meta-llama/Llama-3.2-1B
     vocab_size=128256,
@@ -94,13 +94,7 @@ def test_only_hyper_connections_train_and_the_file_brings_them_to_the_base(stori
     before = snapshot(model)
     ids = torch.randint(3, 500, (4, 32), generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.AdamW(trainable.values(), lr=1e-2, weight_decay=0.0)
-    losses = []
-    for _ in range(5):
-        loss = converted(ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    losses = train(converted, optimizer, [ids] * 5)
     assert losses[-1] < losses[0]
     assert unchanged(model, before)
     assert not equal(converted, model, ids)

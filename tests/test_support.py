@@ -10,6 +10,7 @@ from hf_hyperconn import convert_model
 from hf_hyperconn.conversion.plan import CONNECTIONS as CONVERTIBLE
 from hf_hyperconn.families import FAMILIES
 
+from .conftest import train
 from .pages import read
 from .support import in_memory, table
 from .test_generic import COMMON
@@ -65,11 +66,5 @@ def test_every_family_trains_with_keel(model_type):
         getattr(hf_hyperconn, f"HC{family.name}Config")(**fields)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    losses = []
-    for _ in range(5):
-        loss = model(IDS, labels=IDS).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    losses = train(model, optimizer, [IDS] * 5)
     assert losses[-1] < losses[0]

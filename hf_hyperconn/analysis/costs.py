@@ -23,6 +23,11 @@ def is_of_connection(name: str) -> bool:
     return not set(ADDED).isdisjoint(name.split("."))
 
 
+def number_of_experts(config: Mapping) -> int | None:
+    """How many routed experts a layer has, by whichever name its family gives that; None where no name stands."""
+    return next((config[name] for name in EXPERTS if name in config), None)
+
+
 def connection_parameters(config: Mapping, norms: int) -> int:
     """Parameters of all connections that a base can be converted to (HC paper, Eqs. 21-26 and Table 7).
 
@@ -66,8 +71,7 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
         else:
             met_by_all += prod(shape)
     if routed:
-        experts = next(config[name] for name in EXPERTS if name in config)
-        met_by_all += routed * config["num_experts_per_tok"] // experts
+        met_by_all += routed * config["num_experts_per_tok"] // number_of_experts(config)
     return 2 * met_by_all
 
 
