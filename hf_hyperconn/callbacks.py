@@ -1,6 +1,7 @@
 """Watching hyper-connections during training."""
 
 import torch
+from torch import nn
 from transformers import Trainer, TrainerCallback
 
 from .analysis.streams import pair_cosine
@@ -53,20 +54,27 @@ class HCMonitorCallback(TrainerCallback):
             logs.update(figures)
             state.log_history[-1].update(figures)
 
-    @torch.no_grad()
     def measure(self) -> dict[str, float]:
         """The figures for the model as it is now."""
-        model, meter = self.trainer.model, _Meter()
-        was_training = model.training
-        model.eval()
-        with (
-            torch.compiler.set_stance("force_eager"),
-            self.trainer.compute_loss_context_manager(),
-            observe(model, meter.see),
-        ):
-            model(input_ids=self.input_ids.to(self.trainer.args.device), use_cache=False)
-        model.train(was_training)
-        return meter.figures(self.per_layer)
+        with self.trainer.compute_loss_context_manager():
+            return hc_figures(self.trainer.model, self.input_ids.to(self.trainer.args.device), self.per_layer)
+
+
+@torch.no_grad()
+def hc_figures(model: nn.Module, input_ids: torch.Tensor, per_layer: bool = False) -> dict[str, float]:
+    """The figures of `HCMonitorCallback`, for a training loop of one's own.
+
+    model: a hyper-connection model, also inside a wrapper. input_ids: the text, `[B, S]`.
+    per_layer: as for `HCMonitorCallback`.
+
+    Raises `HyperConnError` for a model without streams.
+    """
+    meter, was_training = _Meter(), model.training
+    model.eval()
+    with torch.compiler.set_stance("force_eager"), observe(model, meter.see):
+        model(input_ids=input_ids, use_cache=False)
+    model.train(was_training)
+    return meter.figures(per_layer)
 
 
 class _Meter:

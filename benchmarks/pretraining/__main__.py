@@ -1,0 +1,45 @@
+"""Train the models of a study, one after the other; what was interrupted goes on, what is done is not done again.
+
+    python -m benchmarks.pretraining --studies tuning scratch --minutes 50
+    python -m benchmarks.pretraining --list
+
+Each run writes benchmarks/results/pretraining/<run>.json; `python -m benchmarks.pretraining.report` makes tables and
+plots of them. What a run needs to go on lies under build/pretraining.
+"""
+
+import argparse
+import time
+
+import torch
+
+from .runs import STUDIES, scale
+from .train import OutOfTime, is_done, train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=list(STUDIES))
+    parser.add_argument("--only", default="", help="runs with this in their name, for one of several processes")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so many")
+    parser.add_argument("--threads", type=int, help="of the processor")
+    parser.add_argument("--list", action="store_true", help="only say which runs are done")
+    arguments = parser.parse_args()
+    deadline = time.monotonic() + 60 * arguments.minutes
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    runs = {run.id: run for study in arguments.studies for run in STUDIES[study](scale()) if arguments.only in run.id}
+    for done, run in enumerate(runs.values(), start=1):
+        if arguments.list:
+            print(f"{'done' if is_done(run) else '    '} {run.id}")
+        elif not is_done(run):
+            try:
+                result = train(run, deadline)
+            except OutOfTime:
+                print(f"{run.id}: interrupted; the same command goes on", flush=True)
+                return
+            loss, seconds = result["held_out_loss"], result["seconds_a_step"]
+            print(f"{done}/{len(runs)} {run.id}: {loss:.4f}, {seconds:.3f} s a step", flush=True)
+
+
+if __name__ == "__main__":
+    main()

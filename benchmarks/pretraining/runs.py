@@ -1,0 +1,227 @@
+"""What is trained: the shapes for each kind of device, and the runs of each study in the order they are made."""
+
+from dataclasses import asdict, dataclass
+
+from benchmarks.timing import device
+
+SEEDS = (1, 2, 3)
+WARM_UP = 0.05  # of the steps
+NOISE, RANK = 0.01, 8
+
+DHC4 = {"connection": "dhc", "hc_mult": 4}
+MODELS = {
+    "Pre-Norm": None,
+    "DHC×1": {"connection": "dhc", "hc_mult": 1},
+    "DHC×2": {"connection": "dhc", "hc_mult": 2},
+    "DHC×4": DHC4,
+    "SHC×2": {"connection": "shc", "hc_mult": 2},
+    "SHC×4": {"connection": "shc", "hc_mult": 4},
+    "DHC×4 without tanh": {**DHC4, "hc_tanh": False},
+    "mHC×4": {"connection": "mhc", "hc_mult": 4},
+    "iHC×4": {"connection": "ihc", "hc_mult": 4},
+    "DHC×8": {"connection": "dhc", "hc_mult": 8},
+    "frac×4": {"connection": "frac", "hc_mult": 4},
+}
+PAIR = ("Pre-Norm", "DHC×4")
+FAMILIES = ("Llama", "OLMoE")
+SLOW_TO_COMPILE = ("DHC×8",)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Shapes and lengths for one kind of device.
+
+    dense, mixture: the shape of a Llama and of an OLMoE.
+    length, batch: tokens of a row, rows of a step.
+    steps: of a run from scratch, of the base that is continued, and of a continuation.
+    tried: learning rates for the plain model; taken: the best of them (a test compares with the results).
+    base_learning_rate: of the base, which is trained before.
+    slower: how many steps the plain model makes in the time of one of DHC×4 (a test compares with the results).
+    held_out: rows that curves are evaluated on, and that a model is at its end.
+    compiled: families whose training is compiled.
+    """
+
+    name: str
+    dense: dict
+    mixture: dict
+    length: int
+    batch: int
+    steps: dict[str, int]
+    tried: dict[str, tuple[float, ...]]
+    taken: dict[str, float]
+    base_learning_rate: float
+    slower: dict[str, float]
+    held_out: tuple[int, int]
+    compiled: tuple[str, ...]
+
+
+SCALES = {
+    "cpu": Scale(
+        "cpu",
+        dense={
+            "hidden_size": 128,
+            "intermediate_size": 344,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        },
+        mixture={
+            "hidden_size": 128,
+            "intermediate_size": 96,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        length=256,
+        batch=4,
+        steps={"scratch": 600, "base": 2500, "continued": 300},
+        tried={"Llama": (5e-4, 1e-3, 2e-3, 4e-3), "OLMoE": (1e-3, 2e-3, 4e-3), "continued": (3e-4, 1e-3, 2e-3)},
+        taken={"Llama": 2e-3, "OLMoE": 2e-3, "continued": 1e-3},
+        base_learning_rate=2e-3,
+        slower={"Llama": 1.3, "OLMoE": 1.8},
+        held_out=(64, 512),
+        compiled=("Llama",),
+    ),
+    "cuda": Scale(
+        "cuda",
+        dense={
+            "hidden_size": 512,
+            "intermediate_size": 1376,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+        },
+        mixture={
+            "hidden_size": 384,
+            "intermediate_size": 256,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 6,
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+        },
+        length=512,
+        batch=64,
+        steps={"scratch": 2000, "base": 4000, "continued": 500},
+        tried={"Llama": (1e-3, 2e-3, 4e-3), "OLMoE": (1e-3, 2e-3, 4e-3), "continued": (1e-4, 3e-4, 1e-3)},
+        taken={"Llama": 2e-3, "OLMoE": 2e-3, "continued": 3e-4},
+        base_learning_rate=2e-3,
+        slower={"Llama": 1.2, "OLMoE": 1.2},
+        held_out=(128, 1024),
+        compiled=("Llama", "OLMoE"),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training run: everything that its result depends on, but for the code.
+
+    study: "scratch", "base" or "continued".
+    model: a name in `MODELS`. family: "Llama" or "OLMoE".
+    learning_rate: the highest one; hc_lr: that of the connections, as a multiple.
+    steps: of training; warm_up: of these, those with a rising learning rate.
+    text: the corpus. start: the id of the run whose model is continued.
+    rank: of LoRA adapters, which are then trained with the connections instead of all weights.
+    noise: standard deviation of what is added to the static matrices after the conversion.
+    """
+
+    study: str
+    model: str
+    seed: int
+    learning_rate: float
+    steps: int
+    warm_up: int
+    family: str = "Llama"
+    hc_lr: float = 1.0
+    text: str = "python"
+    start: str | None = None
+    rank: int = 0
+    noise: float = 0.0
+
+    @property
+    def id(self) -> str:
+        """A name for files: what differs from the usual, and the seed."""
+        usual = {name: field.default for name, field in self.__dataclass_fields__.items()}
+        words = [self.study, self.family, self.model, f"lr{self.learning_rate:g}", f"steps{self.steps}"]
+        words += [f"warmup{self.warm_up}"] * (self.warm_up != round(WARM_UP * self.steps))
+        words += [
+            f"{name}{getattr(self, name):g}"
+            for name in ("hc_lr", "rank", "noise")
+            if getattr(self, name) != usual[name]
+        ]
+        words += [self.text] * (self.text != usual["text"])
+        return "-".join([*words, f"seed{self.seed}"]).lower().replace(" ", "_").replace("×", "x")
+
+    def as_dict(self) -> dict:
+        """For results."""
+        return asdict(self)
+
+
+def is_compiled(run: Run, size: Scale) -> bool:
+    """Whether a run's training is compiled; else what that takes is more than what it saves."""
+    return run.family in size.compiled and run.model not in SLOW_TO_COMPILE and not run.rank
+
+
+def is_drawn(run: Run) -> bool:
+    """Whether the result holds what is drawn of the connections, before and after."""
+    return run.seed == 1 and run.model == PAIR[1] and not run.rank
+
+
+def scale() -> Scale:
+    """The scale for this device."""
+    return SCALES[device()]
+
+
+def tuning(size: Scale) -> list[Run]:
+    """The plain models with each learning rate: from scratch, and continued."""
+    new = [_new(size, "Pre-Norm", 1, family, learning_rate=rate) for family in FAMILIES for rate in size.tried[family]]
+    continued = [_onwards(size, "Pre-Norm", 1, learning_rate=rate) for rate in size.tried["continued"]]
+    return [*new, base(size), *continued]
+
+
+def scratch(size: Scale) -> list[Run]:
+    """The pair with all seeds, and the plain model for as long as DHC×4 takes; then every other model."""
+    runs = []
+    for family in FAMILIES:
+        longer = round(size.steps["scratch"] * size.slower[family])
+        runs += [_new(size, model, seed, family) for model in PAIR for seed in SEEDS]
+        runs += [_new(size, "Pre-Norm", seed, family, steps=longer) for seed in SEEDS]
+    others = [model for model in MODELS if model not in (*PAIR, "frac×4")]
+    return [*runs, *(_new(size, model, seed) for model in others for seed in SEEDS)]
+
+
+def base(size: Scale) -> Run:
+    """What continuations start from."""
+    return _new(size, "Pre-Norm", 0, study="base", steps=size.steps["base"], learning_rate=size.base_learning_rate)
+
+
+def continued(size: Scale) -> list[Run]:
+    """The pair with each learning rate of the connections, then what else may matter."""
+    settings = [
+        ("Pre-Norm", {}),
+        ("Pre-Norm", {"steps": round(size.steps["continued"] * size.slower["Llama"])}),
+        *(("DHC×4", {"hc_lr": hc_lr}) for hc_lr in (1.0, 10.0, 30.0)),
+        ("DHC×4", {"hc_lr": 10.0, "noise": NOISE}),
+        *((model, {"hc_lr": 10.0}) for model in ("SHC×4", "DHC×2", "iHC×4", "frac×4", "mHC×4")),
+    ]
+    for each in ({"text": "headers"}, {"warm_up": 0}, {"rank": RANK}):
+        settings += [("Pre-Norm", each), ("DHC×4", {"hc_lr": 10.0, **each})]
+    return [_onwards(size, model, seed, **each) for model, each in settings for seed in SEEDS]
+
+
+STUDIES = {"tuning": tuning, "scratch": scratch, "continued": continued}
+
+
+def _new(size: Scale, model: str, seed: int, family: str = "Llama", **settings) -> Run:
+    steps = settings.get("steps", size.steps["scratch"])
+    usual = {"study": "scratch", "learning_rate": size.taken[family], "warm_up": round(WARM_UP * steps)}
+    return Run(model=model, seed=seed, family=family, **{**usual, "steps": steps, **settings})
+
+
+def _onwards(size: Scale, model: str, seed: int, **settings) -> Run:
+    steps = settings.get("steps", size.steps["continued"])
+    usual = {"study": "continued", "learning_rate": size.taken["continued"], "warm_up": round(WARM_UP * steps)}
+    return Run(model=model, seed=seed, start=base(size).id, **{**usual, "steps": steps, **settings})

@@ -1,0 +1,215 @@
+"""One training run: its model, its data, its loop. It is kept every few minutes and goes on from there."""
+
+import itertools
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
+    get_cosine_with_min_lr_schedule_with_warmup,
+)
+
+from benchmarks.timing import RESULTS, device, device_name
+from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCOlmoeConfig, HCOlmoeForCausalLM, hc_param_groups
+from hf_hyperconn.analysis.study import study
+from hf_hyperconn.callbacks import hc_figures
+
+from .corpus import corpus, rows
+from .runs import MODELS, Run, is_compiled, is_drawn, scale
+
+WORK = RESULTS.parents[1] / "build" / "pretraining"
+CURVES = RESULTS / "pretraining"
+CLASSES = {
+    "Llama": (LlamaConfig, LlamaForCausalLM, HCLlamaConfig, HCLlamaForCausalLM),
+    "OLMoE": (OlmoeConfig, OlmoeForCausalLM, HCOlmoeConfig, HCOlmoeForCausalLM),
+}
+READOUT = {"shc": {"hc_readout": "sum"}, "dhc": {"hc_readout": "sum"}}  # the paper's; the others' papers have none
+WEIGHT_DECAY, BETAS, CLIP, LAST_LEARNING_RATE = 0.1, (0.9, 0.95), 1.0, 0.1
+EVALUATIONS, LOGS, KEEP_EVERY = 10, 60, 120  # points of a curve on held-out text, and in training; seconds
+EVALUATED_TOGETHER = 32  # rows
+
+
+class OutOfTime(Exception):
+    """The run was kept; another call goes on with it."""
+
+
+def is_done(run: Run) -> bool:
+    """Whether the run's curve is there, and of the base, which others start from, its weights."""
+    return (CURVES / f"{run.id}.json").exists() and (run.study != "base" or (WORK / run.id).exists())
+
+
+def train(run: Run, deadline: float = float("inf")) -> dict:
+    """Do a run, or what is left of it, and write its curve; returns what was written.
+
+    deadline: of `time.monotonic`; the run is kept when it passes.
+
+    Raises `OutOfTime` then.
+    """
+    text, size = corpus(run.text), scale()
+    training, held_out = rows(text.training, size.length), rows(text.held_out, size.length)
+    for_curve, for_end = (held_out[:: len(held_out) // number][:number].to(device()) for number in size.held_out)
+
+    model = build(run).to(device())
+    groups = hc_param_groups(model, run.learning_rate, WEIGHT_DECAY, hc_lr=run.hc_lr * run.learning_rate)
+    optimizer = torch.optim.AdamW(groups, betas=BETAS, fused=True)
+    schedule = get_cosine_with_min_lr_schedule_with_warmup(
+        optimizer, run.warm_up, run.steps, min_lr_rate=LAST_LEARNING_RATE
+    )
+    state = {"step": 0, "curve": [], "training": [], "times": [], "matrices": []}
+    kept = WORK / f"{run.id}.pt"
+    if kept.exists():
+        saved = torch.load(kept, map_location=device(), weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        schedule.load_state_dict(saved["schedule"])
+        state = saved["state"]
+
+    def keep() -> None:
+        WORK.mkdir(parents=True, exist_ok=True)
+        contents = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({**contents, "schedule": schedule.state_dict(), "state": state}, kept.with_suffix(".new"))
+        os.replace(kept.with_suffix(".new"), kept)
+
+    loss_of = _compiled(run.model, run.family) if is_compiled(run, size) else _loss
+    last_kept, losses, log_every = time.monotonic(), [], max(run.steps // LOGS, 1)
+    todo = itertools.islice(enumerate(batches(training, size.batch, run.seed)), state["step"], run.steps)
+    for step, ids in todo:
+        if step == 0 and is_drawn(run):
+            state["matrices"].append(matrix(model, for_curve))
+        if step % (run.steps // EVALUATIONS) == 0:
+            state["curve"].append(evaluate(model, for_curve, step))
+        started = time.perf_counter()
+        with autocast():
+            loss = loss_of(model, ids.to(device()))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        state["times"].append(time.perf_counter() - started)
+        state["step"] = step + 1
+        if (step + 1) % log_every == 0:
+            state["training"].append([step + 1, round(statistics.mean(losses), 5)])
+            losses.clear()
+            now = time.monotonic()
+            if now > min(deadline, last_kept + KEEP_EVERY):
+                keep()
+                last_kept = now
+            if now > deadline:
+                raise OutOfTime(run.id)
+    state["curve"].append(evaluate(model, for_curve, run.steps))
+    result = {
+        **run.as_dict(),
+        "scale": size.name,
+        "device": device_name(),
+        "torch": torch.__version__,
+        "compiled": is_compiled(run, size),
+        "corpus": text.describe(),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tokens_a_step": size.batch * size.length,
+        "seconds_a_step": round(statistics.median(state["times"]), 4),
+        "held_out_loss": evaluate(model, for_end, run.steps)["loss"],
+        "curve": state["curve"],
+        "training": state["training"],
+    }
+    if is_drawn(run):
+        result["matrices"] = dict(
+            zip(("before", "after"), (*state["matrices"], matrix(model, for_curve)), strict=True)
+        )
+    if run.study == "base":
+        model.save_pretrained(WORK / run.id)
+    CURVES.mkdir(parents=True, exist_ok=True)
+    path = CURVES / f"{run.id}.json"
+    path.with_suffix(".new").write_text(json.dumps(result, separators=(",", ":"), ensure_ascii=False) + "\n")
+    os.replace(path.with_suffix(".new"), path)
+    kept.unlink(missing_ok=True)
+    return result
+
+
+def build(run: Run) -> nn.Module:
+    """The model that a run trains: new, or its start's, converted if it has hyper-connections."""
+    torch.manual_seed(run.seed)
+    config_class, model_class, hc_config_class, hc_class = CLASSES[run.family]
+    fields = MODELS[run.model]
+    if run.start is None:
+        size = scale()
+        shape = size.dense if run.family == "Llama" else size.mixture
+        shape = {**shape, "vocab_size": 256, "max_position_embeddings": size.length, "tie_word_embeddings": True}
+        shape |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        plain = model_class(config_class(**shape))
+        if fields is None:
+            return plain
+        return _like(hc_class(hc_config_class(**shape, **fields, **READOUT.get(fields["connection"], {}))), plain)
+    start = WORK / run.start
+    model = model_class.from_pretrained(start) if fields is None else hc_class.from_prenorm(start, **fields)
+    if run.noise:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("static_alpha"):
+                    parameter.add_(run.noise * torch.randn_like(parameter))
+    if run.rank:
+        connections = None if fields is None else ["attn_hc", "mlp_hc"]
+        settings = {"target_modules": "all-linear", "modules_to_save": connections}
+        model = get_peft_model(model, LoraConfig(r=run.rank, lora_alpha=2 * run.rank, **settings))
+    return model.train()
+
+
+def _like(model: nn.Module, plain: nn.Module) -> nn.Module:
+    """A new model with the weights that were drawn for the plain one, output projections scaled as its own were."""
+    model.load_state_dict(plain.state_dict(), strict=False)
+    with torch.no_grad():
+        for module in model.modules():
+            if hasattr(module, "hc_output_projection"):
+                getattr(module, module.hc_output_projection).mul_(model.config.hc_mult**-0.5)
+    return model
+
+
+def batches(training: torch.Tensor, batch: int, seed: int):
+    """Rows `[B, S]` in an order that depends on the seed alone; each row once before any comes again."""
+    for epoch in itertools.count():
+        order = torch.randperm(len(training), generator=torch.Generator().manual_seed(1000 * seed + epoch))
+        for part in order[: len(order) // batch * batch].view(-1, batch):
+            yield training[part]
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, held_out: torch.Tensor, step: int) -> dict:
+    """Held-out loss in nats a byte, and what the connections do on the first row."""
+    model.eval()
+    with autocast():
+        losses = [_loss(model, part).item() for part in held_out.split(EVALUATED_TOGETHER)]
+        figures = hc_figures(model, held_out[:1]) if hasattr(model.config, "hc_mult") else {}
+    model.train()
+    return {"step": step, "loss": round(statistics.mean(losses), 5), **{k: round(v, 6) for k, v in figures.items()}}
+
+
+def _loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids, labels=ids, use_cache=False).loss
+
+
+@cache
+def _compiled(model: str, family: str) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
+    """The loss, compiled once for all runs of one kind of model."""
+    torch.compiler.reset()
+    return torch.compile(_loss)
+
+
+def matrix(model: nn.Module, held_out: torch.Tensor) -> list[list[float]]:
+    """C^(0), what each sub-layer and the output read of what was written before, over the first rows."""
+    return [[round(value, 4) for value in row] for row in study(model, [held_out[:4]]).matrices.inputs.tolist()]
+
+
+def autocast():
+    """bfloat16 on a GPU."""
+    return torch.autocast(device(), torch.bfloat16, enabled=device() == "cuda")
