@@ -189,6 +189,11 @@ def families(found: Finished, size: Scale) -> str:
     return _markdown(["DHC×4 against plain", "held-out loss"], [*rows, ["OLMoE against Llama", str(apart)]])
 
 
+def tuned(setting: Run) -> str:
+    """What a learning rate was chosen for."""
+    return "from scratch" if setting.start is None else "adapters" if setting.rank else "continued"
+
+
 def starts(found: Finished, size: Scale) -> str:
     """Markdown: the held-out loss of continued models before their first step, on the rows of the curves."""
     rows = [
@@ -202,7 +207,7 @@ def starts(found: Finished, size: Scale) -> str:
 def tuning(found: Finished) -> str:
     """Markdown: the plain models' held-out loss by learning rate."""
     rows = [
-        [f"{setting.family}, {setting.study}", f"{setting.learning_rate:g}", f"{results[1]['held_out_loss']:.4f}"]
+        [f"{setting.family}, {tuned(setting)}", f"{setting.learning_rate:g}", f"{results[1]['held_out_loss']:.4f}"]
         for setting, results in found.items()
         if setting.study != "base"
     ]
@@ -215,8 +220,8 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
 
 def tables(size: Scale, folder: Path = CURVES) -> dict[str, str]:
     """Markdown of every table of the page, by its name, for the runs that are finished."""
-    found = {study: finished(list_runs(size), folder) for study, list_runs in STUDIES.items()}
-    made = {f"{size.name} tuning": tuning(found["tuning"])}
+    found = by_study(size, folder)
+    made = {f"{size.name} tuning": tuning(finished(STUDIES["tuning"](size), folder))}
     for study in ("scratch", "continued"):
         for kind in dict.fromkeys((setting.family, setting.text) for setting in found[study]):
             part = {s: results for s, results in found[study].items() if (s.family, s.text) == kind}
@@ -226,6 +231,14 @@ def tables(size: Scale, folder: Path = CURVES) -> dict[str, str]:
     made[f"{size.name} starts"] = starts(found["continued"], size)
     made[f"{size.name} families"] = families(found["scratch"], size)
     return made
+
+
+def by_study(size: Scale, folder: Path = CURVES) -> dict[str, Finished]:
+    """What is finished from scratch, and continued; but for other learning rates than the best."""
+    listed = [run for study in ("scratch", "continued", "variants") for run in STUDIES[study](size)]
+    return {
+        study: finished([run for run in listed if run.study == study], folder) for study in ("scratch", "continued")
+    }
 
 
 def render(text: str, folder: Path = CURVES) -> str:
@@ -323,13 +336,12 @@ def _over_seeds(reduce, curves: list[list[float]]) -> list[float]:
 def main() -> None:
     DOCS.write_text(render(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
     for size in SCALES.values():
-        everything = {}
-        for study in ("scratch", "continued"):
-            found = finished(STUDIES[study](size))
-            everything |= found
-            usual = {s: results for s, results in found.items() if s.family == FAMILIES[0] and s.text == "python"}
+        found = by_study(size)
+        for study, of_study in found.items():
+            usual = {s: results for s, results in of_study.items() if s.family == FAMILIES[0] and s.text == "python"}
             if usual:
                 plot_differences(usual, size, study, FIGURES / f"results_{size.name}_{study}.png")
+        everything = {**found["scratch"], **found["continued"]}
         if everything:
             plot_losses(everything, size, FIGURES / f"results_{size.name}_losses.png")
         if any("matrices" in result for results in everything.values() for result in results.values()):

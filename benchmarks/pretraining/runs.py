@@ -77,8 +77,13 @@ SCALES = {
         length=256,
         batch=4,
         steps={"scratch": 600, "base": 2500, "continued": 300},
-        tried={"Llama": (5e-4, 1e-3, 2e-3, 4e-3), "OLMoE": (1e-3, 2e-3, 4e-3), "continued": (3e-4, 1e-3, 2e-3)},
-        taken={"Llama": 2e-3, "OLMoE": 2e-3, "continued": 1e-3},
+        tried={
+            "Llama": (5e-4, 1e-3, 2e-3, 4e-3),
+            "OLMoE": (5e-4, 1e-3, 2e-3, 4e-3),
+            "continued": (1e-4, 3e-4, 1e-3),
+            "adapters": (3e-4, 1e-3, 3e-3, 1e-2),
+        },
+        taken={"Llama": 2e-3, "OLMoE": 1e-3, "continued": 3e-4, "adapters": 3e-3},
         base_learning_rate=2e-3,
         slower={"Llama": 1.3, "OLMoE": 1.8},
         held_out=(64, 512),
@@ -105,8 +110,13 @@ SCALES = {
         length=512,
         batch=64,
         steps={"scratch": 2000, "base": 4000, "continued": 500},
-        tried={"Llama": (1e-3, 2e-3, 4e-3), "OLMoE": (1e-3, 2e-3, 4e-3), "continued": (1e-4, 3e-4, 1e-3)},
-        taken={"Llama": 2e-3, "OLMoE": 2e-3, "continued": 3e-4},
+        tried={
+            "Llama": (1e-3, 2e-3, 4e-3),
+            "OLMoE": (1e-3, 2e-3, 4e-3),
+            "continued": (1e-4, 3e-4, 1e-3),
+            "adapters": (3e-4, 1e-3, 3e-3),
+        },
+        taken={"Llama": 2e-3, "OLMoE": 2e-3, "continued": 3e-4, "adapters": 1e-3},
         base_learning_rate=2e-3,
         slower={"Llama": 1.2, "OLMoE": 1.2},
         held_out=(128, 1024),
@@ -179,18 +189,18 @@ def tuning(size: Scale) -> list[Run]:
     """The plain models with each learning rate: from scratch, and continued."""
     new = [_new(size, "Pre-Norm", 1, family, learning_rate=rate) for family in FAMILIES for rate in size.tried[family]]
     continued = [_onwards(size, "Pre-Norm", 1, learning_rate=rate) for rate in size.tried["continued"]]
-    return [*new, base(size), *continued]
+    adapters = [_onwards(size, "Pre-Norm", 1, learning_rate=rate, rank=RANK) for rate in size.tried["adapters"]]
+    return [*new, base(size), *continued, *adapters]
 
 
 def scratch(size: Scale) -> list[Run]:
-    """The pair with all seeds, and the plain model for as long as DHC×4 takes; then every other model."""
+    """The pair with all seeds, and the plain model for as long as DHC×4 takes."""
     runs = []
     for family in FAMILIES:
         longer = round(size.steps["scratch"] * size.slower[family])
         runs += [_new(size, model, seed, family) for model in PAIR for seed in SEEDS]
         runs += [_new(size, "Pre-Norm", seed, family, steps=longer) for seed in SEEDS]
-    others = [model for model in MODELS if model not in (*PAIR, "frac×4")]
-    return [*runs, *(_new(size, model, seed) for model in others for seed in SEEDS)]
+    return runs
 
 
 def base(size: Scale) -> Run:
@@ -199,20 +209,30 @@ def base(size: Scale) -> Run:
 
 
 def continued(size: Scale) -> list[Run]:
-    """The pair with each learning rate of the connections, then what else may matter."""
+    """The pair with each learning rate of the connections, with noise, on other text, and with adapters."""
     settings = [
         ("Pre-Norm", {}),
         ("Pre-Norm", {"steps": round(size.steps["continued"] * size.slower["Llama"])}),
         *(("DHC×4", {"hc_lr": hc_lr}) for hc_lr in (1.0, 10.0, 30.0)),
         ("DHC×4", {"hc_lr": 10.0, "noise": NOISE}),
-        *((model, {"hc_lr": 10.0}) for model in ("SHC×4", "DHC×2", "iHC×4", "frac×4", "mHC×4")),
     ]
-    for each in ({"text": "headers"}, {"warm_up": 0}, {"rank": RANK}):
+    for each in ({"text": "headers"}, {"rank": RANK}):
         settings += [("Pre-Norm", each), ("DHC×4", {"hc_lr": 10.0, **each})]
     return [_onwards(size, model, seed, **each) for model, each in settings for seed in SEEDS]
 
 
-STUDIES = {"tuning": tuning, "scratch": scratch, "continued": continued}
+def variants(size: Scale) -> list[Run]:
+    """Every other model, continued and from scratch, and the pair without warm-up."""
+    settings = [(model, {"hc_lr": 10.0}) for model in ("SHC×4", "DHC×2", "iHC×4", "frac×4", "mHC×4")]
+    settings += [("Pre-Norm", {"warm_up": 0}), ("DHC×4", {"hc_lr": 10.0, "warm_up": 0})]
+    others = [model for model in MODELS if model not in (*PAIR, "frac×4")]
+    return [
+        *(_onwards(size, model, seed, **each) for model, each in settings for seed in SEEDS),
+        *(_new(size, model, seed) for model in others for seed in SEEDS),
+    ]
+
+
+STUDIES = {"tuning": tuning, "scratch": scratch, "continued": continued, "variants": variants}
 
 
 def _new(size: Scale, model: str, seed: int, family: str = "Llama", **settings) -> Run:
@@ -223,5 +243,6 @@ def _new(size: Scale, model: str, seed: int, family: str = "Llama", **settings) 
 
 def _onwards(size: Scale, model: str, seed: int, **settings) -> Run:
     steps = settings.get("steps", size.steps["continued"])
-    usual = {"study": "continued", "learning_rate": size.taken["continued"], "warm_up": round(WARM_UP * steps)}
+    rate = size.taken["adapters" if settings.get("rank") else "continued"]
+    usual = {"study": "continued", "learning_rate": rate, "warm_up": round(WARM_UP * steps)}
     return Run(model=model, seed=seed, start=base(size).id, **{**usual, "steps": steps, **settings})

@@ -6,7 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -198,9 +198,9 @@ def _loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return model(input_ids=ids, labels=ids, use_cache=False).loss
 
 
-@cache
+@lru_cache(maxsize=1)
 def _compiled(model: str, family: str) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
-    """The loss, compiled once for all runs of one kind of model."""
+    """The loss, compiled once for the runs of one kind of model that follow one another."""
     torch.compiler.reset()
     return torch.compile(_loss)
 
