@@ -4,7 +4,8 @@
 
 Forward, and forward with backward, in eager mode and compiled. Writes benchmarks/results/connections.json (on a GPU
 connections_cuda.json): medians in milliseconds, ratios to adding one branch output to n streams, the least that n
-streams can cost, and beside each the rows of D a token that an ideal implementation would move.
+streams can cost, called in turn with each case, and beside each the rows of D a token that an ideal implementation
+would move.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from hyper_connections.hyper_connections import HyperConnections
 from torch import nn
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
 
-from benchmarks.timing import device, keep_memory, median_ms, write
+from benchmarks.timing import device, keep_memory, medians_ms, write
 from hf_hyperconn import set_hc_implementation
 from hf_hyperconn.models.hyper_connections import HyperConnection
 
@@ -104,6 +105,7 @@ def randomise(module: nn.Module) -> None:
             parameter.add_(0.02 * torch.randn_like(parameter))
 
 
+LEAST = "residual, n streams"
 # what makes each, and the rows of D that it would move at best
 CASES: dict[str, tuple[Callable[[torch.dtype], Callable], str]] = {
     "residual, 1 stream": (lambda dtype: plain, "residual, 1 stream"),
@@ -121,8 +123,8 @@ ON_A_GPU = {
 }
 
 
-def times(function: Callable, dtype: torch.dtype) -> tuple[float, float]:
-    """Milliseconds of a forward without gradients, and of a forward with its backward."""
+def calls(function: Callable, dtype: torch.dtype) -> tuple[Callable, Callable]:
+    """A forward without gradients, and a forward with its backward."""
     streams = torch.randn(1, TOKENS, STREAMS, SIZE, device=device()).to(dtype)
     trained = streams.clone().requires_grad_()
     grad = torch.randn_like(function(streams))
@@ -135,7 +137,22 @@ def times(function: Callable, dtype: torch.dtype) -> tuple[float, float]:
         trained.grad = None
         function(trained).backward(grad)
 
-    return median_ms(forward), median_ms(both)
+    return forward, both
+
+
+def times(name: str, dtype: torch.dtype, mode: str) -> dict[str, float]:
+    """Milliseconds of a case, and ratios to the least that n streams can cost."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    made = []
+    for each in (name, LEAST):
+        function = CASES[each][0](dtype)
+        made.append(calls(function if mode == "eager" else torch.compile(function, fullgraph=True), dtype))
+    found = {}
+    for what, pair in zip(("forward", "both"), zip(*made, strict=True), strict=True):
+        taken, least = medians_ms(pair)
+        found |= {f"{what}_ms": round(taken, 3), f"{what}_ratio": round(taken / least, 3)}
+    return found
 
 
 def main() -> None:
@@ -143,38 +160,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     torch.set_num_threads(parser.parse_args().threads)
-    cases = CASES if device() == "cpu" else {**CASES, **ON_A_GPU}
     if device() == "cpu":
         print(f"no GPU here: not measured are {', '.join(ON_A_GPU)}.")
-    print(f"{'':<51} forward  both   rows at best")
+    else:
+        CASES.update(ON_A_GPU)
+    print(f"{'':<51} forward        both           rows at best")
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
         for mode in ("eager", "compiled"):
-            for name, (make, floor) in cases.items():
-                torch.manual_seed(0)
-                torch.compiler.reset()
-                function = make(dtype) if mode == "eager" else torch.compile(make(dtype), fullgraph=True)
-                forward, both = times(function, dtype)
-                rows.append(
-                    {"case": name, "dtype": str(dtype)[6:], "mode": mode, "forward_ms": forward, "both_ms": both}
+            for name, (_, floor) in CASES.items():
+                row = {"case": name, "dtype": str(dtype)[6:], "mode": mode, **times(name, dtype, mode)}
+                rows.append({**row, "rows_at_best": FLOORS[floor]})
+                taken = "".join(
+                    f"{row[f'{what}_ms']:7.2f} {row[f'{what}_ratio']:5.1f}x" for what in ("forward", "both")
                 )
-                rows[-1]["rows_at_best"] = FLOORS[floor]
-                print(
-                    f"{rows[-1]['dtype']:<9} {mode:<9} {name:<32} {forward:8.2f} {both:8.2f}   {FLOORS[floor]}",
-                    flush=True,
-                )
-    floors = {(r["dtype"], r["mode"]): r for r in rows if r["case"] == "residual, n streams"}
-    for row in rows:
-        floor = floors[row["dtype"], row["mode"]]
-        row["forward_ratio"] = row["forward_ms"] / floor["forward_ms"]
-        row["both_ratio"] = row["both_ms"] / floor["both_ms"]
+                print(f"{row['dtype']:<9} {mode:<9} {name:<32}{taken}   {FLOORS[floor]}", flush=True)
     set_hc_implementation("auto")
     write(
         "connections.json" if device() == "cpu" else "connections_cuda.json",
-        {
-            "shape": {"tokens": TOKENS, "streams": STREAMS, "hidden_size": SIZE},
-            "rows": [{k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()} for row in rows],
-        },
+        {"shape": {"tokens": TOKENS, "streams": STREAMS, "hidden_size": SIZE}, "rows": rows},
     )
 
 

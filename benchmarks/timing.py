@@ -46,11 +46,6 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def median_ms(function: Callable[[], object], repeats: int = REPEATS, warm_up: int = WARM_UP) -> float:
-    """Median wall time of a call, in milliseconds."""
-    return medians_ms([function], repeats, warm_up)[0]
-
-
 def medians_ms(
     functions: Sequence[Callable[[], object]], repeats: int = REPEATS, warm_up: int = WARM_UP
 ) -> list[float]:

@@ -37,7 +37,7 @@ def write_backward(
     """From the gradient of H, those of b `[B, S, N]` and of f `[B, S, D]`."""
     *grads, output = _cast((*grads, branch_output), coefficients.dtype)
     *_, beta = zip(*_values(coefficients), strict=True)
-    grad_beta = torch.cat([_dot(grad, output) for grad in grads], dim=-1)
+    grad_beta = _side_by_side([_dot(grad, output) for grad in grads])
     return grad_beta, _mixed(beta, grads).to(branch_output.dtype)
 
 
@@ -102,7 +102,6 @@ def read_backward(
     of_product = _own(slope * result.deviation.unsqueeze(-1))
     of_norm = _own(slope * result.predicted * (result.deviation * result.deviation).unsqueeze(-1) / size)
     scaled = [_products(*of_row) for of_row in zip(of_used, _values(of_product), strict=True)]
-    scaled = [[_own(value) for value in of_row] for of_row in scaled]
     by_value = [_own(_total(_products(*of_row))) for of_row in zip(of_used, _values(of_norm), strict=True)]
     fn = _own(reader.fn)
     grads = []
@@ -128,6 +127,12 @@ def _projection_backward(rows: Sequence[torch.Tensor], scaled: list[list[torch.T
         by_token = _mixed(of_column, rows).flatten(0, -2)
         columns.append(by_token.unflatten(0, (-1, part)).sum(1))
     return torch.stack(columns, dim=1).sum(0)
+
+
+def _side_by_side(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`[B, S, N]` of values that the step before may read in the same loop, as it may not what `torch.cat` makes."""
+    places = torch.arange(len(values), device=values[0].device)
+    return reduce(lambda joined, i: torch.where(places == i, values[i], joined), range(1, len(values)), values[0])
 
 
 def _streams(rows: Sequence[torch.Tensor]) -> torch.Tensor:
