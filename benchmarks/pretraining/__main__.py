@@ -3,8 +3,8 @@
     python -m benchmarks.pretraining --studies tuning scratch --minutes 50
     python -m benchmarks.pretraining --list
 
-Each run writes benchmarks/results/pretraining/<run>.json; `python -m benchmarks.pretraining.report` makes tables and
-plots of them. What a run needs to go on lies under build/pretraining.
+Each run writes benchmarks/results/pretraining/<scale>/<run>.json; `python -m benchmarks.pretraining.report` makes
+tables and plots of them. What a run needs to go on lies under build/pretraining.
 """
 
 import argparse
@@ -27,7 +27,8 @@ def main() -> None:
     deadline = time.monotonic() + 60 * arguments.minutes
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    runs = {run.id: run for study in arguments.studies for run in STUDIES[study](scale()) if arguments.only in run.id}
+    listed = [run for study in arguments.studies for run in STUDIES[study](scale())]
+    runs = {run.id: run for run in listed if arguments.only in run.id or run.study == "base"}
     for done, run in enumerate(runs.values(), start=1):
         if arguments.list:
             print(f"{'done' if is_done(run) else '    '} {run.id}")

@@ -1,12 +1,13 @@
 """What is trained: the shapes for each kind of device, and the runs of each study in the order they are made."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from benchmarks.timing import device
 
 SEEDS = (1, 2, 3)
 WARM_UP = 0.05  # of the steps
 NOISE, RANK = 0.01, 8
+HC_LR = 10.0  # the recipe's, wherever others are not tried; with adapters, whose learning rate is as high, 1
 
 DHC4 = {"connection": "dhc", "hc_mult": 4}
 MODELS = {
@@ -36,7 +37,7 @@ class Scale:
     steps: of a run from scratch, of the base that is continued, and of a continuation.
     tried: learning rates for the plain model; taken: the best of them (a test compares with the results).
     base_learning_rate: of the base, which is trained before.
-    slower: how many steps the plain model makes in the time of one of DHC×4 (a test compares with the results).
+    slower: how many steps the plain model makes in the time of one of DHC×4, at least (a test compares with times.py).
     held_out: rows that curves are evaluated on, and that a model is at its end.
     compiled: families whose training is compiled.
     """
@@ -135,7 +136,7 @@ class Run:
     steps: of training; warm_up: of these, those with a rising learning rate.
     text: the corpus. start: the id of the run whose model is continued.
     rank: of LoRA adapters, which are then trained with the connections instead of all weights.
-    noise: standard deviation of what is added to the static matrices after the conversion.
+    noise: standard deviation of what is added to A_m and A_r after the conversion.
     """
 
     study: str
@@ -165,19 +166,20 @@ class Run:
         words += [self.text] * (self.text != usual["text"])
         return "-".join([*words, f"seed{self.seed}"]).lower().replace(" ", "_").replace("×", "x")
 
-    def as_dict(self) -> dict:
-        """For results."""
-        return asdict(self)
-
 
 def is_compiled(run: Run, size: Scale) -> bool:
     """Whether a run's training is compiled; else what that takes is more than what it saves."""
     return run.family in size.compiled and run.model not in SLOW_TO_COMPILE and not run.rank
 
 
+def is_usual(run: Run) -> bool:
+    """Whether all weights are trained, with warm-up, on the text that the base knows."""
+    return run.text == "python" and run.warm_up > 0 and not run.rank
+
+
 def is_drawn(run: Run) -> bool:
-    """Whether the result holds what is drawn of the connections, before and after."""
-    return run.seed == 1 and run.model == PAIR[1] and not run.rank
+    """Whether the connections are drawn, before and after."""
+    return run.seed == 1 and run.model == PAIR[1] and is_usual(run) and not run.noise and run.hc_lr <= HC_LR
 
 
 def scale() -> Scale:
@@ -213,20 +215,23 @@ def continued(size: Scale) -> list[Run]:
     settings = [
         ("Pre-Norm", {}),
         ("Pre-Norm", {"steps": round(size.steps["continued"] * size.slower["Llama"])}),
-        *(("DHC×4", {"hc_lr": hc_lr}) for hc_lr in (1.0, 10.0, 30.0)),
-        ("DHC×4", {"hc_lr": 10.0, "noise": NOISE}),
+        *(("DHC×4", {"hc_lr": hc_lr}) for hc_lr in (1.0, HC_LR, 30.0)),
+        ("DHC×4", {"hc_lr": HC_LR, "noise": NOISE}),
+        ("Pre-Norm", {"text": "headers"}),
+        ("DHC×4", {"hc_lr": HC_LR, "text": "headers"}),
+        ("Pre-Norm", {"rank": RANK}),
+        ("DHC×4", {"rank": RANK}),
     ]
-    for each in ({"text": "headers"}, {"rank": RANK}):
-        settings += [("Pre-Norm", each), ("DHC×4", {"hc_lr": 10.0, **each})]
-    return [_onwards(size, model, seed, **each) for model, each in settings for seed in SEEDS]
+    return [base(size), *(_onwards(size, model, seed, **each) for model, each in settings for seed in SEEDS)]
 
 
 def variants(size: Scale) -> list[Run]:
     """Every other model, continued and from scratch, and the pair without warm-up."""
-    settings = [(model, {"hc_lr": 10.0}) for model in ("SHC×4", "DHC×2", "iHC×4", "frac×4", "mHC×4")]
-    settings += [("Pre-Norm", {"warm_up": 0}), ("DHC×4", {"hc_lr": 10.0, "warm_up": 0})]
+    settings = [(model, {"hc_lr": HC_LR}) for model in ("SHC×4", "DHC×2", "iHC×4", "frac×4", "mHC×4")]
+    settings += [("Pre-Norm", {"warm_up": 0}), ("DHC×4", {"hc_lr": HC_LR, "warm_up": 0})]
     others = [model for model in MODELS if model not in (*PAIR, "frac×4")]
     return [
+        base(size),
         *(_onwards(size, model, seed, **each) for model, each in settings for seed in SEEDS),
         *(_new(size, model, seed) for model in others for seed in SEEDS),
     ]

@@ -5,8 +5,10 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -25,18 +27,26 @@ from hf_hyperconn.analysis.study import study
 from hf_hyperconn.callbacks import hc_figures
 
 from .corpus import corpus, rows
-from .runs import MODELS, Run, is_compiled, is_drawn, scale
+from .runs import MODELS, Run, Scale, is_compiled, is_drawn, scale
 
-WORK = RESULTS.parents[1] / "build" / "pretraining"
+WORK = RESULTS.parents[1] / "build" / "pretraining" / scale().name
 CURVES = RESULTS / "pretraining"
 CLASSES = {
     "Llama": (LlamaConfig, LlamaForCausalLM, HCLlamaConfig, HCLlamaForCausalLM),
     "OLMoE": (OlmoeConfig, OlmoeForCausalLM, HCOlmoeConfig, HCOlmoeForCausalLM),
 }
+TRAINED_WITH = {"Llama": {}, "OLMoE": {"output_router_logits": True}}  # which adds the load-balancing loss
 READOUT = {"shc": {"hc_readout": "sum"}, "dhc": {"hc_readout": "sum"}}  # the paper's; the others' papers have none
 WEIGHT_DECAY, BETAS, CLIP, LAST_LEARNING_RATE = 0.1, (0.9, 0.95), 1.0, 0.1
 EVALUATIONS, LOGS, KEEP_EVERY = 10, 60, 120  # points of a curve on held-out text, and in training; seconds
 EVALUATED_TOGETHER = 32  # rows
+
+Loss = Callable[..., torch.Tensor]
+
+
+def path_of(run: Run, size: Scale) -> Path:
+    """Where a run's result is, or will be."""
+    return CURVES / size.name / f"{run.id}.json"
 
 
 class OutOfTime(Exception):
@@ -45,7 +55,7 @@ class OutOfTime(Exception):
 
 def is_done(run: Run) -> bool:
     """Whether the run's curve is there, and of the base, which others start from, its weights."""
-    return (CURVES / f"{run.id}.json").exists() and (run.study != "base" or (WORK / run.id).exists())
+    return path_of(run, scale()).exists() and (run.study != "base" or (WORK / run.id).exists())
 
 
 def train(run: Run, deadline: float = float("inf")) -> dict:
@@ -80,7 +90,7 @@ def train(run: Run, deadline: float = float("inf")) -> dict:
         torch.save({**contents, "schedule": schedule.state_dict(), "state": state}, kept.with_suffix(".new"))
         os.replace(kept.with_suffix(".new"), kept)
 
-    loss_of = _compiled(run.model, run.family) if is_compiled(run, size) else _loss
+    loss_of = compiled_loss(run.model, run.family) if is_compiled(run, size) else loss_on
     last_kept, losses, log_every = time.monotonic(), [], max(run.steps // LOGS, 1)
     todo = itertools.islice(enumerate(batches(training, size.batch, run.seed)), state["step"], run.steps)
     for step, ids in todo:
@@ -89,17 +99,11 @@ def train(run: Run, deadline: float = float("inf")) -> dict:
         if step % (run.steps // EVALUATIONS) == 0:
             state["curve"].append(evaluate(model, for_curve, step))
         started = time.perf_counter()
-        with autocast():
-            loss = loss_of(model, ids.to(device()))
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
+        losses.append(training_step(model, loss_of, optimizer, ids.to(device()), **TRAINED_WITH[run.family]))
         schedule.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
         state["times"].append(time.perf_counter() - started)
         state["step"] = step + 1
-        if (step + 1) % log_every == 0:
+        if (step + 1) % log_every == 0 or step + 1 == run.steps:
             state["training"].append([step + 1, round(statistics.mean(losses), 5)])
             losses.clear()
             now = time.monotonic()
@@ -110,13 +114,13 @@ def train(run: Run, deadline: float = float("inf")) -> dict:
                 raise OutOfTime(run.id)
     state["curve"].append(evaluate(model, for_curve, run.steps))
     result = {
-        **run.as_dict(),
+        **asdict(run),
         "scale": size.name,
         "device": device_name(),
         "torch": torch.__version__,
         "compiled": is_compiled(run, size),
         "corpus": text.describe(),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "trained_parameters": sum(each.numel() for each in model.parameters() if each.requires_grad),
         "tokens_a_step": size.batch * size.length,
         "seconds_a_step": round(statistics.median(state["times"]), 4),
         "held_out_loss": evaluate(model, for_end, run.steps)["loss"],
@@ -127,14 +131,37 @@ def train(run: Run, deadline: float = float("inf")) -> dict:
         result["matrices"] = dict(
             zip(("before", "after"), (*state["matrices"], matrix(model, for_curve)), strict=True)
         )
+    path = path_of(run, size)
     if run.study == "base":
+        _refuse_another_base(path, result)
         model.save_pretrained(WORK / run.id)
-    CURVES.mkdir(parents=True, exist_ok=True)
-    path = CURVES / f"{run.id}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".new").write_text(json.dumps(result, separators=(",", ":"), ensure_ascii=False) + "\n")
     os.replace(path.with_suffix(".new"), path)
     kept.unlink(missing_ok=True)
     return result
+
+
+def training_step(
+    model: nn.Module, loss_of: Loss, optimizer: torch.optim.Optimizer, ids: torch.Tensor, **settings: bool
+) -> float:
+    """One step on rows `[B, S]`, the model called with `settings`; returns the loss in nats a byte."""
+    with autocast():
+        loss = loss_of(model, ids, **settings)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def _refuse_another_base(path: Path, result: dict) -> None:
+    """The results of continuations belong to one base; on another machine it may come out another."""
+    if path.exists() and json.loads(path.read_text(encoding="utf-8"))["held_out_loss"] != result["held_out_loss"]:
+        raise RuntimeError(
+            f"the base came out another than that of {path}. Remove the results of the runs that start from it, or "
+            f"put its weights back in {WORK / path.stem}."
+        )
 
 
 def build(run: Run) -> nn.Module:
@@ -175,7 +202,7 @@ def _like(model: nn.Module, plain: nn.Module) -> nn.Module:
     return model
 
 
-def batches(training: torch.Tensor, batch: int, seed: int):
+def batches(training: torch.Tensor, batch: int, seed: int) -> Iterator[torch.Tensor]:
     """Rows `[B, S]` in an order that depends on the seed alone; each row once before any comes again."""
     for epoch in itertools.count():
         order = torch.randperm(len(training), generator=torch.Generator().manual_seed(1000 * seed + epoch))
@@ -188,25 +215,26 @@ def evaluate(model: nn.Module, held_out: torch.Tensor, step: int) -> dict:
     """Held-out loss in nats a byte, and what the connections do on the first row."""
     model.eval()
     with autocast():
-        losses = [_loss(model, part).item() for part in held_out.split(EVALUATED_TOGETHER)]
+        losses = [loss_on(model, part).item() for part in held_out.split(EVALUATED_TOGETHER)]
         figures = hc_figures(model, held_out[:1]) if hasattr(model.config, "hc_mult") else {}
     model.train()
     return {"step": step, "loss": round(statistics.mean(losses), 5), **{k: round(v, 6) for k, v in figures.items()}}
 
 
-def _loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    return model(input_ids=ids, labels=ids, use_cache=False).loss
+def loss_on(model: nn.Module, ids: torch.Tensor, **settings: bool) -> torch.Tensor:
+    """Mean negative log-likelihood of rows `[B, S]`, in nats a token; and what `settings` have the model add."""
+    return model(input_ids=ids, labels=ids, use_cache=False, **settings).loss
 
 
 @lru_cache(maxsize=1)
-def _compiled(model: str, family: str) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
+def compiled_loss(model: str, family: str) -> Loss:
     """The loss, compiled once for the runs of one kind of model that follow one another."""
     torch.compiler.reset()
-    return torch.compile(_loss)
+    return torch.compile(loss_on)
 
 
 def matrix(model: nn.Module, held_out: torch.Tensor) -> list[list[float]]:
-    """C^(0), what each sub-layer and the output read of what was written before, over the first rows."""
+    """C^(0), what each sub-layer and the output read of what was written before, over the first rows of text."""
     return [[round(value, 4) for value in row] for row in study(model, [held_out[:4]]).matrices.inputs.tolist()]
 
 
