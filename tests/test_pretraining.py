@@ -184,14 +184,9 @@ def test_the_page_is_made_of_the_results():
 def test_the_plain_model_has_the_best_of_the_tried_learning_rates():
     size = SCALES["cpu"]
     tuning = {s: results for s, results in report.finished(runs.tuning(size), size).items() if s.study != "base"}
-    for kind in {(setting.family, report.tuned(setting)) for setting in tuning}:
-        losses = {s.learning_rate: each[1]["held_out_loss"] for s, each in tuning.items() if _kind(s) == kind}
-        key = kind[0] if kind[1] == "from scratch" else kind[1]
-        assert min(losses, key=losses.get) == size.taken[key]
-
-
-def _kind(setting: Run) -> tuple[str, str]:
-    return setting.family, report.tuned(setting)
+    for kind in {runs.tuned_as(setting) for setting in tuning}:
+        losses = {s.learning_rate: each[1]["held_out_loss"] for s, each in tuning.items() if runs.tuned_as(s) == kind}
+        assert min(losses, key=losses.get) == size.taken[kind]
 
 
 def test_the_plain_model_has_as_many_steps_as_the_time_of_the_other_is_worth():

@@ -90,7 +90,7 @@ def plot_matrices(found: Finished, size: Scale, path: Path) -> None:
     figure, axes = pyplot.subplots(len(drawn), 2, figsize=(10, 4.2 * len(drawn)), layout="constrained", squeeze=False)
     for row, (name, setting, matrices) in zip(axes, drawn, strict=True):
         for ax, (when, matrix) in zip(row, matrices.items(), strict=True):
-            plot_connections(torch.tensor(matrix), ax, title=f"{setting.study}, {setting.family} {name}: {when}")
+            plot_connections(torch.tensor(matrix), ax, title=f"{setting.study}, {name}\n{when}")
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
 

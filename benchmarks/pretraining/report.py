@@ -17,7 +17,7 @@ from scipy.stats import nct, t
 
 from benchmarks.timing import between_marks
 
-from .runs import FAMILIES, MODELS, PAIR, SCALES, STUDIES, WARM_UP, Run, Scale, is_usual
+from .runs import FAMILIES, MODELS, PAIR, SCALES, STUDIES, WARM_UP, Run, Scale, is_usual, tuned_as
 from .train import CURVES, path_of
 
 DOCS = CURVES.parents[2] / "docs" / "results.md"
@@ -119,6 +119,7 @@ def label(setting: Run, size: Scale) -> str:
     usual = size.steps[setting.study]
     words = [setting.model]
     words += [f"{setting.steps / usual:g}× the steps"] * (setting.steps != usual)
+    words += [f"learning rate {setting.learning_rate:g}"] * (setting.learning_rate != size.taken[tuned_as(setting)])
     words += [f"connections at {setting.hc_lr:g}× the learning rate"] * (setting.hc_lr != 1)
     words += [f"LoRA of rank {setting.rank}"] * bool(setting.rank)
     words += [f"noise of {setting.noise:g}"] * bool(setting.noise)
@@ -193,19 +194,20 @@ def starts(found: Finished, size: Scale) -> str:
     return _markdown(["", "held-out loss before the first step"], rows)
 
 
-def tuned(setting: Run) -> str:
-    """What a learning rate was chosen for."""
-    return "from scratch" if setting.start is None else "adapters" if setting.rank else "continued"
-
-
 def tuning(found: Finished) -> str:
     """Markdown: the plain models' held-out loss by learning rate."""
     rows = [
-        [f"{setting.family}, {tuned(setting)}", f"{setting.learning_rate:g}", f"{results[1]['held_out_loss']:.4f}"]
+        [_tuned(setting), f"{setting.learning_rate:g}", f"{results[1]['held_out_loss']:.4f}"]
         for setting, results in found.items()
         if setting.study != "base"
     ]
     return _markdown(["", "learning rate", "held-out loss"], rows)
+
+
+def _tuned(setting: Run) -> str:
+    if setting.start is None:
+        return f"{setting.family} from scratch"
+    return "continued" + ", LoRA" * bool(setting.rank) + ", C++ headers" * (setting.text == "headers")
 
 
 def times(size: Scale) -> str:

@@ -1,13 +1,13 @@
 """What is trained: the shapes for each kind of device, and the runs of each study in the order they are made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.timing import device
 
 SEEDS = (1, 2, 3)
 WARM_UP = 0.05  # of the steps
 NOISE, RANK = 0.01, 8
-HC_LR = 10.0  # the recipe's, wherever others are not tried; with adapters, whose learning rate is as high, 1
+HC_LR = 10.0  # the recipe's, wherever others are not tried; 1 where the base's learning rate is as high by itself
 
 DHC4 = {"connection": "dhc", "hc_mult": 4}
 MODELS = {
@@ -82,11 +82,12 @@ SCALES = {
             "Llama": (1e-3, 2e-3, 4e-3),
             "OLMoE": (5e-4, 1e-3, 2e-3),
             "continued": (1e-4, 3e-4, 1e-3),
+            "headers": (3e-4, 1e-3, 3e-3, 6e-3),
             "adapters": (3e-4, 1e-3, 3e-3, 1e-2),
         },
-        taken={"Llama": 2e-3, "OLMoE": 1e-3, "continued": 3e-4, "adapters": 3e-3},
+        taken={"Llama": 2e-3, "OLMoE": 1e-3, "continued": 3e-4, "headers": 3e-3, "adapters": 3e-3},
         base_learning_rate=2e-3,
-        slower={"Llama": 1.3, "OLMoE": 1.8},
+        slower={"Llama": 1.3, "OLMoE": 1.9},
         held_out=(64, 512),
         compiled=("Llama",),
     ),
@@ -115,9 +116,10 @@ SCALES = {
             "Llama": (1e-3, 2e-3, 4e-3),
             "OLMoE": (1e-3, 2e-3, 4e-3),
             "continued": (1e-4, 3e-4, 1e-3),
+            "headers": (3e-4, 1e-3, 3e-3),
             "adapters": (3e-4, 1e-3, 3e-3),
         },
-        taken={"Llama": 2e-3, "OLMoE": 2e-3, "continued": 3e-4, "adapters": 1e-3},
+        taken={"Llama": 2e-3, "OLMoE": 2e-3, "continued": 3e-4, "headers": 1e-3, "adapters": 1e-3},
         base_learning_rate=2e-3,
         slower={"Llama": 1.2, "OLMoE": 1.2},
         held_out=(128, 1024),
@@ -167,6 +169,13 @@ class Run:
         return "-".join([*words, f"seed{self.seed}"]).lower().replace(" ", "_").replace("×", "x")
 
 
+def tuned_as(run: Run) -> str:
+    """Which of a scale's learning rates a run takes."""
+    if run.start is None:
+        return run.family
+    return "adapters" if run.rank else "headers" if run.text == "headers" else "continued"
+
+
 def is_compiled(run: Run, size: Scale) -> bool:
     """Whether a run's training is compiled; else what that takes is more than what it saves."""
     return run.family in size.compiled and run.model not in SLOW_TO_COMPILE and not run.rank
@@ -190,9 +199,12 @@ def scale() -> Scale:
 def tuning(size: Scale) -> list[Run]:
     """The plain models with each learning rate: from scratch, and continued."""
     new = [_new(size, "Pre-Norm", 1, family, learning_rate=rate) for family in FAMILIES for rate in size.tried[family]]
-    continued = [_onwards(size, "Pre-Norm", 1, learning_rate=rate) for rate in size.tried["continued"]]
-    adapters = [_onwards(size, "Pre-Norm", 1, learning_rate=rate, rank=RANK) for rate in size.tried["adapters"]]
-    return [*new, base(size), *continued, *adapters]
+    continued = [
+        _onwards(size, "Pre-Norm", 1, learning_rate=rate, **settings)
+        for kind, settings in (("continued", {}), ("headers", {"text": "headers"}), ("adapters", {"rank": RANK}))
+        for rate in size.tried[kind]
+    ]
+    return [*new, base(size), *continued]
 
 
 def scratch(size: Scale) -> list[Run]:
@@ -217,11 +229,10 @@ def continued(size: Scale) -> list[Run]:
         ("Pre-Norm", {"steps": round(size.steps["continued"] * size.slower["Llama"])}),
         *(("DHC×4", {"hc_lr": hc_lr}) for hc_lr in (1.0, HC_LR, 30.0)),
         ("DHC×4", {"hc_lr": HC_LR, "noise": NOISE}),
-        ("Pre-Norm", {"text": "headers"}),
-        ("DHC×4", {"hc_lr": HC_LR, "text": "headers"}),
-        ("Pre-Norm", {"rank": RANK}),
-        ("DHC×4", {"rank": RANK}),
     ]
+    known = {"learning_rate": size.taken["continued"]}
+    for each in ({"text": "headers", **known}, {"text": "headers"}, {"rank": RANK}):
+        settings += [("Pre-Norm", each), ("DHC×4", {"hc_lr": HC_LR if "learning_rate" in each else 1.0, **each})]
     return [base(size), *(_onwards(size, model, seed, **each) for model, each in settings for seed in SEEDS)]
 
 
@@ -248,6 +259,6 @@ def _new(size: Scale, model: str, seed: int, family: str = "Llama", **settings) 
 
 def _onwards(size: Scale, model: str, seed: int, **settings) -> Run:
     steps = settings.get("steps", size.steps["continued"])
-    rate = size.taken["adapters" if settings.get("rank") else "continued"]
-    usual = {"study": "continued", "learning_rate": rate, "warm_up": round(WARM_UP * steps)}
-    return Run(model=model, seed=seed, start=base(size).id, **{**usual, "steps": steps, **settings})
+    usual = {"study": "continued", "learning_rate": 0.0, "warm_up": round(WARM_UP * steps)}
+    run = Run(model=model, seed=seed, start=base(size).id, **{**usual, "steps": steps, **settings})
+    return run if run.learning_rate else replace(run, learning_rate=size.taken[tuned_as(run)])
