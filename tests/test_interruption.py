@@ -1,5 +1,6 @@
 """A conversion killed at any moment leaves OUT whole or absent and the source as it was; run again, it completes."""
 
+import glob
 import hashlib
 import itertools
 import json
@@ -72,8 +73,11 @@ def serve():
 
 def wait_for_a_copy(child: int, out: Path):
     """Until a shard is being copied, or `child` has ended."""
+    # not Path.glob: it raises where a folder is renamed while it looks
     parts = f".{out.name}.incomplete/{SHARD}.part"
-    while not any(out.parent.glob(parts)) and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+    while not glob.glob(parts, root_dir=out.parent) and not os.waitid(
+        os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT
+    ):
         time.sleep(1e-4)
 
 
