@@ -140,13 +140,13 @@ def calls(function: Callable, dtype: torch.dtype) -> tuple[Callable, Callable]:
     return forward, both
 
 
-def times(name: str, dtype: torch.dtype, mode: str) -> dict[str, float]:
+def times(make: Callable, dtype: torch.dtype, mode: str) -> dict[str, float]:
     """Milliseconds of a case, and ratios to the least that n streams can cost."""
     torch.manual_seed(0)
     torch.compiler.reset()
     made = []
-    for each in (name, LEAST):
-        function = CASES[each][0](dtype)
+    for each in (make, CASES[LEAST][0]):
+        function = each(dtype)
         made.append(calls(function if mode == "eager" else torch.compile(function, fullgraph=True), dtype))
     found = {}
     for what, pair in zip(("forward", "both"), zip(*made, strict=True), strict=True):
@@ -160,16 +160,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     torch.set_num_threads(parser.parse_args().threads)
+    cases = CASES if device() == "cpu" else {**CASES, **ON_A_GPU}
     if device() == "cpu":
         print(f"no GPU here: not measured are {', '.join(ON_A_GPU)}.")
-    else:
-        CASES.update(ON_A_GPU)
     print(f"{'':<51} forward        both           rows at best")
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
         for mode in ("eager", "compiled"):
-            for name, (_, floor) in CASES.items():
-                row = {"case": name, "dtype": str(dtype)[6:], "mode": mode, **times(name, dtype, mode)}
+            for name, (make, floor) in cases.items():
+                row = {"case": name, "dtype": str(dtype)[6:], "mode": mode, **times(make, dtype, mode)}
                 rows.append({**row, "rows_at_best": FLOORS[floor]})
                 taken = "".join(
                     f"{row[f'{what}_ms']:7.2f} {row[f'{what}_ratio']:5.1f}x" for what in ("forward", "both")

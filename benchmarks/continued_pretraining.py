@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.timing import RESULTS, fill, write
+from benchmarks.timing import RESULTS, fill, markdown, write
 from hf_hyperconn.conversion.demo import LENGTH, byte_llama, byte_tokenizer, standard_library
 
 REPOSITORY = RESULTS.parents[1]
@@ -123,19 +123,18 @@ def table(result: dict) -> str:
     """Markdown: held-out loss before and after, by model and seed, and the difference between the models."""
     seeds = sorted({run["seed"] for run in result["runs"]})
     last = {(run["model"], run["seed"]): run["held_out"][-1][1] for run in result["runs"]}
-    lines = ["| held-out loss | converted | " + " | ".join(f"seed {seed}" for seed in seeds) + " | mean | time |"]
-    lines.append("|---" * (len(seeds) + 4) + "|")
+    head = ["held-out loss", "converted", *(f"seed {seed}" for seed in seeds), "mean", "time"]
+    rows = []
     for name in MODELS:
         runs = [run for run in result["runs"] if run["model"] == name]
         cells = [f"{runs[0]['held_out'][0][1]:.4f}", *(f"{last[name, seed]:.4f}" for seed in seeds)]
         cells += [f"{statistics.mean(last[name, seed] for seed in seeds):.4f}"]
         cells += [f"{statistics.median(run['seconds'] for run in runs):.0f} s"]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        rows.append([name, *cells])
     base, hc = MODELS
     differences = [last[hc, seed] - last[base, seed] for seed in seeds]
     cells = ["", *(f"{difference:+.4f}" for difference in differences), f"{statistics.mean(differences):+.4f}", ""]
-    lines.append("| difference | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return markdown(head, [*rows, ["difference", *cells]])
 
 
 def plot(result: dict) -> None:

@@ -10,9 +10,8 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
 
-from benchmarks.timing import RESULTS, fill
+from benchmarks.timing import RESULTS, fill, markdown
 
 REPOSITORY = RESULTS.parents[1]
 PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "performance.md")
@@ -37,17 +36,17 @@ def connections_table(result: dict) -> str:
         return f"{row['both_ms']:.1f} ms" + ("" if case == ADD else f" ({row['both_ratio']:.1f}×)")
 
     cases = dict.fromkeys(row["case"] for row in result["rows"])
-    return _table("", map(", ".join, KINDS), {case: [cell(case, kind) for kind in KINDS] for case in cases})
+    return markdown(["", *map(", ".join, KINDS)], [[case, *(cell(case, kind) for kind in KINDS)] for case in cases])
 
 
 def models_table(result: dict) -> str:
     """Markdown: what whole models take, of every shape and case, as far as it was measured."""
     measured = [what for what in TITLES if any(what in row for row in result["rows"])]
-    rows = {
-        f"{row['shape']}: {row['case']}": [_cell(row[what], UNITS[what]) if what in row else "" for what in measured]
-        for row in result["rows"]
-    }
-    return _table("", map(TITLES.get, measured), rows)
+    rows = []
+    for row in result["rows"]:
+        cells = [_cell(row[what], UNITS[what]) if what in row else "" for what in measured]
+        rows.append([f"{row['shape']}: {row['case']}", *cells])
+    return markdown(["", *map(TITLES.get, measured)], rows)
 
 
 def overhead_table(result: dict) -> str:
@@ -55,14 +54,8 @@ def overhead_table(result: dict) -> str:
     shape = result["rows"][0]["shape"]
     found = {row["case"]: row for row in result["rows"] if row["shape"] == shape}
     cases = {"eager": "HC", "compiled": "HC, compiled"}
-    rows = {how: [f"{found[case][what]['ratio']:.2f}×" for what in TITLES] for how, case in cases.items()}
-    return _table(shape, TITLES.values(), rows)
-
-
-def _table(corner: str, titles: Iterable[str], rows: dict[str, list[str]]) -> str:
-    lines = [[corner, *titles], *([name, *cells] for name, cells in rows.items())]
-    head, *body = (f"| {' | '.join(cells)} |" for cells in lines)
-    return "\n".join([head, "|" + "---|" * len(lines[0]), *body])
+    rows = [[how, *(f"{found[case][what]['ratio']:.2f}×" for what in TITLES)] for how, case in cases.items()]
+    return markdown([shape, *TITLES.values()], rows)
 
 
 def _cell(figure: dict, unit: str) -> str:

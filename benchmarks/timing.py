@@ -7,7 +7,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -66,8 +66,15 @@ def medians_ms(
 def write(name: str, result: dict) -> None:
     """Write benchmarks/results/NAME, with the device and the versions."""
     versions = {"device": device_name(), "torch": torch.__version__, "python": platform.python_version()}
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / name).write_text(json.dumps({**versions, **result}, indent=1) + "\n")
+    path = RESULTS / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**versions, **result}, indent=1) + "\n")
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; nothing when it has no rows."""
+    titles, *body = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return "\n".join([titles, "|" + "---|" * len(head), *body]) if body else ""
 
 
 def between_marks(page: str, name: str, body: str) -> str:

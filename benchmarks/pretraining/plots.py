@@ -14,8 +14,8 @@ from matplotlib import pyplot
 
 from hf_hyperconn.analysis.plots import plot_connections
 
-from .report import PLAIN, Finished, label, only, plain
-from .runs import FAMILIES, PAIR, Run, Scale, is_drawn, is_usual
+from .report import Finished, label, only, plain
+from .runs import FAMILIES, PAIR, PLAIN, Run, Scale, is_drawn, is_usual
 
 
 def draw(found: Mapping[str, Finished], size: Scale, folder: Path) -> None:

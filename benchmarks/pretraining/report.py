@@ -15,15 +15,21 @@ from dataclasses import dataclass, replace
 from scipy.optimize import brentq
 from scipy.stats import nct, t
 
-from benchmarks.timing import between_marks
+from benchmarks.timing import between_marks, markdown
 
-from .runs import FAMILIES, MODELS, PAIR, SCALES, STUDIES, WARM_UP, Run, Scale, is_usual, tuned_as
+from .runs import FAMILIES, HC, MODELS, PAIR, PLAIN, SCALES, STUDIES, WARM_UP, Run, Scale, is_usual, tuned_as
 from .train import CURVES, path_of
 
 DOCS = CURVES.parents[2] / "docs" / "results.md"
 CERTAINTY, POWER = 0.95, 0.8
-PLAIN, HC = PAIR
 ANY_SEED = 0
+TUNED = {
+    "Llama": "Llama from scratch",
+    "OLMoE": "OLMoE from scratch",
+    "continued": "continued",
+    "headers": "continued, C++ headers",
+    "adapters": "continued, LoRA",
+}
 
 # a model from scratch, and what it is compared with beside the plain one
 CONTRASTS = (
@@ -72,9 +78,14 @@ def interval(differences: list[float]) -> Difference:
 
 def difference(results: Mapping[int, dict], reference: Mapping[int, dict]) -> Difference | None:
     """How much lower or higher the held-out loss is, over the seeds that both have; None when there is none."""
-    seeds = results.keys() & reference.keys()
-    differences = [results[seed]["held_out_loss"] - reference[seed]["held_out_loss"] for seed in sorted(seeds)]
-    return interval(differences) if differences else None
+    apart = differences(results, reference)
+    return interval(list(apart.values())) if apart else None
+
+
+def differences(results: Mapping[int, dict], reference: Mapping[int, dict]) -> dict[int, float]:
+    """How much lower or higher the held-out loss is, by seed."""
+    seeds = sorted(results.keys() & reference.keys())
+    return {seed: results[seed]["held_out_loss"] - reference[seed]["held_out_loss"] for seed in seeds}
 
 
 def finished(runs: Iterable[Run], size: Scale) -> Finished:
@@ -150,7 +161,7 @@ def table(found: Finished, size: Scale) -> str:
             ]
         )
     measured = ["seeds", "held-out loss", "against plain, same tokens", "detectable", "same time", "streams apart"]
-    return _markdown(["", *measured], rows)
+    return markdown(["", *measured], rows)
 
 
 def contrasts(found: Finished) -> str:
@@ -161,7 +172,7 @@ def contrasts(found: Finished) -> str:
         apart = difference(by_model.get(model, {}), by_model.get(other, {}))
         if apart is not None:
             rows.append([f"{model} against {other}", str(apart), _detectable(apart)])
-    return _markdown(["", "held-out loss", "detectable"], rows)
+    return markdown(["", "held-out loss", "detectable"], rows)
 
 
 def families(found: Finished) -> str:
@@ -169,19 +180,14 @@ def families(found: Finished) -> str:
     gains = {}
     for setting, results in found.items():
         if setting.model == HC:
-            others = found.get(plain(setting), {})
-            gains[setting.family] = {
-                seed: result["held_out_loss"] - others[seed]["held_out_loss"]
-                for seed, result in results.items()
-                if seed in others
-            }
+            gains[setting.family] = differences(results, found.get(plain(setting), {}))
     dense, mixture = (gains.get(family, {}) for family in FAMILIES)
     seeds = sorted(dense.keys() & mixture.keys())
     if not seeds:
         return ""
     apart = interval([mixture[seed] - dense[seed] for seed in seeds])
     rows = [[family, str(interval([gains[family][seed] for seed in seeds]))] for family in FAMILIES]
-    return _markdown(["DHC×4 against plain", "held-out loss"], [*rows, ["OLMoE against Llama", str(apart)]])
+    return markdown(["DHC×4 against plain", "held-out loss"], [*rows, ["OLMoE against Llama", str(apart)]])
 
 
 def starts(found: Finished, size: Scale) -> str:
@@ -191,23 +197,17 @@ def starts(found: Finished, size: Scale) -> str:
         for setting, results in found.items()
         if is_usual(setting) and setting.steps == size.steps["continued"]
     ]
-    return _markdown(["", "held-out loss before the first step"], rows)
+    return markdown(["", "held-out loss before the first step"], rows)
 
 
 def tuning(found: Finished) -> str:
     """Markdown: the plain models' held-out loss by learning rate."""
     rows = [
-        [_tuned(setting), f"{setting.learning_rate:g}", f"{results[1]['held_out_loss']:.4f}"]
+        [TUNED[tuned_as(setting)], f"{setting.learning_rate:g}", f"{results[1]['held_out_loss']:.4f}"]
         for setting, results in found.items()
         if setting.study != "base"
     ]
-    return _markdown(["", "learning rate", "held-out loss"], rows)
-
-
-def _tuned(setting: Run) -> str:
-    if setting.start is None:
-        return f"{setting.family} from scratch"
-    return "continued" + ", LoRA" * bool(setting.rank) + ", C++ headers" * (setting.text == "headers")
+    return markdown(["", "learning rate", "held-out loss"], rows)
 
 
 def times(size: Scale) -> str:
@@ -220,7 +220,7 @@ def times(size: Scale) -> str:
     for family in FAMILIES:
         theirs, ours = (taken[family][model] for model in PAIR)
         rows.append([family, f"{theirs:.0f} ms", f"{ours:.0f} ms", f"{ours / theirs:.2f}×"])
-    return _markdown(["a step", *PAIR, ""], rows)
+    return markdown(["a step", *PAIR, ""], rows)
 
 
 def _detectable(apart: Difference | None) -> str:
@@ -229,13 +229,6 @@ def _detectable(apart: Difference | None) -> str:
 
 def _streams_apart(results: Mapping[int, dict]) -> float:
     return statistics.mean(1 - result["curve"][-1]["hc/stream_cosine"] for result in results.values())
-
-
-def _markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table, or nothing without rows."""
-    if not rows:
-        return ""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def tables(size: Scale) -> dict[str, str]:

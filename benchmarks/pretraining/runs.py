@@ -23,7 +23,7 @@ MODELS = {
     "DHC×8": {"connection": "dhc", "hc_mult": 8},
     "frac×4": {"connection": "frac", "hc_mult": 4},
 }
-PAIR = ("Pre-Norm", "DHC×4")
+PLAIN, HC = PAIR = ("Pre-Norm", "DHC×4")
 FAMILIES = ("Llama", "OLMoE")
 SLOW_TO_COMPILE = ("DHC×8",)
 
@@ -32,7 +32,7 @@ SLOW_TO_COMPILE = ("DHC×8",)
 class Scale:
     """Shapes and lengths for one kind of device.
 
-    dense, mixture: the shape of a Llama and of an OLMoE.
+    shapes: of the models, by family.
     length, batch: tokens of a row, rows of a step.
     steps: of a run from scratch, of the base that is continued, and of a continuation.
     tried: learning rates for the plain model; taken: the best of them (a test compares with the results).
@@ -43,8 +43,7 @@ class Scale:
     """
 
     name: str
-    dense: dict
-    mixture: dict
+    shapes: dict[str, dict[str, int]]
     length: int
     batch: int
     steps: dict[str, int]
@@ -59,21 +58,23 @@ class Scale:
 SCALES = {
     "cpu": Scale(
         "cpu",
-        dense={
-            "hidden_size": 128,
-            "intermediate_size": 344,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-        },
-        mixture={
-            "hidden_size": 128,
-            "intermediate_size": 96,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
+        shapes={
+            "Llama": {
+                "hidden_size": 128,
+                "intermediate_size": 344,
+                "num_hidden_layers": 6,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+            },
+            "OLMoE": {
+                "hidden_size": 128,
+                "intermediate_size": 96,
+                "num_hidden_layers": 6,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 4,
+                "num_experts": 8,
+                "num_experts_per_tok": 2,
+            },
         },
         length=256,
         batch=4,
@@ -93,21 +94,23 @@ SCALES = {
     ),
     "cuda": Scale(
         "cuda",
-        dense={
-            "hidden_size": 512,
-            "intermediate_size": 1376,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 8,
-        },
-        mixture={
-            "hidden_size": 384,
-            "intermediate_size": 256,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 6,
-            "num_experts": 16,
-            "num_experts_per_tok": 4,
+        shapes={
+            "Llama": {
+                "hidden_size": 512,
+                "intermediate_size": 1376,
+                "num_hidden_layers": 12,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 8,
+            },
+            "OLMoE": {
+                "hidden_size": 384,
+                "intermediate_size": 256,
+                "num_hidden_layers": 12,
+                "num_attention_heads": 6,
+                "num_key_value_heads": 6,
+                "num_experts": 16,
+                "num_experts_per_tok": 4,
+            },
         },
         length=512,
         batch=64,
@@ -188,7 +191,7 @@ def is_usual(run: Run) -> bool:
 
 def is_drawn(run: Run) -> bool:
     """Whether the connections are drawn, before and after."""
-    return run.seed == 1 and run.model == PAIR[1] and is_usual(run) and not run.noise and run.hc_lr <= HC_LR
+    return run.seed == 1 and run.model == HC and is_usual(run) and not run.noise and run.hc_lr <= HC_LR
 
 
 def scale() -> Scale:
@@ -198,13 +201,18 @@ def scale() -> Scale:
 
 def tuning(size: Scale) -> list[Run]:
     """The plain models with each learning rate: from scratch, and continued."""
-    new = [_new(size, "Pre-Norm", 1, family, learning_rate=rate) for family in FAMILIES for rate in size.tried[family]]
-    continued = [
-        _onwards(size, "Pre-Norm", 1, learning_rate=rate, **settings)
-        for kind, settings in (("continued", {}), ("headers", {"text": "headers"}), ("adapters", {"rank": RANK}))
+    kinds = {family: ("scratch", {"family": family}) for family in FAMILIES}
+    kinds |= {
+        "continued": ("continued", {}),
+        "headers": ("continued", {"text": "headers"}),
+        "adapters": ("continued", {"rank": RANK}),
+    }
+    runs = [
+        _run(size, study, PLAIN, 1, learning_rate=rate, **settings)
+        for kind, (study, settings) in kinds.items()
         for rate in size.tried[kind]
     ]
-    return [*new, base(size), *continued]
+    return [base(size), *runs]
 
 
 def scratch(size: Scale) -> list[Run]:
@@ -212,53 +220,53 @@ def scratch(size: Scale) -> list[Run]:
     runs = []
     for family in FAMILIES:
         longer = round(size.steps["scratch"] * size.slower[family])
-        runs += [_new(size, model, seed, family) for model in PAIR for seed in SEEDS]
-        runs += [_new(size, "Pre-Norm", seed, family, steps=longer) for seed in SEEDS]
+        runs += [_run(size, "scratch", model, seed, family=family) for model in PAIR for seed in SEEDS]
+        runs += [_run(size, "scratch", PLAIN, seed, family=family, steps=longer) for seed in SEEDS]
     return runs
 
 
 def base(size: Scale) -> Run:
     """What continuations start from."""
-    return _new(size, "Pre-Norm", 0, study="base", steps=size.steps["base"], learning_rate=size.base_learning_rate)
+    return _run(size, "base", PLAIN, 0, learning_rate=size.base_learning_rate)
 
 
 def continued(size: Scale) -> list[Run]:
     """The pair with each learning rate of the connections, with noise, on other text, and with adapters."""
+    other_text = {"text": "headers"}
+    at_known_rate = {**other_text, "learning_rate": size.taken["continued"]}
     settings = [
-        ("Pre-Norm", {}),
-        ("Pre-Norm", {"steps": round(size.steps["continued"] * size.slower["Llama"])}),
-        *(("DHC×4", {"hc_lr": hc_lr}) for hc_lr in (1.0, HC_LR, 30.0)),
-        ("DHC×4", {"hc_lr": HC_LR, "noise": NOISE}),
+        (PLAIN, {}),
+        (PLAIN, {"steps": round(size.steps["continued"] * size.slower["Llama"])}),
+        *((HC, {"hc_lr": hc_lr}) for hc_lr in (1.0, HC_LR, 30.0)),
+        (HC, {"hc_lr": HC_LR, "noise": NOISE}),
+        (PLAIN, at_known_rate),
+        (HC, {"hc_lr": HC_LR, **at_known_rate}),
+        *((model, other_text) for model in PAIR),
+        *((model, {"rank": RANK}) for model in PAIR),
     ]
-    known = {"learning_rate": size.taken["continued"]}
-    for each in ({"text": "headers", **known}, {"text": "headers"}, {"rank": RANK}):
-        settings += [("Pre-Norm", each), ("DHC×4", {"hc_lr": HC_LR if "learning_rate" in each else 1.0, **each})]
-    return [base(size), *(_onwards(size, model, seed, **each) for model, each in settings for seed in SEEDS)]
+    return [base(size), *_continuations(size, settings)]
 
 
 def variants(size: Scale) -> list[Run]:
     """Every other model, continued and from scratch, and the pair without warm-up."""
     settings = [(model, {"hc_lr": HC_LR}) for model in ("SHC×4", "DHC×2", "iHC×4", "frac×4", "mHC×4")]
-    settings += [("Pre-Norm", {"warm_up": 0}), ("DHC×4", {"hc_lr": HC_LR, "warm_up": 0})]
+    settings += [(PLAIN, {"warm_up": 0}), (HC, {"hc_lr": HC_LR, "warm_up": 0})]
     others = [model for model in MODELS if model not in (*PAIR, "frac×4")]
-    return [
-        base(size),
-        *(_onwards(size, model, seed, **each) for model, each in settings for seed in SEEDS),
-        *(_new(size, model, seed) for model in others for seed in SEEDS),
-    ]
+    new = [_run(size, "scratch", model, seed) for model in others for seed in SEEDS]
+    return [base(size), *_continuations(size, settings), *new]
 
 
 STUDIES = {"tuning": tuning, "scratch": scratch, "continued": continued, "variants": variants}
 
 
-def _new(size: Scale, model: str, seed: int, family: str = "Llama", **settings) -> Run:
-    steps = settings.get("steps", size.steps["scratch"])
-    usual = {"study": "scratch", "learning_rate": size.taken[family], "warm_up": round(WARM_UP * steps)}
-    return Run(model=model, seed=seed, family=family, **{**usual, "steps": steps, **settings})
+def _continuations(size: Scale, settings: list[tuple[str, dict]]) -> list[Run]:
+    return [_run(size, "continued", model, seed, **each) for model, each in settings for seed in SEEDS]
 
 
-def _onwards(size: Scale, model: str, seed: int, **settings) -> Run:
-    steps = settings.get("steps", size.steps["continued"])
-    usual = {"study": "continued", "learning_rate": 0.0, "warm_up": round(WARM_UP * steps)}
-    run = Run(model=model, seed=seed, start=base(size).id, **{**usual, "steps": steps, **settings})
-    return run if run.learning_rate else replace(run, learning_rate=size.taken[tuned_as(run)])
+def _run(size: Scale, study: str, model: str, seed: int, **settings) -> Run:
+    """A run with what is usual for its study, and with the learning rate that is best for the plain model."""
+    steps = settings.get("steps", size.steps[study])
+    start = base(size).id if study == "continued" else None
+    usual = {"steps": steps, "warm_up": round(WARM_UP * steps), "start": start, "learning_rate": 0.0}
+    run = Run(study=study, model=model, seed=seed, **{**usual, **settings})
+    return run if "learning_rate" in settings else replace(run, learning_rate=size.taken[tuned_as(run)])

@@ -6,17 +6,15 @@ Writes benchmarks/results/pretraining/<scale>/times.json: medians in millisecond
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from benchmarks.timing import device, device_name, medians_ms
-from hf_hyperconn import hc_param_groups
+from benchmarks.timing import device, medians_ms, write
 
-from .runs import FAMILIES, PAIR, Run, scale
-from .train import CURVES, TRAINED_WITH, build, loss_on, training_step
+from .runs import FAMILIES, PAIR, Run, is_compiled, scale
+from .train import TRAINED_WITH, build, loss_on, optimizer_of, training_step
 
 REPEATS = 30
 
@@ -26,23 +24,21 @@ def step_of(model: str, family: str) -> Callable[[], float]:
     size = scale()
     run = Run(study="scratch", model=model, family=family, seed=0, learning_rate=1e-4, steps=1, warm_up=0)
     made = build(run).to(device())
-    optimizer = torch.optim.AdamW(hc_param_groups(made, 1e-4, 0.1), fused=True)
-    loss_of = torch.compile(loss_on) if family in size.compiled else loss_on
+    loss_of = torch.compile(loss_on) if is_compiled(run, size) else loss_on
     ids = torch.randint(256, (size.batch, size.length), device=device())
-    return partial(training_step, made, loss_of, optimizer, ids, **TRAINED_WITH[family])
+    return partial(training_step, made, loss_of, optimizer_of(made, run), ids, **TRAINED_WITH[family])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     torch.set_num_threads(parser.parse_args().threads)
-    result = {"device": device_name(), "torch": torch.__version__}
+    result = {}
     for family in FAMILIES:
         taken = medians_ms([step_of(model, family) for model in PAIR], REPEATS)
         result[family] = dict(zip(PAIR, (round(each, 2) for each in taken), strict=True))
         print(family, result[family], flush=True)
-    path = CURVES / scale().name / "times.json"
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write(f"pretraining/{scale().name}/times.json", result)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 import itertools
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from benchmarks.timing import RESULTS, device, device_name
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCOlmoeConfig, HCOlmoeForCausalLM, hc_param_groups
 from hf_hyperconn.analysis.study import study
 from hf_hyperconn.callbacks import hc_figures
+from hf_hyperconn.conversion.files import replace_file
 
 from .corpus import corpus, rows
 from .runs import MODELS, Run, Scale, is_compiled, is_drawn, scale
@@ -67,15 +68,16 @@ def train(run: Run, deadline: float = float("inf")) -> dict:
     """
     text, size = corpus(run.text), scale()
     training, held_out = rows(text.training, size.length), rows(text.held_out, size.length)
-    for_curve, for_end = (held_out[:: len(held_out) // number][:number].to(device()) for number in size.held_out)
+    for_curve, for_end = (
+        held_out[:: len(held_out) // number][:number].long().to(device()) for number in size.held_out
+    )
 
     model = build(run).to(device())
-    groups = hc_param_groups(model, run.learning_rate, WEIGHT_DECAY, hc_lr=run.hc_lr * run.learning_rate)
-    optimizer = torch.optim.AdamW(groups, betas=BETAS, fused=True)
+    optimizer = optimizer_of(model, run)
     schedule = get_cosine_with_min_lr_schedule_with_warmup(
         optimizer, run.warm_up, run.steps, min_lr_rate=LAST_LEARNING_RATE
     )
-    state = {"step": 0, "curve": [], "training": [], "times": [], "matrices": []}
+    state = {"step": 0, "curve": [], "training": [], "times": [], "matrices": {}}
     kept = WORK / f"{run.id}.pt"
     if kept.exists():
         saved = torch.load(kept, map_location=device(), weights_only=True)
@@ -86,16 +88,17 @@ def train(run: Run, deadline: float = float("inf")) -> dict:
 
     def keep() -> None:
         WORK.mkdir(parents=True, exist_ok=True)
-        contents = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({**contents, "schedule": schedule.state_dict(), "state": state}, kept.with_suffix(".new"))
-        os.replace(kept.with_suffix(".new"), kept)
+        parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+        content = BytesIO()
+        torch.save({**{name: part.state_dict() for name, part in parts.items()}, "state": state}, content)
+        replace_file(kept, content.getvalue())
 
     loss_of = compiled_loss(run.model, run.family) if is_compiled(run, size) else loss_on
     last_kept, losses, log_every = time.monotonic(), [], max(run.steps // LOGS, 1)
     todo = itertools.islice(enumerate(batches(training, size.batch, run.seed)), state["step"], run.steps)
     for step, ids in todo:
         if step == 0 and is_drawn(run):
-            state["matrices"].append(matrix(model, for_curve))
+            state["matrices"]["before"] = matrix(model, for_curve)
         if step % (run.steps // EVALUATIONS) == 0:
             state["curve"].append(evaluate(model, for_curve, step))
         started = time.perf_counter()
@@ -128,18 +131,21 @@ def train(run: Run, deadline: float = float("inf")) -> dict:
         "training": state["training"],
     }
     if is_drawn(run):
-        result["matrices"] = dict(
-            zip(("before", "after"), (*state["matrices"], matrix(model, for_curve)), strict=True)
-        )
+        result["matrices"] = {**state["matrices"], "after": matrix(model, for_curve)}
     path = path_of(run, size)
     if run.study == "base":
         _refuse_another_base(path, result)
         model.save_pretrained(WORK / run.id)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".new").write_text(json.dumps(result, separators=(",", ":"), ensure_ascii=False) + "\n")
-    os.replace(path.with_suffix(".new"), path)
+    replace_file(path, (json.dumps(result, separators=(",", ":"), ensure_ascii=False) + "\n").encode())
     kept.unlink(missing_ok=True)
     return result
+
+
+def optimizer_of(model: nn.Module, run: Run) -> torch.optim.Optimizer:
+    """AdamW, with a learning rate for the connections."""
+    groups = hc_param_groups(model, run.learning_rate, WEIGHT_DECAY, hc_lr=run.hc_lr * run.learning_rate)
+    return torch.optim.AdamW(groups, betas=BETAS, fused=True)
 
 
 def training_step(
@@ -171,8 +177,8 @@ def build(run: Run) -> nn.Module:
     fields = MODELS[run.model]
     if run.start is None:
         size = scale()
-        shape = size.dense if run.family == "Llama" else size.mixture
-        shape = {**shape, "vocab_size": 256, "max_position_embeddings": size.length, "tie_word_embeddings": True}
+        shape = size.shapes[run.family] | {"max_position_embeddings": size.length}
+        shape |= {"vocab_size": 256, "tie_word_embeddings": True}
         shape |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
         plain = model_class(config_class(**shape))
         if fields is None:
@@ -203,11 +209,11 @@ def _like(model: nn.Module, plain: nn.Module) -> nn.Module:
 
 
 def batches(training: torch.Tensor, batch: int, seed: int) -> Iterator[torch.Tensor]:
-    """Rows `[B, S]` in an order that depends on the seed alone; each row once before any comes again."""
+    """Rows `[B, S]` int64 in an order that depends on the seed alone; each row once before any comes again."""
     for epoch in itertools.count():
         order = torch.randperm(len(training), generator=torch.Generator().manual_seed(1000 * seed + epoch))
         for part in order[: len(order) // batch * batch].view(-1, batch):
-            yield training[part]
+            yield training[part].long()
 
 
 @torch.no_grad()
