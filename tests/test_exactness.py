@@ -14,7 +14,7 @@ from .processes import elsewhere
 
 CASES = list(product(("shc", "dhc"), (1, 2, 4, 8)))
 PROMPTS = ["Once upon a time, there was a", "The big dog", "One day, Lily went to the park with her mom and"]
-DTYPES, ATTENTIONS = ("float32", "bfloat16", "float16"), ("sdpa", "eager")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @pytest.fixture(scope="module")
@@ -28,31 +28,26 @@ def converted(stories, tmp_path_factory) -> dict[tuple[str, int], Path]:
     }
 
 
+@pytest.fixture(scope="module", params=["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
+def attention(request) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def differing(stories, converted, tmp_path_factory) -> dict[str, list[str]]:
-    """What processes without this package, one for each attention implementation, find to differ."""
-    tokenizer = AutoTokenizer.from_pretrained(stories)
-    jobs = [
-        {
-            "comparisons": [
-                {
-                    "base": str(stories),
-                    "converted": list(map(str, converted.values())),
-                    "attention": attention,
-                    "dtypes": DTYPES,
-                    "prompts": tokenizer(PROMPTS)["input_ids"],
-                }
-            ],
-            "new_tokens": 100,
-        }
-        for attention in ATTENTIONS
-    ]
-    return elsewhere(jobs, tmp_path_factory.mktemp("elsewhere"))
+def differing(attention, stories, converted, tmp_path_factory) -> dict[str, list[str]]:
+    """What a process without this package finds to differ."""
+    comparison = {
+        "base": str(stories),
+        "converted": list(map(str, converted.values())),
+        "attention": attention,
+        "dtypes": DTYPES,
+        "prompts": AutoTokenizer.from_pretrained(stories)(PROMPTS)["input_ids"],
+    }
+    return elsewhere([{"comparisons": [comparison], "new_tokens": 100}], tmp_path_factory.mktemp("elsewhere"))
 
 
 @pytest.mark.parametrize(("connection", "n"), CASES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("attention", ATTENTIONS)
 def test_equal_to_the_base_without_the_package(connection, n, dtype, attention, converted, differing):
     assert differing[f"{converted[connection, n]} {dtype} {attention}"] == []
 
@@ -60,7 +55,7 @@ def test_equal_to_the_base_without_the_package(connection, n, dtype, attention, 
 @pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize(
     ("dtype", "emulate"),
-    [(torch.float32, False), (torch.bfloat16, True)],
+    [(torch.float32, False), pytest.param(torch.bfloat16, True, marks=pytest.mark.slow)],
 )
 def test_equal_to_the_compiled_base_when_compiled(n, dtype, emulate, stories, converted):
     """In bfloat16, when Inductor is told to keep the roundings of eager mode."""

@@ -133,6 +133,7 @@ def test_plans_are_the_bases(base):
     assert not model._pp_plan
 
 
+@pytest.mark.slow
 def test_compiled_decoding(ids):
     """Prefill and decoding with a static cache, as `generate` compiles them on a GPU."""
     torch.manual_seed(0)
