@@ -14,7 +14,7 @@ from matplotlib import pyplot
 
 from hf_hyperconn.analysis.plots import plot_connections
 
-from .report import Finished, label, only, plain
+from .report import Finished, has_streams, label, only, plain
 from .runs import FAMILIES, PAIR, PLAIN, Run, Scale, is_drawn, is_usual
 
 
@@ -44,7 +44,7 @@ def plot_differences(found: Finished, size: Scale, title: str, path: Path) -> No
         losses.plot(tokens, _over_seeds(statistics.mean, apart), label=label(setting, size), **style)
         ends = (_over_seeds(extreme, apart) for extreme in (min, max))
         losses.fill_between(tokens, *ends, color=style["color"], alpha=0.12, linewidth=0)
-        if "hc/stream_cosine" in results[seeds[0]]["curve"][0]:
+        if has_streams(setting):
             alike = [[point["hc/stream_cosine"] for point in results[seed]["curve"]] for seed in seeds]
             different = [max(1 - value, 1e-7) for value in _over_seeds(statistics.mean, alike)]
             cosines.plot(tokens, different, label=label(setting, size), **style)

@@ -125,6 +125,12 @@ def plain(setting: Run, slower: float = 1.0) -> Run:
     return replace(setting, model=PLAIN, hc_lr=1.0, noise=0.0, steps=steps, warm_up=warm_up)
 
 
+def has_streams(setting: Run) -> bool:
+    """Whether the model has several streams, which can separate: those of frac are parts of one."""
+    fields = MODELS[setting.model]
+    return fields is not None and fields["hc_mult"] > 1 and fields["connection"] != "frac"
+
+
 def label(setting: Run, size: Scale) -> str:
     """A row's name: the model, and what is not as usual."""
     usual = size.steps[setting.study]
@@ -148,7 +154,6 @@ def table(found: Finished, size: Scale) -> str:
         longer = found.get(plain(setting, size.slower[setting.family]), {})
         same_time = difference(results, longer) if setting.model == HC else None
         loss = statistics.mean(result["held_out_loss"] for result in results.values())
-        has_streams = not is_plain and MODELS[setting.model]["hc_mult"] > 1
         rows.append(
             [
                 label(setting, size),
@@ -157,7 +162,7 @@ def table(found: Finished, size: Scale) -> str:
                 str(same_tokens or ""),
                 _detectable(same_tokens),
                 str(same_time or ""),
-                f"{_streams_apart(results):.2g}" if has_streams else "",
+                f"{_streams_apart(results):.2g}" if has_streams(setting) else "",
             ]
         )
     measured = ["seeds", "held-out loss", "against plain, same tokens", "detectable", "same time", "streams apart"]

@@ -81,7 +81,7 @@ SCALES = {
         steps={"scratch": 2000, "base": 2500, "continued": 300},
         tried={
             "Llama": (1e-3, 2e-3, 4e-3),
-            "OLMoE": (5e-4, 1e-3, 2e-3),
+            "OLMoE": (5e-4, 1e-3, 2e-3, 4e-3),
             "continued": (1e-4, 3e-4, 1e-3),
             "headers": (3e-4, 1e-3, 3e-3, 6e-3),
             "adapters": (3e-4, 1e-3, 3e-3, 1e-2),
