@@ -58,7 +58,10 @@ def plot_differences(found: Finished, size: Scale, title: str, path: Path) -> No
 
 
 def plot_losses(found: Finished, size: Scale, path: Path) -> None:
-    """Held-out loss over tokens of the pair and of the longer plain run, a panel a study and family, a line a seed."""
+    """Held-out loss over tokens of the pair and of the longer plain run, a panel a study and family, a line a seed.
+
+    From scratch the second half of each run: what comes before is too steep for differences to be seen.
+    """
     panels: dict[str, list[Run]] = {}
     for setting in found:
         if setting.model in PAIR and is_usual(setting):
@@ -67,8 +70,10 @@ def plot_losses(found: Finished, size: Scale, path: Path) -> None:
     for ax, (title, settings) in zip(axes[0], panels.items(), strict=True):
         for place, setting in enumerate(settings):
             for each, result in enumerate(found[setting].values()):
-                tokens = [point["step"] * result["tokens_a_step"] / 1e6 for point in result["curve"]]
-                values = [point["loss"] for point in result["curve"]]
+                first = setting.steps / 2 if setting.study == "scratch" else 0
+                points = [point for point in result["curve"] if point["step"] >= first]
+                tokens = [point["step"] * result["tokens_a_step"] / 1e6 for point in points]
+                values = [point["loss"] for point in points]
                 style = {"color": pyplot.cm.tab10(place), "linewidth": 0.9}
                 ax.plot(tokens, values, label=None if each else label(setting, size), **style)
         ax.set(xlabel="million tokens", ylabel="held-out loss, nats a byte", title=title)
