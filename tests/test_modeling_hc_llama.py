@@ -134,13 +134,18 @@ def test_loading_does_not_initialise_what_was_saved(hc, tmp_path):
         assert torch.equal(loaded.state_dict()[name], value), name
 
 
-def test_output_projections_are_scaled_from_scratch_only(llama, llama_folder):
-    model = HCLlamaForCausalLM(hc_config(hc_mult=4, hidden_size=256, intermediate_size=512))
+@pytest.mark.parametrize("connection", ["shc", "dhc", "mhc", "ihc", "frac"])
+def test_output_projections_are_scaled_as_the_paper_of_the_connection_says(connection):
+    model = HCLlamaForCausalLM(hc_config(connection=connection, hc_mult=4, hidden_size=256, intermediate_size=512))
     layer = model.model.layers[1]
     for scaled in (layer.self_attn.o_proj, layer.mlp.down_proj):
-        assert scaled.weight.std().item() == pytest.approx(0.01, rel=0.05)
+        expected = 0.01 if connection in ("shc", "dhc") else 0.02
+        assert scaled.weight.std().item() == pytest.approx(expected, rel=0.05)
     for plain in (layer.self_attn.q_proj, layer.mlp.up_proj):
         assert plain.weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_conversion_keeps_the_weights(llama, llama_folder):
     converted = HCLlamaForCausalLM.from_prenorm(llama_folder)
     for name, value in llama.state_dict().items():
         assert torch.equal(converted.state_dict()[name], value), name

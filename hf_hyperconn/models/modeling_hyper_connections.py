@@ -38,17 +38,16 @@ class HyperConnectionDecoderLayer:
 
     A branch is whatever the family computes between reading the residual stream and adding to it. Here it is norm +
     attention and norm + MLP; a family whose branches are something else overrides `attention_branch` or `mlp_branch`.
-    `output_projections` are the names of the weights that write to the residual stream.
+    `output_projections` are the names of the weights that write to the residual stream: static and dynamic
+    hyper-connections start them smaller, as their paper does.
     """
 
     output_projections = ("o_proj", "down_proj")
 
     def __init__(self, config, layer_idx: int):
         super().__init__(config, layer_idx)
-        for path, _ in list(self.named_parameters()):
-            owner, _, name = path.rpartition(".")
-            if path.removesuffix(".weight").rpartition(".")[2] in self.output_projections:
-                self.get_submodule(owner).hc_output_projection = name
+        if config.connection in ("shc", "dhc"):
+            self._mark_output_projections()
         self.config = config
         self.layer_idx = layer_idx
         replace_norms(self, config)
@@ -58,6 +57,12 @@ class HyperConnectionDecoderLayer:
         self.mlp_hc = self.make_connection(2 * layer_idx + 1)
         if config.hc_readout == "learned" and layer_idx == config.num_hidden_layers - 1:
             self.hc_head = LearnedReadout(config.hidden_size, config.hc_mult, config.hc_eps)
+
+    def _mark_output_projections(self) -> None:
+        for path, _ in list(self.named_parameters()):
+            owner, _, name = path.rpartition(".")
+            if path.removesuffix(".weight").rpartition(".")[2] in self.output_projections:
+                self.get_submodule(owner).hc_output_projection = name
 
     def make_norm(self) -> nn.Module:
         """A new norm of the family's own kind, for the prediction of DHC's coefficients."""
