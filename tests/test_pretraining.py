@@ -120,14 +120,15 @@ def test_models_of_a_seed_see_the_same_rows(place, monkeypatch):
 
 @pytest.mark.parametrize("family", runs.FAMILIES)
 def test_models_from_scratch_have_the_same_start(place, family):
-    """What a seed draws is the same for all, but for the paper's 1/√n of output projections."""
+    """What a seed draws is the same for all, but for the HC paper's 1/√n of output projections."""
     plain = train.build(replace(RUN, model="Pre-Norm", family=family)).state_dict()
-    for model in ("DHC×1", "SHC×4", "mHC×4"):
-        ours = train.build(replace(RUN, model=model, family=family)).state_dict()
-        scaled = {name for name in plain if not torch.equal(ours[name], plain[name])}
-        assert all("o_proj" in name or "down_proj" in name for name in scaled)
-        assert len(scaled) == (0 if model == "DHC×1" else 2 * TINY.shapes[family]["num_hidden_layers"])
-        assert all(torch.equal(ours[name], plain[name] / 2) for name in scaled)
+    for model, undivided in (("DHC×1", False), ("SHC×4", False), ("SHC×4", True), ("mHC×4", False)):
+        ours = train.build(replace(RUN, model=model, family=family, undivided=undivided)).state_dict()
+        divided = {name for name in plain if not torch.equal(ours[name], plain[name])}
+        assert all("o_proj" in name or "down_proj" in name for name in divided)
+        is_divided = model == "SHC×4" and not undivided
+        assert len(divided) == 2 * is_divided * TINY.shapes[family]["num_hidden_layers"]
+        assert all(torch.equal(ours[name], plain[name] / 2) for name in divided)
 
 
 def test_no_file_is_in_both_parts(tmp_path):

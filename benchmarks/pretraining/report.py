@@ -31,7 +31,7 @@ TUNED = {
     "adapters": "continued, LoRA",
 }
 
-# a model from scratch, and what it is compared with beside the plain one
+# rows from scratch, and what they are compared with beside the plain one
 CONTRASTS = (
     ("DHC×2", "DHC×1"),
     ("DHC×4", "DHC×2"),
@@ -39,6 +39,7 @@ CONTRASTS = (
     ("DHC×2", "SHC×2"),
     ("DHC×4", "SHC×4"),
     ("DHC×4", "DHC×4 without tanh"),
+    ("DHC×4", "DHC×4, projections undivided"),
     ("DHC×4", "mHC×4"),
     ("DHC×4", "iHC×4"),
 )
@@ -122,7 +123,7 @@ def plain(setting: Run, slower: float = 1.0) -> Run:
     """The setting of the plain model that saw the same tokens as this one, or that many times more."""
     steps = round(slower * setting.steps)
     warm_up = round(WARM_UP * steps) if setting.warm_up and slower != 1.0 else setting.warm_up
-    return replace(setting, model=PLAIN, hc_lr=1.0, noise=0.0, steps=steps, warm_up=warm_up)
+    return replace(setting, model=PLAIN, hc_lr=1.0, noise=0.0, undivided=False, steps=steps, warm_up=warm_up)
 
 
 def has_streams(setting: Run) -> bool:
@@ -140,6 +141,7 @@ def label(setting: Run, size: Scale) -> str:
     words += [f"connections at {setting.hc_lr:g}× the learning rate"] * (setting.hc_lr != 1)
     words += [f"LoRA of rank {setting.rank}"] * bool(setting.rank)
     words += [f"noise of {setting.noise:g}"] * bool(setting.noise)
+    words += ["projections undivided"] * setting.undivided
     words += ["no warm-up"] * (setting.warm_up == 0)
     words += ["C++ headers"] * (setting.text == "headers")
     return ", ".join(words)
@@ -169,12 +171,12 @@ def table(found: Finished, size: Scale) -> str:
     return markdown(["", *measured], rows)
 
 
-def contrasts(found: Finished) -> str:
+def contrasts(found: Finished, size: Scale) -> str:
     """Markdown: the models from scratch against one another."""
-    by_model = {setting.model: results for setting, results in found.items() if setting.model != PLAIN}
+    by_label = {label(setting, size): results for setting, results in found.items()}
     rows = []
     for model, other in CONTRASTS:
-        apart = difference(by_model.get(model, {}), by_model.get(other, {}))
+        apart = difference(by_label.get(model, {}), by_label.get(other, {}))
         if apart is not None:
             rows.append([f"{model} against {other}", str(apart), _detectable(apart)])
     return markdown(["", "held-out loss", "detectable"], rows)
@@ -184,7 +186,7 @@ def families(found: Finished) -> str:
     """Markdown: what DHC×4 gains in a mixture of experts, against what it gains in a dense model."""
     gains = {}
     for setting, results in found.items():
-        if setting.model == HC:
+        if setting.model == HC and not setting.undivided:
             gains[setting.family] = differences(results, found.get(plain(setting), {}))
     dense, mixture = (gains.get(family, {}) for family in FAMILIES)
     seeds = sorted(dense.keys() & mixture.keys())
@@ -241,7 +243,7 @@ def tables(size: Scale) -> dict[str, str]:
     found = by_study(size)
     made = {
         f"{size.name} tuning": tuning(finished(STUDIES["tuning"](size), size)),
-        f"{size.name} contrasts": contrasts(only(found["scratch"], FAMILIES[0])),
+        f"{size.name} contrasts": contrasts(only(found["scratch"], FAMILIES[0]), size),
         f"{size.name} families": families(found["scratch"]),
         f"{size.name} starts": starts(found["continued"], size),
         f"{size.name} times": times(size),

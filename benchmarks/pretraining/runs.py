@@ -142,6 +142,8 @@ class Run:
     text: the corpus. start: the id of the run whose model is continued.
     rank: of LoRA adapters, which are then trained with the connections instead of all weights.
     noise: standard deviation of what is added to A_m and A_r after the conversion.
+    undivided: whether the weights that write to the streams start as the plain model's, not divided by √n, as the HC
+        paper has those of its connections.
     """
 
     study: str
@@ -156,6 +158,7 @@ class Run:
     start: str | None = None
     rank: int = 0
     noise: float = 0.0
+    undivided: bool = False
 
     @property
     def id(self) -> str:
@@ -168,6 +171,7 @@ class Run:
             for name in ("hc_lr", "rank", "noise")
             if getattr(self, name) != usual[name]
         ]
+        words += ["undivided"] * self.undivided
         words += [self.text] * (self.text != usual["text"])
         return "-".join([*words, f"seed{self.seed}"]).lower().replace(" ", "_").replace("×", "x")
 
@@ -185,8 +189,8 @@ def is_compiled(run: Run, size: Scale) -> bool:
 
 
 def is_usual(run: Run) -> bool:
-    """Whether all weights are trained, with warm-up, on the text that the base knows."""
-    return run.text == "python" and run.warm_up > 0 and not run.rank
+    """Whether all weights are trained, with warm-up, from the usual start, on the text that the base knows."""
+    return run.text == "python" and run.warm_up > 0 and not run.rank and not run.undivided
 
 
 def is_drawn(run: Run) -> bool:
@@ -248,12 +252,13 @@ def continued(size: Scale) -> list[Run]:
 
 
 def variants(size: Scale) -> list[Run]:
-    """Every other model, continued and from scratch, and the pair without warm-up."""
+    """Every other model, continued and from scratch, DHC×4 from another start, and the pair without warm-up."""
     settings = [(model, {"hc_lr": HC_LR}) for model in ("SHC×4", "DHC×2", "iHC×4", "frac×4", "mHC×4")]
     settings += [(PLAIN, {"warm_up": 0}), (HC, {"hc_lr": HC_LR, "warm_up": 0})]
     others = [model for model in MODELS if model not in (*PAIR, "frac×4")]
-    new = [_run(size, "scratch", model, seed) for model in others for seed in SEEDS]
-    return [base(size), *_continuations(size, settings), *new]
+    new = [*((model, {}) for model in others), (HC, {"undivided": True})]
+    from_scratch = [_run(size, "scratch", model, seed, **each) for model, each in new for seed in SEEDS]
+    return [base(size), *_continuations(size, settings), *from_scratch]
 
 
 STUDIES = {"tuning": tuning, "scratch": scratch, "continued": continued, "variants": variants}

@@ -183,7 +183,9 @@ def build(run: Run) -> nn.Module:
         plain = model_class(config_class(**shape))
         if fields is None:
             return plain
-        return _like(hc_class(hc_config_class(**shape, **fields, **READOUT.get(fields["connection"], {}))), plain)
+        model = hc_class(hc_config_class(**shape, **fields, **READOUT.get(fields["connection"], {})))
+        model.load_state_dict(plain.state_dict(), strict=False)
+        return model if run.undivided else _divided(model)
     start = WORK / run.start
     model = model_class.from_pretrained(start) if fields is None else hc_class.from_prenorm(start, **fields)
     if run.noise:
@@ -198,13 +200,12 @@ def build(run: Run) -> nn.Module:
     return model.train()
 
 
-def _like(model: nn.Module, plain: nn.Module) -> nn.Module:
-    """A new model with the weights that were drawn for the plain one, output projections scaled as its own were."""
-    model.load_state_dict(plain.state_dict(), strict=False)
-    with torch.no_grad():
-        for module in model.modules():
-            if hasattr(module, "hc_output_projection"):
-                getattr(module, module.hc_output_projection).mul_(model.config.hc_mult**-0.5)
+@torch.no_grad()
+def _divided(model: nn.Module) -> nn.Module:
+    """The model, its output projections divided as those that it drew itself were."""
+    for module in model.modules():
+        if hasattr(module, "hc_output_projection"):
+            getattr(module, module.hc_output_projection).mul_(model.config.hc_mult**-0.5)
     return model
 
 
