@@ -138,8 +138,8 @@ def test_loading_does_not_initialise_what_was_saved(hc, tmp_path):
 def test_output_projections_are_scaled_as_the_paper_of_the_connection_says(connection):
     model = HCLlamaForCausalLM(hc_config(connection=connection, hc_mult=4, hidden_size=256, intermediate_size=512))
     layer = model.model.layers[1]
+    expected = 0.01 if connection in ("shc", "dhc") else 0.02
     for scaled in (layer.self_attn.o_proj, layer.mlp.down_proj):
-        expected = 0.01 if connection in ("shc", "dhc") else 0.02
         assert scaled.weight.std().item() == pytest.approx(expected, rel=0.05)
     for plain in (layer.self_attn.q_proj, layer.mlp.up_proj):
         assert plain.weight.std().item() == pytest.approx(0.02, rel=0.05)

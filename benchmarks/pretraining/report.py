@@ -186,7 +186,7 @@ def families(found: Finished) -> str:
     """Markdown: what DHC×4 gains in a mixture of experts, against what it gains in a dense model."""
     gains = {}
     for setting, results in found.items():
-        if setting.model == HC and not setting.undivided:
+        if setting.model == HC and is_usual(setting):
             gains[setting.family] = differences(results, found.get(plain(setting), {}))
     dense, mixture = (gains.get(family, {}) for family in FAMILIES)
     seeds = sorted(dense.keys() & mixture.keys())
