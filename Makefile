@@ -8,7 +8,7 @@ INSTALLED_SLOW := $(VENV)/.installed-slow
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 PYTEST_TRITON := OMP_NUM_THREADS=1 $(BIN)/python tests/triton/run.py -n 2
 
-.PHONY: demo test test-slow test-range test-transformers lint style clean
+.PHONY: demo test test-slow test-range test-transformers fuzz lint style clean
 
 demo: $(INSTALLED)
 	$(BIN)/hf-hyperconn demo
@@ -24,6 +24,12 @@ test-slow: $(INSTALLED_SLOW)
 # Transformers' own tests of models, on four families; their source is downloaded once
 test-transformers: $(INSTALLED)
 	$(BIN)/python tests/transformers_suite/run.py
+
+# mutated checkpoints, signals and full disks against the commands; writes docs/reliability.json and the page's tables
+fuzz: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz --cases 10000 --write
+	$(BIN)/python -m tests.fuzz.signals --count 1000 --write
+	$(BIN)/python -m tests.fuzz.disks --write || test $$? = 77  # where none may be mounted
 
 # the whole suite on the oldest and the newest supported release of Transformers
 test-range: $(INSTALLED)

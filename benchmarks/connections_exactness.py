@@ -21,46 +21,52 @@ from hf_hyperconn import HCLlamaForCausalLM
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULT = REPOSITORY / "benchmarks" / "results" / "connections_exactness.json"
 DOCS = REPOSITORY / "docs" / "connections.md"
-CONNECTIONS, WIDTHS = ("shc", "dhc", "mhc", "ihc", "frac"), (2, 4, 8)
+WIDTHS = (2, 4, 8)
+CASES = {
+    **{
+        f"{name}×{n}": {"connection": name, "hc_mult": n}
+        for name in ("shc", "dhc", "mhc", "ihc", "frac")
+        for n in WIDTHS
+    },
+    **{f"dhc×{n}, history": {"connection": "dhc", "hc_mult": n, "hc_start": "history"} for n in WIDTHS},
+    **{f"attnres, block {block}": {"connection": "attnres", "hc_block": block} for block in (1, 2, 4)},
+    **{f"altup×{n}": {"connection": "altup", "hc_mult": n} for n in WIDTHS},
+}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS, LENGTH, NEW_TOKENS = 4, 48, 100
 
 
 @torch.no_grad()
 def measure(checkpoint: str, ids: torch.Tensor) -> list[dict]:
-    """A row for each connection, width and dtype."""
+    """A row for each case and dtype."""
     rows = []
     settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
     for dtype in DTYPES:
         base = LlamaForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
         logits, continuation = base(ids).logits, base.generate(ids, **settings)
-        for connection in CONNECTIONS:
-            for n in WIDTHS:
-                model = HCLlamaForCausalLM.from_prenorm(
-                    checkpoint, connection=connection, hc_mult=n, dtype=dtype
-                ).eval()
-                rows.append(
-                    {
-                        "connection": connection,
-                        "n": n,
-                        "dtype": str(dtype).removeprefix("torch."),
-                        "max_difference": (model(ids).logits - logits).abs().max().item(),
-                        "greedy_equal": torch.equal(model.generate(ids, **settings), continuation),
-                    }
-                )
+        for name, fields in CASES.items():
+            model = HCLlamaForCausalLM.from_prenorm(checkpoint, **fields, dtype=dtype).eval()
+            rows.append(
+                {
+                    "case": name,
+                    "connection": fields["connection"],
+                    "dtype": str(dtype).removeprefix("torch."),
+                    "max_difference": (model(ids).logits - logits).abs().max().item(),
+                    "greedy_equal": torch.equal(model.generate(ids, **settings), continuation),
+                }
+            )
     return rows
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown: a line for each connection and width."""
+    """Markdown: a line for each case."""
     dtypes = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     lines = ["| | " + " | ".join(dtypes) + " | greedy continuation |", "|---|" + "---|" * (len(dtypes) + 1)]
-    for connection in CONNECTIONS:
-        for n in WIDTHS:
-            mine = [row for row in rows if (row["connection"], row["n"]) == (connection, n)]
-            cells = [f"{row['max_difference']:.2g}" for row in mine]
-            equal = "equal" if all(row["greedy_equal"] for row in mine) else "differs"
-            lines.append(f"| {connection}×{n} | {' | '.join(cells)} | {equal} |")
+    for name in CASES:
+        mine = [row for row in rows if row["case"] == name]
+        cells = [f"{row['max_difference']:.2g}" for row in mine]
+        equal = "equal" if all(row["greedy_equal"] for row in mine) else "differs"
+        lines.append(f"| {name} | {' | '.join(cells)} | {equal} |")
     return "\n".join(lines)
 
 

@@ -1,5 +1,21 @@
-"""`python -m hf_hyperconn.conversion`."""
+"""`hf-hyperconn`, also as `python -m hf_hyperconn.conversion`: Ctrl-C is waited for before anything is imported."""
 
-from .cli import main
+import signal
+import sys
 
-raise SystemExit(main())
+
+def main() -> int:
+    """Run the command line, see `cli.main`; Ctrl-C ends it in one line while its modules are imported, too."""
+    try:
+        from .cli import main
+
+        return main()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done but ending the process
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

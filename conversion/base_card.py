@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hf_hyperconn.errors import CardError
 
-from .card_text import read_card
+from .card_text import LARGEST_CARD, read_card
 from .source import Source, fetch
 
 README = "README.md"
@@ -34,7 +34,9 @@ def read_base_card(source: Source) -> dict:
 
     Raises `UnsupportedCheckpointError` when the Hub can't be reached for it.
     """
-    return _inherited(source.path(README)) if README in source.files else {}
+    if not 0 < source.files.get(README, 0) <= LARGEST_CARD:
+        return {}
+    return _inherited(source.path(README))
 
 
 def fetch_base_card(model: str, commit: str | None) -> dict:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import CardError
+from hf_hyperconn.kinds import kind_of
 
 from .base_card import README, licence_fields
 from .card_facts import DTYPES, TASKS, Facts, collect_facts
@@ -21,16 +22,6 @@ if TYPE_CHECKING:
 TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
 NOTICE = "Notice"
 HUB_RESULTS = ".eval_results/lm_eval.yaml"
-
-# name, and number on arXiv, of each kind of connection
-KINDS = {
-    "shc": ("static hyper-connections", "2409.19606"),
-    "dhc": ("dynamic hyper-connections", "2409.19606"),
-    "mhc": ("manifold-constrained hyper-connections", "2512.24880"),
-    "ihc": ("manifold-constrained hyper-connections with unmixed streams", "2512.24880"),
-    "frac": ("frac-connections", "2503.14125"),
-    "keel": ("Keel's connections", "2601.19895"),
-}
 
 
 @dataclass(frozen=True)
@@ -119,22 +110,21 @@ def _render(
 def _values(facts: Facts, evaluation: Evaluation | None, of_base: Evaluation | None) -> dict:
     """What the template shows besides the metadata."""
     found = facts.inspection
-    kind, number = KINDS[found.connection]
-    n = found.hc_mult
-    streams = f"{n} residual stream{'s' * (n != 1)}"
+    kind = kind_of(found.fields)
     if facts.base is not None:
         base = f"[{facts.base}](https://huggingface.co/{facts.base})"
     else:
         base = facts.base_name and f"{facts.base_name} (a local checkpoint)"
-    rounded = found.connection in ("mhc", "ihc")
     return {
         "facts": facts,
         "found": found,
         "base": base,
         "kind": kind,
-        "kind_link": f"[{kind}](https://arxiv.org/abs/{number})",
-        "streams": f"the hidden state in {n} parts" if found.connection == "frac" else streams,
-        "exactness": f"bit for bit{' in 16 bits and within rounding in float32' * rounded}",
+        "kind_link": f"[{kind.title}](https://arxiv.org/abs/{kind.paper})",
+        "settings": ", ".join(kind.settings(found.fields)),
+        "streams": kind.streams(found.fields),
+        "handed_on": kind.handed_on(found.fields),
+        "exactness": f"bit for bit{' in 16 bits and within rounding in float32' * kind.is_rounded}",
         "auto_class": f"AutoModel{facts.head.removeprefix('Model')}",
         "generates": TASKS[facts.head] == "text-generation",
         "dtype": DTYPES.get(found.dtype, found.dtype),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hf_hyperconn.analysis.costs import is_of_connection
 from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.kinds import FIELDS
 
 from .base_card import fetch_base_card, inheritable
 from .checkpoint import Weights, read_config, read_json, read_weights
@@ -18,6 +19,9 @@ from .trainer_state import STATE, training_facts
 PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".webp")
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+# of a conversion, by the field of a config that they set
+OPTIONS = {"--connection": "connection", "--start": "hc_start", "--history": "hc_history", "--block": "hc_block"}
 
 # task on the Hub by the head of a model's class
 TASKS = {
@@ -99,7 +103,9 @@ class Facts:
         if not (made := self.record.get("arguments")):
             return None
         words = ["hf-hyperconn", "convert", self.base_name, self.name, "-n", made["hc_mult"]]
-        words += ["--connection", made["connection"]] * (made["connection"] != "dhc")
+        for option, name in OPTIONS.items():  # records of earlier releases lack the newer ones
+            if (value := made.get(name, FIELDS[name])) != FIELDS[name]:
+                words += [option, value]
         words += ["--no-tanh"] * (not made["hc_tanh"])
         words += ["--revision", self.commit] * (self.commit is not None)
         return shlex.join(map(str, words))

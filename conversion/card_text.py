@@ -10,19 +10,26 @@ What stands outside the marks, or differs from its digest, was written by a pers
 """
 
 import hashlib
+import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import CardError
 
+from .reading import read_text
+
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
 
+CLOSED = "<!-- /hf-hyperconn -->"
 SECTION = re.compile(
-    r"<!-- hf-hyperconn: (?P<name>[a-z-]+)(?: (?P<digest>[0-9a-f]{8}))? -->\n(?P<text>.*?)<!-- /hf-hyperconn -->\n?",
+    rf"<!-- hf-hyperconn: (?P<name>[a-z-]+)(?: (?P<digest>[0-9a-f]{{8}}))? -->\n(?P<text>.*?){CLOSED}\n?",
     re.DOTALL,
 )
+METADATA = re.compile(r"\s*---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+LARGEST_CARD, LARGEST_METADATA = 10_000_000, 256_000  # bytes, and characters of YAML, which is slow to read
 HEADING = re.compile(r"^(?=#{1,6} )", re.MULTILINE)
 
 # the first line of the comment in a README.md by Transformers' Trainer, which asks for its own removal
@@ -38,25 +45,44 @@ def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
 
     lenient: whether a `model-index` that can't be read is left out.
 
-    Raises `CardError` when it can't be read, is not text, or its metadata is not a YAML mapping.
+    Raises `CardError` when it can't be read, is not text, or its metadata is not a YAML mapping without aliases.
     """
     from huggingface_hub import ModelCard
     from yaml import YAMLError
 
     try:
-        content = path.read_text(encoding="utf-8-sig")
+        content = read_text(path, LARGEST_CARD)
+        _check_metadata(content)
         if not content.lstrip().startswith("---"):
             content = f"---\n\n---\n{content}"
         card = ModelCard(content, ignore_metadata_errors=lenient)
         card.data.language = _languages(card.data.language)
+        json.dumps(card.data.to_dict(), ensure_ascii=False, default=str, skipkeys=True).encode()
         return card
     except OSError as error:
         raise CardError(f"can't read '{path}': {error.strerror}. Allow that, or remove it.") from error
-    except (ValueError, TypeError, YAMLError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, YAMLError, RecursionError) as error:
         raise CardError(
             f"the metadata of '{path}' can't be read: {error}. Mend what stands between its two lines of '---', or "
             f"remove the file."
         ) from error
+
+
+def _check_metadata(content: str) -> None:
+    """Raises `ValueError` or `YAMLError` for metadata that stand for more than is written, or take long to read."""
+    from yaml import AliasEvent, SafeLoader, compose
+
+    class WithoutAliases(SafeLoader):
+        def compose_node(self, parent, index):
+            if self.check_event(AliasEvent):
+                event = self.peek_event()
+                raise ValueError(f"line {event.start_mark.line + 1} has an alias, *{event.anchor:.40}: write it out")
+            return super().compose_node(parent, index)
+
+    if match := METADATA.match(content):
+        if len(match[1]) > LARGEST_METADATA:
+            raise ValueError(f"they are longer than {LARGEST_METADATA:,} characters")
+        compose(match[1], Loader=WithoutAliases)
 
 
 def _languages(value):
@@ -68,7 +94,7 @@ def _languages(value):
 
 def is_ours(text: str) -> bool:
     """Whether there are generated sections in the text of a card."""
-    return SECTION.search(text) is not None
+    return any(_sections(text))
 
 
 def is_by_trainer(text: str) -> bool:
@@ -79,7 +105,7 @@ def is_by_trainer(text: str) -> bool:
 def stamp(text: str) -> str:
     """The text of a card whose sections were just generated, with their digests."""
     compact = re.sub(r"\n{3,}", "\n\n", text)
-    return SECTION.sub(lambda section: _marked(section["name"], section["text"]), compact)
+    return _with_sections(compact, lambda section: _marked(section["name"], section["text"]))
 
 
 def merge(old: str, new: str) -> tuple[str, tuple[str, ...]]:
@@ -89,7 +115,7 @@ def merge(old: str, new: str) -> tuple[str, tuple[str, ...]]:
 
     Returns the text, and the names of the sections that are as they were: edited, or not generated this time.
     """
-    fresh = {section["name"]: section[0] for section in SECTION.finditer(new)}
+    fresh = {section["name"]: section[0] for section in _sections(new)}
     kept = []
 
     def renew(section: re.Match) -> str:
@@ -99,10 +125,10 @@ def merge(old: str, new: str) -> tuple[str, tuple[str, ...]]:
         kept.append(name)
         return section[0]
 
-    text = SECTION.sub(renew, old)
+    text = _with_sections(old, renew)
     previous = None
     for name, section in fresh.items():
-        places = {found["name"]: found for found in SECTION.finditer(text)}
+        places = {found["name"]: found for found in _sections(text)}
         if name not in places:
             after = places[previous].end() if previous in places else _before(places, text)
             text = f"{text[:after].rstrip()}\n\n{section}\n{text[after:].lstrip()}".lstrip()
@@ -113,7 +139,7 @@ def merge(old: str, new: str) -> tuple[str, tuple[str, ...]]:
 def trainer_facts(text: str) -> str:
     """What a Trainer's card says of the training, also when it has since become part of one of ours."""
     if is_ours(text):
-        text = "".join(section["text"] for section in SECTION.finditer(text) if section["name"] == "training")
+        text = "".join(section["text"] for section in _sections(text) if section["name"] == "training")
     facts = []
     for heading, block in _by_headings(text):
         content = block.partition("\n")[2].strip()
@@ -132,6 +158,25 @@ def written_into(text: str) -> str:
         for heading, block in _by_headings(text)[1:]  # after the title and what Trainer says of the model
         if heading not in by_trainer and block.partition("\n")[2].strip() != UNWRITTEN
     ).strip()
+
+
+def _sections(text: str) -> Iterator[re.Match]:
+    """The generated sections of a text, looked for no further than the last mark that closes one.
+
+    After it, each mark that opens one would be followed to the end of the text.
+    """
+    return SECTION.finditer(text, 0, _end_of_sections(text))
+
+
+def _with_sections(text: str, renewed: Callable[[re.Match], str]) -> str:
+    """A text with each of its sections replaced."""
+    end = _end_of_sections(text)
+    return SECTION.sub(renewed, text[:end]) + text[end:]
+
+
+def _end_of_sections(text: str) -> int:
+    last = text.rfind(CLOSED)
+    return 0 if last < 0 else last + len(f"{CLOSED}\n")
 
 
 def _by_headings(text: str) -> list[tuple[str, str]]:

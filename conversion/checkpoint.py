@@ -1,6 +1,5 @@
 """What a checkpoint holds, read from its config, its index and the headers of its weights."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
+from . import reading
 from .header import TensorInfo
 from .source import CONFIG, Source
 
@@ -65,6 +65,11 @@ def read_weights(source: Source) -> Weights:
                 f"{INDEX} of {source.name!r} names {name!r}, which is not a file beside it. "
                 f"Do not trust this checkpoint."
             )
+        if not name.endswith(".safetensors"):
+            raise UnsupportedCheckpointError(
+                f"{INDEX} of {source.name!r} names {name!r}, and only files in .safetensors are read. "
+                f"Do not trust this checkpoint."
+            )
         if name not in source.files:
             raise UnsupportedCheckpointError(
                 f"{INDEX} of {source.name!r} names {name}, which is missing. Copy or download the checkpoint again."
@@ -113,6 +118,23 @@ def read_config(source: Source) -> dict:
     return read_json(source, CONFIG)
 
 
+def refuse_other_weights(source: Source, config: dict) -> None:
+    """Refuse a checkpoint of which Transformers loads other weights than those in `WEIGHTS` or `INDEX`, or more.
+
+    Raises `UnsupportedCheckpointError`.
+    """
+    if "adapter_config.json" in source.files:
+        raise UnsupportedCheckpointError(
+            f"{source.name!r} holds an adapter (adapter_config.json) beside its weights, and Transformers loads both. "
+            f"Merge it into them (merge_and_unload), or remove adapter_config.json."
+        )
+    if (named := config.get("transformers_weights")) is not None:
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {source.name!r} names a weight file of its own (transformers_weights={named!r:.40}). Save "
+            f"it again with Transformers, and remove that."
+        )
+
+
 def read_weight_map(source: Source) -> dict[str, str]:
     """Which file holds each tensor, by the index. Raises `UnsupportedCheckpointError` when the index does not tell."""
     weight_map = read_json(source, INDEX).get("weight_map")
@@ -123,11 +145,18 @@ def read_weight_map(source: Source) -> dict[str, str]:
 
 def read_json(source: Source, name: str) -> dict:
     """A JSON file of the checkpoint. Raises `UnsupportedCheckpointError` when it holds no JSON object."""
+    if source.files[name] > reading.LARGEST:  # and isn't downloaded
+        raise UnsupportedCheckpointError(
+            f"{name} of {source.name!r} holds {source.files[name]:,} bytes, and up to {reading.LARGEST:,} are read. "
+            f"Do not trust this checkpoint."
+        )
     path = source.path(name)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = reading.read_json(path)
     except OSError as error:
-        raise UnsupportedCheckpointError(f"can't read {name} of {source.name!r}: {error.strerror}.") from error
+        raise UnsupportedCheckpointError(
+            f"can't read {name} of {source.name!r}: {error.strerror}. Mend that, or give another checkpoint."
+        ) from error
     except ValueError as error:
         raise UnsupportedCheckpointError(
             f"{name} of {source.name!r} is not JSON ({error}). Download it again."

@@ -3,17 +3,20 @@
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 
 import hf_hyperconn
 from hf_hyperconn.errors import HyperConnError, VerificationError
+from hf_hyperconn.kinds import CONVERTIBLE, KINDS
+from hf_hyperconn.models.history_start import HISTORIES
 
+from .fields import STARTS, HyperConnectionFields
 from .inspection import inspect_checkpoint
-from .plan import CONNECTIONS, LINKS, HyperConnectionFields, plan_conversion
+from .plan import LINKS, plan_conversion
 from .plot import KINDS as PLOTS
-from .push import push_checkpoint
+from .push import carry_out_push, plan_push
 from .record import record_verification
+from .terminal import hearing_interrupts, open_streams, put, tell
 from .verify import MODES, verify_checkpoint
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
@@ -21,6 +24,7 @@ OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
 CONVERT_EXAMPLES = """examples:
   hf-hyperconn convert meta-llama/Llama-3.2-1B -n 4
   hf-hyperconn convert ./llama ./llama-hc --connection shc -n 2 --link hard
+  hf-hyperconn convert ./llama --start history
   hf-hyperconn convert ./llama --dry-run
 """
 VERIFY_EXAMPLES = """examples:
@@ -42,7 +46,8 @@ CARD_EXAMPLES = """examples:
   hf-hyperconn card ./runs/first --update
 """
 PUSH_EXAMPLES = """examples:
-  hf-hyperconn push ./Llama-3.2-1B-HCx4 me/Llama-3.2-1B-HCx4
+  hf-hyperconn push ./Llama-3.2-1B-HCx4 me/Llama-3.2-1B-HCx4 --dry-run
+  hf-hyperconn push ./Llama-3.2-1B-HCx4 me/Llama-3.2-1B-HCx4 --include 'notes/*.md'
   hf-hyperconn push ./llama-hc me/llama-hc --private --revision trained
   hf-hyperconn push ./llama-hc team/llama-hc --create-pr --json
 """
@@ -56,47 +61,53 @@ def main(arguments: list[str] | None = None) -> int:
 
     0 done; 1 failed, with a message; 2 wrong usage (argparse); 3 verification failed; 130 interrupted.
     """
-    options = _parser().parse_args(arguments)
-    if options.quiet:
-        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    open_streams()
+    options = None
     try:
-        code = options.run(options)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # whoever read the result has seen enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        options = _parser().parse_args(arguments)
+        if options.quiet:
+            os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+        with hearing_interrupts():
+            return options.run(options)
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        tell("interrupted; the same command goes on from here" if options else "interrupted")
         return INTERRUPTED
     except Exception as error:
-        if options.verbose:
+        if options is None or options.verbose:
             raise
         hint = "" if isinstance(error, HyperConnError) else " (unexpected; run it again with -v for the traceback)"
-        print(f"error: {' '.join(str(error).split()) or type(error).__name__}{hint}", file=sys.stderr)
+        tell(f"error: {' '.join(str(error).split()) or type(error).__name__}{hint}")
         return VERIFICATION_FAILED if isinstance(error, VerificationError) else FAILED
 
 
 def _convert(options: argparse.Namespace) -> int:
     from .convert import carry_out
 
-    fields = HyperConnectionFields(options.hc_mult, options.connection, options.tanh)
+    fields = HyperConnectionFields(
+        options.hc_mult, options.connection, options.tanh, options.start, options.history, options.block
+    )
     plan = plan_conversion(
-        options.model, options.out, fields=fields, revision=options.revision, link=options.link, force=options.force
+        options.model,
+        options.out,
+        fields=fields,
+        revision=options.revision,
+        link=options.link,
+        force=options.force,
+        discard=options.discard,
     )
     if options.dry_run:
-        print(json.dumps(plan.as_dict(), indent=2) if options.json else plan.describe())
+        put(json.dumps(plan.as_dict(), indent=2) if options.json else plan.describe())
         return OK
     result = carry_out(plan, verify=options.verify, layers=options.layers, say=_speaker(options))
     if options.json:
         verification = result.verification and result.verification.as_dict()
-        print(json.dumps({**plan.as_dict(), "verification": verification}, indent=2))
+        put(json.dumps({**plan.as_dict(), "verification": verification}, indent=2))
         return OK
     _speaker(options)(
         f'next          AutoModelForCausalLM.from_pretrained("{result.path}", trust_remote_code=True)\n'
         f"              equals its base until you train it"
     )
-    print(result.path)
+    put(str(result.path), as_is=True)
     return OK
 
 
@@ -105,9 +116,9 @@ def _verify(options: argparse.Namespace) -> int:
         options.folder, options.against, revision=options.revision, mode=options.mode, layers=options.layers
     )
     if options.json:
-        print(json.dumps({"folder": options.folder, "against": options.against, **report.as_dict()}, indent=2))
+        put(json.dumps({"folder": options.folder, "against": options.against, **report.as_dict()}, indent=2))
     else:
-        print("\n".join(report.lines()))
+        put("\n".join(report.lines()))
     if not report.passed:
         raise VerificationError(f"verification failed: {report.failure}.")
     if record_verification(Path(options.folder), report):
@@ -117,7 +128,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _inspect(options: argparse.Namespace) -> int:
     found = inspect_checkpoint(options.model, options.revision)
-    print(json.dumps(found.as_dict(), indent=2) if options.json else "\n".join(found.lines()))
+    put(json.dumps(found.as_dict(), indent=2) if options.json else "\n".join(found.lines()))
     return OK
 
 
@@ -125,9 +136,8 @@ def _plot(options: argparse.Namespace) -> int:
     from .plot import draw
 
     files = draw(options.folder, options.kind, text=options.text, against=options.against, out=options.out)
-    print(
-        json.dumps({"files": [str(path) for path in files]}, indent=2) if options.json else "\n".join(map(str, files))
-    )
+    paths = [str(path) for path in files]
+    put(json.dumps({"files": paths}, indent=2) if options.json else "\n".join(paths), as_is=True)
     return OK
 
 
@@ -140,27 +150,33 @@ def _card(options: argparse.Namespace) -> int:
     for section in written.kept:
         _speaker(options)(f"kept          the section {section!r} as it is")
     for warning in written.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        tell(f"warning: {warning}")
     files = [str(path) for path in written.files]
     if options.json:
         facts = {**vars(written), "files": files}
-        print(json.dumps(facts, indent=2, ensure_ascii=False, default=str))  # metadata may hold dates
+        put(json.dumps(facts, indent=2, default=str))  # metadata may hold dates
     else:
-        print("\n".join(files))
+        put("\n".join(files), as_is=True)
     return OK
 
 
 def _push(options: argparse.Namespace) -> int:
-    result = push_checkpoint(
+    plan = plan_push(
         options.folder,
         options.repo,
         private=options.private,
         create_pr=options.create_pr,
         revision=options.revision,
+        include=options.include,
+        accept_changes=options.accept_changes,
         say=_speaker(options),
     )
+    if options.dry_run:
+        put(json.dumps({"folder": options.folder, **plan.as_dict()}, indent=2) if options.json else plan.describe())
+        return OK
+    result = carry_out_push(plan, say=_speaker(options))
     facts = {"folder": options.folder, "repo": options.repo, **result.as_dict()}
-    print(json.dumps(facts, indent=2) if options.json else result.url)
+    put(json.dumps(facts, indent=2) if options.json else result.url)
     return OK
 
 
@@ -172,7 +188,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _speaker(options: argparse.Namespace):
-    return (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr, flush=True))
+    return (lambda line: None) if options.quiet else tell
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -205,13 +221,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("model", metavar="MODEL", help="local folder or Hub id")
     convert.add_argument("out", metavar="OUT", nargs="?", help="folder to make (default: <name>-HCx<n> here)")
-    convert.add_argument("-n", "--hc-mult", type=int, default=4, metavar="N", help="residual streams (default: 4)")
+    convert.add_argument("-n", "--hc-mult", type=int, metavar="N", help="residual streams (default: 4; attnres has 1)")
+    refused = " and ".join(name for name in KINDS if name not in CONVERTIBLE)
     convert.add_argument(
         "--connection",
-        choices=(*CONNECTIONS, "keel"),
+        choices=tuple(KINDS),
         default="dhc",
-        help="static, dynamic, manifold-constrained, its identity form, or frac-connections (default: dhc); "
-        "Keel has no equivalent",
+        help="static, dynamic, manifold-constrained, its identity form, frac-connections, attention residuals or "
+        f"AltUp (default: dhc); {refused} have no equivalent",
+    )
+    convert.add_argument(
+        "--start",
+        choices=STARTS,
+        default="copies",
+        help="what the streams of shc and dhc start as: copies of the residual stream, or parts of its history "
+        "(default: copies)",
+    )
+    convert.add_argument(
+        "--history", choices=HISTORIES, default="type", help="with --start history: parts by what (default: type)"
+    )
+    convert.add_argument(
+        "--block",
+        type=_positive,
+        default=1,
+        metavar="B",
+        help="sub-layers to a value of attnres (default: 1, all apart)",
     )
     convert.add_argument(
         "--tanh", action=argparse.BooleanOptionalAction, default=True, help="tanh on the dynamic part (default: on)"
@@ -232,6 +266,9 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--layers", type=_positive, metavar="K", help="verify with the first K layers only")
     convert.add_argument("--dry-run", action="store_true", help="print the plan and touch nothing")
     convert.add_argument("--force", action="store_true", help="replace OUT if it is a converted checkpoint")
+    convert.add_argument(
+        "--discard", action="store_true", help="with --force: also remove what a conversion did not make"
+    )
 
     verify = command("verify", _verify, "check a converted checkpoint, against its base if given", VERIFY_EXAMPLES)
     verify.add_argument("folder", metavar="OUT", help="folder of the converted checkpoint")
@@ -265,6 +302,19 @@ def _parser() -> argparse.ArgumentParser:
     push.add_argument("--private", action="store_true", help="make the repo private")
     push.add_argument("--create-pr", action="store_true", help="open a pull request instead of committing")
     push.add_argument("--revision", metavar="BRANCH", help="branch to commit to, made if missing (default: main)")
+    push.add_argument("--dry-run", action="store_true", help="list what becomes of every file, and change nothing")
+    push.add_argument(
+        "--include",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="also push files that a model doesn't consist of, by a pattern relative to DIR; may be repeated",
+    )
+    push.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="push though code, config or other files differ from what was written",
+    )
 
     demo = command(
         "demo", _demo, "train a tiny Llama, convert it, verify it and train both on, offline in minutes", DEMO_EXAMPLES

@@ -5,27 +5,32 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
 import hf_hyperconn
-from hf_hyperconn.errors import ConversionError, VerificationError
+from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError, VerificationError
 
 from .base_card import README, read_base_card
 from .checkpoint import INDEX
-from .files import replace_file
-from .plan import RECORD, ConversionPlan, HyperConnectionFields, plan_conversion, workspace
-from .source import CONFIG, Source
-from .transfer import bring, compare
+from .companions import check_links
+from .fields import HyperConnectionFields
+from .files import make_folder, replace_file
+from .made import contents_of, is_regular
+from .moving import check_unchanged, lock, put_in_place
+from .plan import ConversionPlan, plan_conversion
+from .reading import read_json
+from .source import CONFIG, RECORD, Source
+from .transfer import bring, compare, copy_anew, digest
 from .verify import MODES, VerificationReport, verify_checkpoint
 
 if TYPE_CHECKING:
     from .card import WrittenCard
 
-PLAN = "plan.json"
+PLAN = ".hyperconn_plan.json"  # hidden, as no file that comes along with a base is
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,16 @@ def convert_checkpoint(
     model: str,
     out: str | os.PathLike | None = None,
     *,
-    hc_mult: int = 4,
+    hc_mult: int | None = None,
     connection: str = "dhc",
     hc_tanh: bool = True,
+    hc_start: str = "copies",
+    hc_history: str = "type",
+    hc_block: int = 1,
     revision: str | None = None,
     link: str = "copy",
     force: bool = False,
+    discard: bool = False,
     verify: str = "auto",
     layers: int | None = None,
     say: Callable[[str], None] = lambda line: None,
@@ -54,12 +63,15 @@ def convert_checkpoint(
     """Convert a Pre-Norm checkpoint into one with `hc_mult` residual streams that computes exactly the same.
 
     model: local folder or Hub id.
-    out: folder to make, by default `<model's name>-HCx<n>` here. It exists only once it is complete and verified; what
-        is interrupted stays in `.<out>.incomplete` beside it, and the same call goes on from there.
-    connection, hc_mult, hc_tanh: see `HyperConnectionConfig`.
+    out: folder to make, by default `<model's name>-HCx<n>` here, `-AttnRes` for attention residuals. It exists only
+        once it is complete and verified; what is interrupted stays in `.<out>.incomplete` beside it, and the same call
+        goes on from there. A link stands for the folder that it leads to.
+    connection, hc_mult, hc_tanh, hc_start, hc_history, hc_block: see `HyperConnectionConfig`. By default there are 4
+        streams, 1 for attention residuals. The readout is the one that keeps the model exact.
     revision: branch, tag or commit of a Hub repo.
     link: "copy", "hard" or "symlink": how base shards reach `out`.
-    force: replace an `out` that is a converted checkpoint.
+    force: replace an `out` that is a converted checkpoint and holds nothing else.
+    discard: with `force`, remove what else it holds, too.
     verify: "auto", "full", "structure" or "off"; see `hf_hyperconn.conversion.verify.verify_checkpoint`.
     layers: how many layers a numeric verification runs; by default all that fit in memory.
     say: called with a line for each step done.
@@ -67,8 +79,8 @@ def convert_checkpoint(
     Raises `UnsupportedCheckpointError` before any work for what can't be converted, `ConversionError` when writing
     fails and `VerificationError` when the result differs from its base.
     """
-    fields = HyperConnectionFields(hc_mult, connection, hc_tanh)
-    plan = plan_conversion(model, out, fields=fields, revision=revision, link=link, force=force)
+    fields = HyperConnectionFields(hc_mult, connection, hc_tanh, hc_start, hc_history, hc_block)
+    plan = plan_conversion(model, out, fields=fields, revision=revision, link=link, force=force, discard=discard)
     return carry_out(plan, verify=verify, layers=layers, say=say)
 
 
@@ -84,74 +96,144 @@ def carry_out(
         raise ConversionError(
             f"verify={verify!r} was asked for; accepted are {', '.join(map(repr, MODES))} and 'off'."
         )
+    if verify != "off":
+        _check_weights(plan)
     with _open_workspace(plan) as work:
         with _file_errors(work.parent):
             _write_weights(plan, work)
             say(f"base weights  {len(plan.shards)} file(s), passed through")
-            say(f"hc weights    {plan.hc_parameters:,} parameters, n={plan.fields.hc_mult}, {plan.fields.connection}")
+            say(f"hc weights    {plan.hc_parameters:,} parameters, {plan.fields}")
             _write_companions(plan, work)
             digests = _compare_shards(plan, work) if verify in ("auto", "full") else {}
             record = _record(plan, work, digests)
             _write_json(work / RECORD, record)
         report = None
         if verify != "off":
-            report = verify_checkpoint(work, plan.source, mode=verify, layers=layers, fresh=True)
+            asked = {"mode": verify, "layers": layers, "record": record}
+            report = _earlier_report(work, asked)
+            if report is None:
+                report = verify_checkpoint(work, plan.source, mode=verify, layers=layers, fresh=True)
             for line in report.lines():
                 say(line)
             if not report.passed:
                 raise VerificationError(f"verification failed: {report.failure}. The result is kept in '{work}'.")
+            with _file_errors(work.parent):
+                _update_plan(work, verified={**asked, "report": report.as_dict()})
         with _file_errors(work.parent):
-            _write_json(work / RECORD, {**record, "verification": report and report.as_dict()})
-            for warning in _write_card(plan, work).warnings:
+            record["verification"] = report and report.as_dict()
+            _write_json(work / RECORD, record)
+            card = _write_card(plan, work)
+            for warning in card.warnings:
                 say(f"warning       {warning}")
-            (work / PLAN).unlink()
-            _put_in_place(work, plan.out)
+            _write_json(work / RECORD, {**record, "card": {path.name: digest(path) for path in card.files}})
+            _put_in_place(plan, work)
+            if os.path.lexists(plan.place.previous):
+                say(f"warning       '{plan.place.previous}' is still there; remove it if you don't need it.")
     return ConversionResult(plan.out, plan, report)
+
+
+def _check_weights(plan: ConversionPlan) -> None:
+    """Refuse a base whose weights are not those of its config, before any work."""
+    from .loading import fault_by_headers
+
+    if found := fault_by_headers(plan.source, plan.base_config, plan.family, plan.weights):
+        raise UnsupportedCheckpointError(
+            f"the weights of {plan.source.name!r} are not those of its {CONFIG}: {found}. Copy or download it again."
+        )
 
 
 @contextmanager
 def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
     """The folder to work in, ours alone: an interrupted conversion's if it had the same plan, else an empty one.
 
-    Raises `ConversionError` when another conversion is at work in it.
+    Raises `ConversionError` when another conversion is at work in it, when it is not a conversion's, and when OUT is
+    no longer as the plan found it.
     """
-    work = workspace(plan.out.absolute())
+    work = plan.place.work
     with _file_errors(work.parent):
-        if plan.out.exists():
-            shutil.rmtree(_aside(plan.out), ignore_errors=True)  # of a replacement that was cut off at its end
-        work.mkdir(exist_ok=True)
-        lock = _lock(work)
+        held = _hold_workspace(plan, work)
     try:
         with _file_errors(work.parent):
-            try:
-                same = json.loads((work / PLAN).read_text(encoding="utf-8")) == plan.fingerprint()
-            except (OSError, ValueError):
-                same = False
-            if not same:
+            check_unchanged(plan.place)
+            _check_ours(work)
+            found = _read_plan(work)
+            if found.get("plan") != plan.fingerprint():
+                if found.get("finished"):
+                    raise ConversionError(
+                        f"'{work}' holds a finished conversion of another base or with other arguments, which could "
+                        f"not be given its name. Run the command that made it again, or remove that folder."
+                    )
                 for path in work.iterdir():
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-                _write_json(work / PLAN, plan.fingerprint())
+                    if path.name != PLAN:  # by which the folder is known for a conversion's
+                        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                _write_json(work / PLAN, {"plan": plan.fingerprint()})
         yield work
     finally:
-        if lock is not None:
-            os.close(lock)
+        if held is not None:
+            os.close(held)
 
 
-def _lock(folder: Path) -> int | None:
-    """Hold a folder for this process, where the system can; it lets go by itself when the process ends."""
+def _hold_workspace(plan: ConversionPlan, work: Path) -> int | None:
+    """Make the folder to work in if it isn't there, closed to whom a folder with the base is closed, and lock it."""
+    while True:
+        with suppress(FileExistsError):
+            make_folder(work, like=plan.source.folder([CONFIG]))
+        try:
+            return lock(work)
+        except FileNotFoundError:  # the conversion that was there has been given its name
+            continue
+        except NotADirectoryError as error:
+            raise _not_ours(work) from error
+
+
+def _check_ours(work: Path) -> None:
+    """Refuse a folder that was not made by a conversion to work in."""
+    names = set(os.listdir(work)) - {f".{PLAN}.part"}
+    if not names or is_regular(work / PLAN):
+        return
+    finished = contents_of(work)  # killed on its way to its name
+    if finished is None or finished.not_made:
+        raise _not_ours(work)
+
+
+def _not_ours(work: Path) -> ConversionError:
+    return ConversionError(
+        f"'{work}', where the conversion would work, is there and was not made by a conversion. Rename it, or choose "
+        f"another OUT."
+    )
+
+
+def _read_plan(work: Path) -> dict:
+    """What an earlier attempt has noted of itself; empty when there was none."""
     try:
-        from fcntl import LOCK_EX, LOCK_NB, flock
-    except ImportError:  # not a Unix
+        found = read_json(work / PLAN)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _update_plan(work: Path, **facts) -> None:
+    _write_json(work / PLAN, {**_read_plan(work), **facts})
+
+
+def _earlier_report(work: Path, asked: dict) -> VerificationReport | None:
+    """What an earlier attempt found when it verified the same files in the same way."""
+    found = _read_plan(work).get("verified") or {}
+    if {name: found.get(name) for name in asked} != json.loads(json.dumps(asked)):
         return None
-    descriptor = os.open(folder, os.O_RDONLY)
+    return VerificationReport.from_dict(found["report"])
+
+
+def _put_in_place(plan: ConversionPlan, work: Path) -> None:
+    """Give the finished conversion its name; when that is refused, it waits for the next attempt."""
+    noted = {**_read_plan(work), "finished": True}
+    (work / PLAN).unlink()
     try:
-        flock(descriptor, LOCK_EX | LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ConversionError(
-            f"another conversion is at work in '{folder}'. Wait for it, or choose another OUT."
-        ) from error
-    return descriptor
+        put_in_place(plan.place)
+    except BaseException:
+        if (work / RECORD).is_file() and not (work / PLAN).exists():
+            _write_json(work / PLAN, noted)
+        raise
 
 
 def _write_weights(plan: ConversionPlan, work: Path) -> None:
@@ -224,11 +306,14 @@ def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
 
 def _write_companions(plan: ConversionPlan, work: Path) -> None:
     for name in plan.companions:
-        (work / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(plan.source.path(name), work / name)
+        check_links(plan.source, (name,))  # again: a link may have been put there meanwhile
+        for folder in reversed(Path(name).parents[:-1]):
+            if not (work / folder).is_dir():
+                make_folder(work / folder, like=plan.source.folder([name]) / folder)
+        copy_anew(plan.source.path(name), work / name)
     code = Path(hf_hyperconn.__file__).parent / "models"
     for name in plan.family.code:
-        shutil.copyfile(code / name, work / name)
+        copy_anew((code / name).resolve(), work / name)
     _write_json(work / CONFIG, plan.config)
 
 
@@ -254,7 +339,8 @@ def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
         },
         "base_shards": shards,
         "hyper_connection_shard": plan.hc_shard,
-        "hyper_connection_sha256": compare(work / plan.hc_shard, work / plan.hc_shard),
+        "hyper_connection_sha256": digest(work / plan.hc_shard),
+        "files": {name: digest(work / name) for name in sorted((CONFIG, INDEX, *plan.family.code, *plan.companions))},
     }
 
 
@@ -268,19 +354,6 @@ def _write_card(plan: ConversionPlan, work: Path) -> "WrittenCard":
 
     (work / README).unlink(missing_ok=True)  # of an attempt that was cut off at its end
     return write_card(work, name=plan.out.absolute().name)
-
-
-def _put_in_place(work: Path, out: Path) -> None:
-    previous = _aside(out)
-    if out.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-        out.rename(previous)
-    work.rename(out)
-    shutil.rmtree(previous, ignore_errors=True)
-
-
-def _aside(out: Path) -> Path:
-    return out.parent / f".{out.name}.previous"
 
 
 def _write_json(path: Path, content) -> None:

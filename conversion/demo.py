@@ -20,6 +20,7 @@ from hf_hyperconn.errors import ConversionError, HyperConnError
 from hf_hyperconn.registration import register_auto_classes
 
 from .convert import convert_checkpoint
+from .terminal import put
 
 LENGTH, BATCH, STREAMS = 128, 16, 4
 PROMPT = "def read"
@@ -78,9 +79,9 @@ def _demonstrate(place: Path, steps: int, say: Callable[[str], None]) -> None:
     before = [_loss(each, held_out) for each in (model, hc_model)]
     _train([model, hc_model], training, max(steps // 2, 1), learning_rate=1e-3, seed=2)
     after = [_loss(each, held_out) for each in (model, hc_model)]
-    print(f"{'held-out loss':<16}{'converted':>12}{'trained on':>12}")
+    put(f"{'held-out loss':<16}{'converted':>12}{'trained on':>12}")
     for name, *losses in zip(("Llama", f"Llama DHC×{STREAMS}"), before, after, strict=True):
-        print(f"{name:<16}" + "".join(f"{loss:>12.4f}" for loss in losses))
+        put(f"{name:<16}" + "".join(f"{loss:>12.4f}" for loss in losses))
 
 
 def byte_llama(eos_token_id: int | None = None) -> LlamaForCausalLM:

@@ -1,12 +1,12 @@
 """The results that lm-eval writes, as a model card and the Hub want them."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import CardError
 
+from .reading import finite, read_json
 from .source import REPO_ID
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def read_evaluation(path: str | Path) -> Evaluation:
     """
     advice = "Give the results_*.json that `lm-eval run --output_path` wrote."
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = read_json(path)
     except OSError as error:
         raise CardError(f"can't read '{path}': {error.strerror}. {advice}") from error
     except ValueError as error:
@@ -147,25 +147,29 @@ def _scores(content: dict):
         config = content.get("configs", {}).get(task, {})
         for name, value in metrics.items():
             metric, _, filter = name.partition(",")
-            if not filter or metric.endswith("_stderr") or not isinstance(value, int | float):
+            if not filter or metric.endswith("_stderr") or finite(value) is None:
                 continue
-            error = metrics.get(f"{metric}_stderr,{filter}")
+            error, shots = metrics.get(f"{metric}_stderr,{filter}"), content.get("n-shot", {}).get(task)
             yield Score(
                 task=task,
                 metric=metric,
                 filter=filter,
-                shots=content.get("n-shot", {}).get(task),
+                shots=finite(shots),
                 value=value,
-                error=error if isinstance(error, int | float) else None,
+                error=finite(error),
                 dataset=_named(config.get("dataset_path")),
-                subset=config.get("dataset_name"),
-                split=config.get("test_split") or config.get("validation_split"),
+                subset=_text(config.get("dataset_name")),
+                split=_text(config.get("test_split")) or _text(config.get("validation_split")),
             )
 
 
 def _named(dataset: object) -> str | None:
     """A data set that has a name: where one lies on somebody's disk is not published."""
     return dataset if isinstance(dataset, str) and REPO_ID.fullmatch(dataset) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _described(score: Score) -> str:

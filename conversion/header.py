@@ -1,14 +1,23 @@
 """The header of a safetensors file: what it holds, without its data."""
 
-import json
 import math
-import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
-DENSEST = 2  # values in a byte, of all dtypes
+from .reading import open_regular
+
+# bits of one value, of all dtypes of safetensors
+BITS = {
+    **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("BF16", "F16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "F8_E8M0"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
 
 
 @dataclass(frozen=True)
@@ -26,42 +35,55 @@ class TensorInfo:
         return math.prod(self.shape)
 
 
-def tensor_info(dtype: str, shape: list[int], data_offsets: tuple[int, int], file: str) -> TensorInfo:
+def tensor_info(dtype: str, shape: list[int], file: str) -> TensorInfo:
     """The entry of a header as a `TensorInfo`.
 
-    Raises `ValueError` when it contradicts itself.
+    Raises `ValueError` for a dtype or a shape that there is not.
     """
-    start, end = data_offsets
-    if not isinstance(dtype, str) or not all(isinstance(length, int) and length >= 0 for length in shape):
-        raise ValueError(f"a tensor has dtype {dtype!r:.40} and shape {shape!r:.40}")
-    if math.prod(shape) > DENSEST * (end - start):
-        raise ValueError(f"a tensor of shape {shape!r:.40} has {end - start} bytes")
-    return TensorInfo(dtype, tuple(shape), end - start, file)
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise ValueError(f"a tensor has dtype {dtype!r:.40}")
+    if not isinstance(shape, list | tuple) or not all(_is_count(length) for length in shape):
+        raise ValueError(f"a tensor has shape {shape!r:.40}")
+    return TensorInfo(dtype, tuple(shape), math.prod(shape) * BITS[dtype] // 8, file)
+
+
+def check_offsets(tensors: Mapping[str, TensorInfo], offsets: Mapping[str, tuple[int, int]], size: int) -> None:
+    """Require that tensors lie one after the other, as long as their shapes say, in `size` bytes.
+
+    Raises `ValueError` when they do not.
+    """
+    if not all(len(pair) == 2 and all(map(_is_count, pair)) for pair in offsets.values()):
+        raise ValueError("where a tensor lies is no pair of numbers")
+    end = 0
+    for name, (start, stop) in sorted(offsets.items(), key=lambda item: item[1]):
+        if start != end or stop - start != tensors[name].nbytes:
+            raise ValueError(f"a tensor of {tensors[name].nbytes} bytes lies from {start} to {stop}, after {end}")
+        end = stop
+    if end > size:
+        raise ValueError(f"its tensors take {end} bytes, and it has {size}")
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of a safetensors file.
+    """The tensors of a safetensors file, which safetensors itself checks.
 
     Raises `UnsupportedCheckpointError` when the file can't be read, is cut short or is not safetensors.
     """
+    from safetensors import SafetensorError, safe_open
+
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > size - 8:
-                raise ValueError("its header is longer than the file")
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        if end != size:
-            raise ValueError(f"it has {size} bytes, its header says {end}")
-        return {
-            name: tensor_info(entry["dtype"], entry["shape"], entry["data_offsets"], path.name)
-            for name, entry in header.items()
-        }
+        open_regular(path).close()
+        with safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {
+                name: tensor_info(found.get_dtype(), found.get_shape(), path.name) for name, found in slices.items()
+            }
     except OSError as error:
         raise UnsupportedCheckpointError(f"can't read '{path}': {error.strerror}. Check its permissions.") from error
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (SafetensorError, ValueError) as error:
         raise UnsupportedCheckpointError(
             f"{str(path)!r} is cut short or no safetensors file ({error}). Copy or download it again."
         ) from error
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

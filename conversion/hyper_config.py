@@ -2,11 +2,10 @@
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import FAMILIES, Family
+from hf_hyperconn.kinds import KINDS, READOUTS, kind_of, setting
 
-from .plan import CONNECTIONS
+from .sizes import is_size
 from .source import COMMIT, CONFIG, Source
-
-LARGEST = 2**31  # size that a model has
 
 
 def family_of(source: Source, config: dict) -> Family:
@@ -25,13 +24,13 @@ def family_of(source: Source, config: dict) -> Family:
             f"{name!r} has model_type {model_type!r}; give a checkpoint with hyper-connections "
             f"({', '.join(f.hc_model_type for f in FAMILIES.values())})."
         )
+    if not isinstance(config.get("connection"), str) or config["connection"] not in KINDS:
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {name!r} has connection {config.get('connection')!r:.40}; known are {', '.join(KINDS)}. "
+            f"A newer hf_hyperconn may know it."
+        )
     if found := _fault(config):
         raise UnsupportedCheckpointError(f"{CONFIG} of {name!r} has {found}. Download it again.")
-    if config.get("connection") not in (*CONNECTIONS, "keel"):
-        raise UnsupportedCheckpointError(
-            f"{CONFIG} of {name!r} has connection {config.get('connection')!r}; known are "
-            f"{', '.join((*CONNECTIONS, 'keel'))}. A newer hf_hyperconn may know it."
-        )
     return family
 
 
@@ -39,10 +38,12 @@ def _fault(config: dict) -> str | None:
     """The first field that is not what it is in any model."""
     for field in ("hidden_size", "num_hidden_layers", "hc_mult"):
         value = config.get(field)
-        if not isinstance(value, int) or not 0 < value < LARGEST:
+        if not is_size(value):
             return f"{field} {value!r:.20}, not a size of a model"
-    if config.get("connection") in ("mhc", "ihc") and config["hc_mult"] < 2:
-        return f"hc_mult {config['hc_mult']}, too few for {config['connection']!r}"
+    if not isinstance(readout := setting(config, "hc_readout"), str) or readout not in READOUTS:
+        return f"hc_readout {readout!r:.20}, not one of {', '.join(map(repr, READOUTS))}"
+    if found := kind_of(config).fault(config):
+        return found
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         return f"architectures {architectures!r:.20}, not a list of names"

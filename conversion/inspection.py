@@ -14,11 +14,13 @@ from hf_hyperconn.analysis.costs import (
 )
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import Family
+from hf_hyperconn.kinds import FIELDS, kind_of
 
 from .checkpoint import Weights, open_tensors, read_config, read_weights
-from .hyper_config import LARGEST, family_of
-from .plan import CONNECTIONS, gigabytes
+from .hyper_config import family_of
+from .plan import gigabytes
 from .record import base_of, read_record
+from .sizes import is_size
 from .source import CONFIG, LocalSource, Source, open_source
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Inspection:
     name: as the user gave it.
     family: as Transformers spells it in class names.
     connection, hc_mult, layers, hidden_size: as in its config; its layers are those of the decoder.
+    fields: all fields of its connections, those that its config lacks at their defaults.
     dtype: that of most of its weights, as safetensors spells it.
     quantised: the method, of a quantised checkpoint; None otherwise.
     base, commit: what it was converted from, where that is recorded.
@@ -47,6 +50,7 @@ class Inspection:
     trained: whether the connections have left the equivalent initialisation; None when that is not known.
     not_known: why it is not known.
     drift: how far, by sub-layer; None where values were not read.
+    readout_drift: the largest change of the readout's parameters; None, too, when it has none.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Inspection:
     model_type: str
     connection: str
     hc_mult: int
+    fields: dict
     layers: int
     hidden_size: int
     dtype: str
@@ -68,6 +73,7 @@ class Inspection:
     trained: bool | None
     not_known: str | None
     drift: "tuple[Drift, ...] | None"
+    readout_drift: float | None
 
     def lines(self) -> list[str]:
         """The inspection for people."""
@@ -75,7 +81,7 @@ class Inspection:
         model = f"{self.name}: {self.family}, {self.layers} layers, hidden {self.hidden_size}, {self.dtype}"
         rows = [
             ("model", f"{model}, quantised by {self.quantised}" if self.quantised else model),
-            ("connection", f"{self.connection}, n={self.hc_mult}"),
+            ("connection", ", ".join([self.connection, *kind_of(self.fields).settings(self.fields)])),
             ("base", f"{self.base}{commit}" if self.base else "not recorded"),
             ("parameters", _share(self.parameters, self.added_parameters, lambda count: f"{count:,}")),
             ("FLOPs", f"{_share(self.flops, self.added_flops, _scaled)}, a token, forward"),
@@ -83,7 +89,10 @@ class Inspection:
             ("state", self._state()),
         ]
         lines = [f"{name:<13} {text}" for name, text in rows]
-        return [*lines, *_table(self.drift)] if self.trained and self.drift else lines
+        if not (self.trained and self.drift):
+            return lines
+        readout = [] if self.readout_drift is None else [f"readout {self.readout_drift:.3g}, its largest change"]
+        return [*lines, *_table(self.drift), *readout]
 
     def as_dict(self) -> dict:
         """The inspection for machines."""
@@ -117,13 +126,14 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
         )
     base, commit = base_of(config, record)
     added_flops = connection_flops(config)
-    trained, not_known, drift = _state_of(source, config, family, weights, record)
+    trained, not_known, drift, readout_drift = _state_of(source, config, family, weights, record)
     return Inspection(
         name=source.name,
         family=family.name,
         model_type=config["model_type"],
         connection=config["connection"],
         hc_mult=config["hc_mult"],
+        fields={name: config.get(name, default) for name, default in FIELDS.items()},
         layers=config["num_hidden_layers"],
         hidden_size=config["hidden_size"],
         dtype=weights.dtype,
@@ -138,13 +148,14 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
         trained=trained,
         not_known=not_known,
         drift=drift,
+        readout_drift=readout_drift,
     )
 
 
 def _check_experts(source: Source, config: dict, weights: Weights) -> None:
     is_mixture = any(EXPERT in name for name in weights.tensors)
     counts = [config.get("num_experts_per_tok"), number_of_experts(config)]
-    if is_mixture and not all(isinstance(count, int) and 0 < count < LARGEST for count in counts):
+    if is_mixture and not all(map(is_size, counts)):
         raise UnsupportedCheckpointError(
             f"{CONFIG} of {source.name!r} does not say how many experts there are and how many a token meets "
             f"({' or '.join(EXPERTS)}, and num_experts_per_tok). Download it again."
@@ -160,20 +171,20 @@ def _quantisation(config: dict) -> str | None:
 
 def _state_of(
     source: Source, config: dict, family: Family, weights: Weights, record: dict | None
-) -> "tuple[bool | None, str | None, tuple[Drift, ...] | None]":
-    """`trained`, `not_known` and `drift` of an `Inspection`."""
-    if config["connection"] not in CONNECTIONS or config.get("norm") is not None:
-        return None, "this kind is trained from scratch and has no equivalent initialisation", None
+) -> "tuple[bool | None, str | None, tuple[Drift, ...] | None, float | None]":
+    """`trained`, `not_known`, `drift` and `readout_drift` of an `Inspection`."""
+    if reason := kind_of(config).inequivalence(config):
+        return None, f"this is trained from scratch and has no equivalent initialisation ({reason})", None, None
     from .drift import fault, measure_drift
 
     if found := fault(weights, config, family):
-        return None, found, None
+        return None, found, None, None
     if isinstance(source, LocalSource):
         with open_tensors(source, weights, "numpy") as read:
-            trained, drift = measure_drift(read, config, family, weights.prefix or "")
-        return trained, None, drift
+            trained, drift, of_readout = measure_drift(read, config, family, weights.prefix or "")
+        return trained, None, drift, of_readout
     trained = _by_digest(source, weights, record)
-    return trained, "its weights would tell, which were not downloaded" if trained is None else None, None
+    return trained, "its weights would tell, which were not downloaded" if trained is None else None, None, None
 
 
 def _by_digest(source: Source, weights: Weights, record: dict | None) -> bool | None:

@@ -1,19 +1,18 @@
 """Running a base and its conversion on the same tokens, one after the other."""
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psutil
 import torch
-import transformers
-from transformers import PreTrainedConfig
-from transformers.utils import logging
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_hyperconn.analysis.costs import LAYER
+from hf_hyperconn.errors import VerificationError
 from hf_hyperconn.families import Family
 
 from .checkpoint import INDEX, Weights
+from .loading import base_class, loading_fault, quiet, refused_by_transformers
 from .source import CONFIG, Source
 
 TOKENS, NEW_TOKENS = 64, 16
@@ -77,10 +76,9 @@ def layers_that_fit(weights: Weights, layers: int) -> int:
     per_layer = [0] * layers
     rest = 0
     for name, tensor in weights.tensors.items():
-        _, found, tail = name.partition("layers.")
-        index = int(tail.partition(".")[0]) if found and tail[:1].isdigit() else None
-        if index is not None and index < layers:
-            per_layer[index] += 4 * tensor.size
+        layer = LAYER.search(name)
+        if layer and int(layer[1]) < layers:
+            per_layer[int(layer[1])] += 4 * tensor.size
         else:
             rest += 4 * tensor.size
     free = 0.8 * psutil.virtual_memory().available - rest
@@ -97,41 +95,82 @@ def compare_models(
 
     config: of the conversion.
     layers: how many of the first layers to run.
+
+    Raises `VerificationError` when one of them can't be loaded, lacks weights or has others, or the base computes NaN.
     """
-    architecture = config["architectures"][0]
-    base_class = getattr(transformers, architecture.removeprefix("HC"))
-    hc_class = getattr(family.modeling_module(), architecture)
+    plain_class = base_class(target[0], config, family)
+    hc_class = getattr(family.modeling_module(), f"HC{plain_class.__name__}")
     results = []
     for dtype in dict.fromkeys([DTYPES.get(base[1].dtype, torch.float32), torch.float32]):
-        expected = _run(base_class, *base, dtype, layers)
+        expected = _run(plain_class, *base, dtype, layers)
+        if expected["fault"]:
+            raise VerificationError(expected["fault"])
         results.append(_compare(str(dtype).removeprefix("torch."), expected, _run(hc_class, *target, dtype, layers)))
     return tuple(results)
 
 
 def _run(model_class, source: Source, weights: Weights, dtype: torch.dtype, layers: int) -> dict:
-    """Logits (or last hidden state), hidden states and greedy continuation on a fixed sequence of tokens."""
-    names = [name for name in (CONFIG, INDEX, "generation_config.json", *weights.files) if name in source.files]
-    folder = source.folder(names)
-    with quiet():
-        config = _first_layers(model_class.config_class.from_pretrained(folder), layers)
-        model = model_class.from_pretrained(folder, config=config, dtype=dtype).eval()
+    """Logits (or last hidden state), hidden states and greedy continuation on a fixed sequence of tokens.
+
+    `fault` says which weights are no numbers, or that those it has lead to none; None where all is well.
+    """
+    model = _load(model_class, source, weights, dtype, layers)
     generator = torch.Generator().manual_seed(0)
-    tokens = min(TOKENS, model.config.max_position_embeddings - NEW_TOKENS)
+    longest = model.config.max_position_embeddings
+    tokens = max(min(TOKENS, longest - NEW_TOKENS), 1)
+    new_tokens = min(NEW_TOKENS, longest - tokens)
     ids = torch.randint(model.config.vocab_size, (1, tokens), generator=generator)
     with torch.no_grad():
         outputs = model(input_ids=ids, output_hidden_states=True)
+        logits = outputs.get("logits", outputs.get("start_logits", outputs.get("last_hidden_state")))
         result = {
-            "logits": outputs.get("logits", outputs.get("start_logits", outputs.get("last_hidden_state"))),
+            "logits": logits,
             "hidden_states": outputs.hidden_states,
             "continuation": None,
+            "fault": _no_numbers(model, source) if logits.isnan().any() else None,
         }
-        if model.can_generate():
+        if model.can_generate() and new_tokens > 0 and not result["fault"]:
             result["continuation"] = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0
             )
     del model
     gc.collect()
     return result
+
+
+def _load(model_class, source: Source, weights: Weights, dtype: torch.dtype, layers: int) -> PreTrainedModel:
+    """The model of a checkpoint in evaluation mode, cut after some layers."""
+    names = [name for name in (CONFIG, INDEX, "generation_config.json", *weights.files) if name in source.files]
+    folder = source.folder(names)
+    try:
+        with quiet():
+            config = model_class.config_class.from_pretrained(folder)
+            readout = {rf"layers\.{config.num_hidden_layers - 1}\.hc_head\.": f"layers.{layers - 1}.hc_head."}
+            moved = {"key_mapping": readout} if layers < config.num_hidden_layers else {}
+            config = _first_layers(config, layers)
+            model, report = model_class.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **moved,
+            )
+    except Exception as error:  # whatever Transformers makes of files that nobody has checked
+        raise VerificationError(f"{source.name!r}: {refused_by_transformers(error)}") from error
+    if found := loading_fault(report, model_class, layers):
+        raise VerificationError(f"{source.name!r} as Transformers loads it is not complete: {found}")
+    return model.eval()
+
+
+def _no_numbers(model: PreTrainedModel, source: Source) -> str:
+    """That a model computes NaN, and from what."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    stored = next((name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()), None)
+    if stored:
+        return f"{stored} of {source.name!r} holds NaN or infinity, so there is nothing to compare"
+    return f"{source.name!r} itself computes NaN in {dtype}, of finite weights, so there is nothing to compare"
 
 
 def _first_layers(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
@@ -156,17 +195,3 @@ def _compare(dtype: str, expected: dict, found: dict) -> Comparison:
         kl=(log_a.exp() * (log_a - log_b)).sum(-1).mean().item(),
         top1=(a.argmax(-1) == b.argmax(-1)).double().mean().item(),
     )
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep Transformers' loading reports, which name the layers left out, from the terminal."""
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

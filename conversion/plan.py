@@ -4,27 +4,21 @@ import json
 import os
 import shutil
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from pathlib import Path
 
 from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 from hf_hyperconn.families import FAMILIES, Family
+from hf_hyperconn.kinds import KINDS
 
-from .checkpoint import Weights, read_config, read_weights
+from .checkpoint import Weights, read_config, read_weights, refuse_other_weights
+from .companions import check_links, check_no_code, companions_of
+from .fields import HyperConnectionFields
+from .place import Place, find_place, named
+from .sizes import fault_of_sizes, is_size
 from .source import CONFIG, Source, open_source
 
-RECORD = "hyperconn_conversion.json"
 LINKS = ("copy", "hard", "symlink")
-CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac")
-
-# what does not come along: weights in any format, what the conversion writes itself, records of training
-LEFT_BEHIND = (
-    *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.ggml", "*.onnx", "*.onnx_data", "*.h5"),
-    *("*.msgpack", "*.ot", "*.tflite", "*.npz", "*.mlmodel", "*.index.json", "*.py", "*.lock", CONFIG, RECORD),
-    *("README.md", ".*", "original/*", "onnx/*", "coreml/*", "openvino/*", "metal/*", "runs/*", "checkpoint-*/*"),
-    *("trainer_state.json", "*.distcp", "wandb/*", "__pycache__/*", "*.part", "*.incomplete/*", "*/.*"),
-)
 
 # model types whose layers do not add two branches, one after the other, to a residual stream of weight one
 PARALLEL = ("cohere", "cohere2", "cohere2_moe", "codegen", "falcon", "gpt_neox", "gptj", "phi", "stablelm")
@@ -40,42 +34,18 @@ OTHERWISE = {
 
 
 @dataclass(frozen=True)
-class HyperConnectionFields:
-    """What a conversion lets choose of `HyperConnectionConfig`; the readout that keeps it exact is the mean.
-
-    Raises `ConversionError` for a value that is not accepted.
-    """
-
-    hc_mult: int = 4
-    connection: str = "dhc"
-    hc_tanh: bool = True
-
-    def __post_init__(self):
-        if self.hc_mult < 1:
-            raise ConversionError(f"{self.hc_mult} residual streams were asked for; give -n 1 or more.")
-        if self.connection == "keel":
-            raise ConversionError(
-                "Keel norms the residual stream itself after every sub-layer, so no pretrained model computes the "
-                "same. Train from scratch, with connection='keel' and hc_mult=1 in the config."
-            )
-        if self.connection not in CONNECTIONS:
-            accepted = ", ".join(map(repr, CONNECTIONS))
-            raise ConversionError(f"connection {self.connection!r} was asked for; accepted are {accepted}.")
-        if self.connection in ("mhc", "ihc") and self.hc_mult < 2:
-            raise ConversionError(f"{self.connection} needs at least 2 residual streams; give -n 2 or more.")
-
-
-@dataclass(frozen=True)
 class ConversionPlan:
     """A checked conversion.
 
     shards: name in the output by name in the base, in order; the hyper-connection shard comes after them.
+    place: where OUT is, and what may go for it.
     companions: files copied unchanged besides the weights.
     bytes_needed: what the output takes on disk beyond what it shares with the base.
     """
 
     source: Source
     out: Path
+    place: Place
     family: Family
     fields: HyperConnectionFields
     base_config: dict
@@ -95,7 +65,7 @@ class ConversionPlan:
     @property
     def hc_parameters(self) -> int:
         """Number of parameters the hyper-connections add."""
-        return connection_parameters({**self.base_config, **vars(self.fields)}, len(self.family.norm))
+        return connection_parameters({**self.base_config, **self.fields.as_config()}, self.family.norm)
 
     @property
     def config(self) -> dict:
@@ -110,13 +80,7 @@ class ConversionPlan:
             "model_type": self.family.hc_model_type,
             "architectures": architectures,
             "auto_map": self.family.auto_map,
-            **vars(self.fields),
-            "hc_readout": "mean",
-            "hc_sinkhorn_iters": 20,
-            "hc_eps": 1e-6,
-            "norm": None,
-            "norm_alpha_attention": None,
-            "norm_alpha_other": None,
+            **self.fields.as_config(),
             **(
                 {"hc_base_model": self.source.name, "hc_base_commit": self.source.commit} if self.source.commit else {}
             ),
@@ -133,6 +97,8 @@ class ConversionPlan:
             "model": self.source.name,
             "commit": self.source.commit,
             "out": str(self.out),
+            "replaces": self.place.replaced is not None,
+            "discards": list(self.place.replaced.not_made) if self.place.replaced else [],
             "family": self.family.model_type,
             **vars(self.fields),
             "base_parameters": self.weights.parameters,
@@ -156,11 +122,11 @@ class ConversionPlan:
             ("base weights", f"{len(self.shards)} file(s), {gigabytes(self.base_bytes)}, {how}"),
             (
                 "hc weights",
-                f"{modules} modules, n={self.fields.hc_mult}, {self.fields.connection}, float32: "
-                f"+{self.hc_parameters:,} parameters (+{share:.3g} %)",
+                f"{modules} modules, {self.fields}, float32: +{self.hc_parameters:,} parameters (+{share:.3g} %)",
             ),
             ("code", " ".join(self.family.code)),
             ("also copied", " ".join(self.companions) or "nothing"),
+            *self._replaced(),
             ("output", f"{self.out}: needs {gigabytes(self.bytes_needed)}, {gigabytes(self.bytes_free)} free"),
         ]
         head = (
@@ -169,52 +135,70 @@ class ConversionPlan:
         )
         return "\n".join([head, *(f"  {name:<14} {text}" for name, text in rows)])
 
+    def _replaced(self) -> list[tuple[str, str]]:
+        if (contents := self.place.replaced) is None:
+            return []
+        also = f", also what no conversion made: {named(contents.not_made)}" if contents.not_made else ""
+        return [("replaces", f"a conversion of {len(contents.files)} files{also}")]
+
 
 def plan_conversion(
     model: str,
     out: str | os.PathLike | None = None,
     *,
-    fields: HyperConnectionFields = HyperConnectionFields(),
+    fields: HyperConnectionFields | None = None,
     revision: str | None = None,
     link: str = "copy",
     force: bool = False,
+    discard: bool = False,
 ) -> ConversionPlan:
     """Decide how MODEL becomes OUT, and refuse what can't be converted; nothing is written.
 
     model: local folder or Hub id.
-    out: folder to make; by default the model's name followed by `-HCx<n>`, here.
-    fields: the hyper-connections to add.
+    out: folder to make; by default the model's name followed by `-HCx<n>` (`-AttnRes` for attention residuals), here.
+    fields: the hyper-connections to add; None for the usual ones.
     revision: of a Hub repo.
     link: "copy", "hard" or "symlink": how base shards reach OUT.
-    force: whether OUT may exist.
+    force: whether OUT may be a conversion, which is replaced.
+    discard: with `force`, whether it may hold what no conversion made, or what has changed since, which is removed.
 
     Raises `UnsupportedCheckpointError` for a model that can't be converted, `ConversionError` for an OUT that can't be
     written.
     """
     if link not in LINKS:
         raise ConversionError(f"link {link!r} was asked for; accepted are {', '.join(map(repr, LINKS))}.")
+    if discard and not force:
+        raise ConversionError("--discard says what --force may remove besides a conversion. Give both, or neither.")
+    fields = fields or HyperConnectionFields()
     source = open_source(model, revision)
+    companions = companions_of(source)
+    check_links(source, companions)
     config = read_config(source)
     family = _family(source, config)
-    if fields.connection == "frac" and config["hidden_size"] % fields.hc_mult:
-        raise ConversionError(
-            f"the hidden size of {source.name!r}, {config['hidden_size']}, can't be cut into {fields.hc_mult} equal "
-            f"parts. Give another -n."
-        )
+    if found := KINDS[fields.connection].fault({**config, **fields.as_config()}):
+        raise ConversionError(f"{source.name!r} has {found}. Give another -n.")
     weights = read_weights(source)
     if weights.prefix is None:
         raise UnsupportedCheckpointError(
             f"the weights of {source.name!r} hold no decoder layer 0. Give a complete checkpoint."
         )
+    refuse_other_weights(source, config)
+    if found := fault_of_sizes(config, weights, family):
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {source.name!r} does not fit its weights: {found}. Copy or download it again."
+        )
     count = len(weights.files) + 1
     shards = {name: f"model-{i:05}-of-{count:05}.safetensors" for i, name in enumerate(weights.files, start=1)}
-    companions = companions_of(source)
     if outside := [name for name in companions if name.startswith("/") or ".." in name.split("/")]:
         raise UnsupportedCheckpointError(f"{source.name!r} lists {outside[0]!r}, a path outside it. Do not trust it.")
-    out = Path(out) if out is not None else Path(f"{Path(os.path.abspath(model)).name}-HCx{fields.hc_mult}")
+    check_no_code(source, companions)
+    if out is None:
+        out = f"{Path(os.path.abspath(model)).name}-{KINDS[fields.connection].suffix(fields.hc_mult)}"
+    out = Path(out)
     plan = ConversionPlan(
         source=source,
         out=out,
+        place=find_place(out, source, (CONFIG, *shards, *companions), force=force, discard=discard),
         family=family,
         fields=fields,
         base_config=config,
@@ -226,12 +210,7 @@ def plan_conversion(
         bytes_needed=0,
         bytes_free=0,
     )
-    return _with_space_checked(plan, force)
-
-
-def workspace(out: Path) -> Path:
-    """The folder beside OUT in which a conversion works until it is complete."""
-    return out.parent / f".{out.name}.incomplete"
+    return _with_space_checked(plan)
 
 
 def gigabytes(count: int) -> str:
@@ -249,6 +228,10 @@ def _family(source: Source, config: dict) -> Family:
     if "hc_mult" in config or str(model_type).startswith("hc_"):
         raise UnsupportedCheckpointError(
             f"{name!r} is already a hyper-connection model (n={config.get('hc_mult')}). Convert its base instead."
+        )
+    if not isinstance(model_type, str):
+        raise UnsupportedCheckpointError(
+            f"{name!r} has model_type {model_type!r:.40}, which is no name; hf-hyperconn converts: {accepted}."
         )
     if model_type in OTHERWISE:
         raise UnsupportedCheckpointError(
@@ -271,49 +254,38 @@ def _family(source: Source, config: dict) -> Family:
             f"{model_type}."
         )
     family = FAMILIES[model_type]
+    architectures = config.get("architectures")
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(architecture, str) for architecture in architectures)
+    ):
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {name!r} has architectures {architectures!r:.40}, not a list of names. Download it again."
+        )
     for architecture in _architectures(config, family):
         if architecture not in family.architectures:
             raise UnsupportedCheckpointError(
                 f"{name!r} is a {architecture}; hf-hyperconn converts: {', '.join(family.architectures)}."
             )
     for field in ("num_hidden_layers", "hidden_size"):
-        if not isinstance(config.get(field), int):
+        if (value := config.get(field)) is None:
             raise UnsupportedCheckpointError(f"{CONFIG} of {name!r} has no {field}. Download it again.")
+        if not is_size(value):
+            raise UnsupportedCheckpointError(
+                f"{CONFIG} of {name!r} has {field} {value!r:.20}, not a size of a model. Download it again."
+            )
     return family
-
-
-def companions_of(source: Source) -> tuple[str, ...]:
-    """The files that come along with weights, code, config and card: tokenizer, chat template, licence and the like.
-
-    That is all but `LEFT_BEHIND` and other models in folders of the checkpoint.
-    """
-    models = tuple(name.removesuffix(CONFIG) for name in source.files if name.endswith(f"/{CONFIG}"))
-    left = [name for name in source.files if name.startswith(models) or any(fnmatch(name, p) for p in LEFT_BEHIND)]
-    return tuple(sorted(set(source.files) - set(left)))
 
 
 def _architectures(config: dict, family: Family) -> list[str]:
     return config.get("architectures") or [f"{family.name}ForCausalLM"]
 
 
-def _with_space_checked(plan: ConversionPlan, force: bool) -> ConversionPlan:
-    parent = plan.out.absolute().parent
-    if plan.out.is_symlink() or plan.out.exists():
-        if not force:
-            raise ConversionError(f"'{plan.out}' already exists. Choose another OUT, or replace it with --force.")
-        if not (plan.out / RECORD).is_file():
-            raise ConversionError(
-                f"'{plan.out}' is no converted checkpoint (no {RECORD}), so --force does not replace it. Remove it."
-            )
-    if not parent.is_dir():
-        raise ConversionError(f"there is no folder '{parent}' to write '{plan.out.name}' in. Make it first.")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise ConversionError(f"no permission to write in '{parent}'. Choose another OUT.")
+def _with_space_checked(plan: ConversionPlan) -> ConversionPlan:
+    parent = plan.place.out.parent
     kept = sum(plan.source.files[name] for name in plan.companions)
     needed = kept + 4 * plan.hc_parameters + 2**20
     if plan.link == "copy":
-        work = workspace(plan.out)
-        done = {target for target in plan.shards.values() if (work / target).is_file()}
+        done = {target for target in plan.shards.values() if (plan.place.work / target).is_file()}
         needed += sum(plan.source.files[name] for name, target in plan.shards.items() if target not in done)
     cache, download = plan.source.to_download([*plan.shards, *plan.companions])
     if download and os.stat(cache).st_dev == os.stat(parent).st_dev:

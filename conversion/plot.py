@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import HyperConnError
+from hf_hyperconn.kinds import kind_of
 
 from .files import replace_file
 from .inspection import inspect_checkpoint
@@ -50,8 +51,10 @@ def draw(
         _check_place(path)
     written = None if text is None else read_text(text)
     found = inspect_checkpoint(folder)
-    if found.connection == "keel":
-        raise HyperConnError(f"'{folder}' has connection 'keel', whose one stream is not mixed: nothing to draw.")
+    if not kind_of(found.fields).has_matrices:
+        raise HyperConnError(
+            f"'{folder}' has connection {found.connection!r}, where no matrices read and mix streams: nothing to draw."
+        )
     try:
         import matplotlib
     except ImportError as error:
@@ -64,11 +67,14 @@ def draw(
     figures = _static_figures(folder) if written is None else _figures(folder, written, against)
     for name, path in files.items():
         figure = figures[name]()
-        path.parent.mkdir(parents=True, exist_ok=True)
         picture = BytesIO()
         figure.savefig(picture, format=path.suffix[1:], dpi=150)
-        replace_file(path, picture.getvalue())
         plt.close(figure)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, picture.getvalue())
+        except OSError as error:
+            raise HyperConnError(f"can't write '{path}': {error.strerror}. Mend that, or give another -o.") from error
     return list(files.values())
 
 

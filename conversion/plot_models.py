@@ -9,7 +9,7 @@ from hf_hyperconn.registration import register_auto_classes
 
 from .card_facts import TOKENIZERS
 from .checkpoint import INDEX, open_tensors, read_config, read_weights
-from .numeric import quiet
+from .loading import quiet
 from .source import CONFIG, Source, open_source
 
 

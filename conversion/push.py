@@ -1,37 +1,23 @@
 """A checkpoint goes to the Hub: one commit, in which the Hub itself copies what it has of the base's weights."""
 
 import os
-import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hf_hyperconn
-from hf_hyperconn.errors import PushError, VerificationError
-from hf_hyperconn.families import FAMILIES
+from hf_hyperconn.errors import PushError
 
-from .base_card import README
-from .card_text import read_card
-from .checkpoint import INDEX, WEIGHTS, read_config, read_weights
-from .files import leads_out
 from .hub_refusals import explained, refuses_copies
 from .licences import name_problem
-from .plan import RECORD, companions_of, gigabytes
+from .plan import gigabytes
 from .publishing_terms import check_terms
-from .record import base_on_the_hub, is_verified, read_record
-from .source import CONFIG, LocalSource
-from .transfer import compare
-from .verify import verify_checkpoint
+from .push_folder import CheckedFolder, Say, open_checked
+from .push_plan import FATES, PushPlan
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationCopy, HfApi, ModelInfo
-    from huggingface_hub.hf_api import RepoSibling
-
-RESULTS = re.compile(r"\.eval_results/[^/]+\.yaml")
-WEIGHT_FILE = re.compile(rf"{re.escape(WEIGHTS)}|{re.escape(INDEX)}|model-\d{{5}}-of-\d{{5}}\.safetensors")
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -44,6 +30,7 @@ class PushResult:
     uploaded: size in bytes of each file that was sent from here.
     unchanged: files that the repo held already.
     removed: weight files of the repo that the folder hasn't got.
+    left: files of the folder that are no part of the model and stayed here.
     """
 
     url: str
@@ -52,6 +39,7 @@ class PushResult:
     uploaded: dict[str, int]
     unchanged: tuple[str, ...]
     removed: tuple[str, ...]
+    left: tuple[str, ...]
 
     def as_dict(self) -> dict:
         """The result for machines."""
@@ -65,6 +53,8 @@ def push_checkpoint(
     private: bool = False,
     create_pr: bool = False,
     revision: str | None = None,
+    include: Iterable[str] = (),
+    accept_changes: bool = False,
     say: Say = lambda line: None,
 ) -> PushResult:
     """Make a repo of the Hub hold a hyper-connection checkpoint, by one commit.
@@ -77,14 +67,44 @@ def push_checkpoint(
     private: make the repo private; otherwise a new one is what its owner's settings say, public by default.
     create_pr: open a pull request instead of committing to the branch.
     revision: the branch, by default `main`; made if it doesn't exist, except for a pull request.
+    include: patterns, relative to `folder`, of files to push besides those that a model consists of.
+    accept_changes: push though code, config or companions differ from what the conversion, or this package, wrote.
     say: called with a line for each thing worth knowing.
 
     Raises `UnsupportedCheckpointError` for a folder without hyper-connections, `VerificationError` for a damaged one,
     and `PushError` when it may not be published so, or the Hub refuses or can't be reached.
     """
+    plan = plan_push(
+        folder,
+        repo_id,
+        private=private,
+        create_pr=create_pr,
+        revision=revision,
+        include=include,
+        accept_changes=accept_changes,
+        say=say,
+    )
+    return carry_out_push(plan, say=say)
+
+
+def plan_push(
+    folder: str | os.PathLike,
+    repo_id: str,
+    *,
+    private: bool = False,
+    create_pr: bool = False,
+    revision: str | None = None,
+    include: Iterable[str] = (),
+    accept_changes: bool = False,
+    say: Say = lambda line: None,
+) -> PushPlan:
+    """Decide what a push does with each file, and refuse what may not be published; the Hub is only read.
+
+    Arguments and errors as for `push_checkpoint`.
+    """
     if repo_id.count("/") != 1:
         raise PushError(f"the repo {repo_id!r} was given; give owner/name.")
-    checked = _open_checked(Path(folder), say)
+    checked = open_checked(Path(folder), include, accept_changes, say)
 
     from huggingface_hub import HfApi
 
@@ -103,95 +123,33 @@ def push_checkpoint(
             check_terms(checked.base, base, repo_id, checked.metadata, say)
         if is_open and (problem := name_problem(repo_id.partition("/")[2], checked.metadata)):
             say(f"name          {problem}")
-        if not present:
-            api.create_repo(repo_id, private=private or None, exist_ok=True)
-        target = _branch(api, repo_id, revision, make=not create_pr)
-        copies = _copies(api, checked, say) if checked.record and checked.commit else {}
-        return _commit(api, target, checked, copies, revision=revision, create_pr=create_pr, say=say)
-
-
-class _Checked:
-    """A folder that is fit for pushing.
-
-    names: its files that are the model.
-    record: of its conversion, if it has one.
-    base, commit: id and commit of the Hub repo that it was converted from, as far as they are known.
-    metadata: of its card; empty when there is none.
-    """
-
-    def __init__(self, source: LocalSource, record: dict | None, digests: dict[str, str | None]):
-        self.source, self.record, self._digests = source, record, digests
-        self.names = _model_files(source)
-        self.base, self.commit = base_on_the_hub(read_config(source), record)
-        has_card = README in self.names
-        self.metadata = read_card(source.path(README), lenient=True).data.to_dict() if has_card else {}
-
-    def digest(self, name: str) -> str:
-        """The SHA-256 of a file."""
-        from huggingface_hub.utils import tqdm
-
-        if self._digests.get(name) is None:
-            path, size = self.source.path(name), self.source.files[name]
-            with tqdm(total=size, unit="B", unit_scale=True, desc=f"Reading {name}", disable=None) as bar:
-                self._digests[name] = compare(path, path, bar.update)
-        return self._digests[name]
-
-    def equals(self, name: str, sibling: "RepoSibling") -> bool:
-        """Whether a file of the Hub has the content of ours."""
-        from huggingface_hub.utils.sha import git_hash
-
-        if sibling.size != self.source.files[name]:
-            return False
-        if sibling.lfs:
-            return sibling.lfs.sha256 == self.digest(name)
-        return sibling.blob_id == git_hash(self.source.path(name).read_bytes())
-
-
-def _open_checked(folder: Path, say: Say) -> _Checked:
-    """The folder, once it is known to be fit for pushing."""
-    if not folder.is_dir():
-        raise PushError(f"there is no folder '{folder}'. Give that of a conversion or of a saved model.")
-    if folder.resolve().name.endswith(".incomplete"):
-        raise PushError(f"'{folder}' is an unfinished conversion. Run the same `hf-hyperconn convert` again.")
-    report = verify_checkpoint(folder, mode="structure")
-    if not report.passed:
-        raise VerificationError(f"'{folder}' is not pushed: {report.failure}.")
-    source = LocalSource(folder)
-    record = read_record(source)
-    if record and not report.trained and not is_verified(record):
-        raise PushError(
-            f"'{folder}' has never been compared with its base (--verify off). Run `hf-hyperconn verify '{folder}' "
-            f"--against '{record['base']['model']}'`, then push."
+        target, new_branch = _branch(api, repo_id, revision, make=not create_pr) if present else (None, False)
+        return PushPlan(
+            folder=checked,
+            repo_id=repo_id,
+            target=target,
+            base_copies=_copies(api, checked, say) if checked.record and checked.commit else {},
+            private=private,
+            create_pr=create_pr,
+            revision=revision,
+            new_branch=new_branch,
+            api=api,
         )
-    # verification has just compared an untrained conversion with these
-    digests = {s["file"]: s["sha256"] for s in record["base_shards"]} if record and not report.trained else {}
-    _check_links(folder, source)
-    checked = _Checked(source, record, digests)
-    say(report.lines()[0])
-    if left := [name for name in sorted(source.files.keys() - checked.names) if "/." not in f"/{name}"]:
-        say(f"left here     {', '.join(left[:5])}{f' and {len(left) - 5} more' if len(left) > 5 else ''}")
-    if README not in checked.names:
-        say(f"no card       `hf-hyperconn card '{folder}'` writes a {README}")
-    return checked
 
 
-def _check_links(folder: Path, source: LocalSource) -> None:
-    """Refuse files from outside the folder, but weights, which `convert --link symlink` leaves there."""
-    for name in sorted(_model_files(source) - set(read_weights(source).files)):
-        if leads_out(folder, folder / name):
-            raise PushError(
-                f"'{folder / name}' is a link to '{source.path(name)}', outside the folder. Put a file in its place, "
-                f"or remove it."
-            )
-
-
-def _model_files(source: LocalSource) -> frozenset[str]:
-    """What of a folder is the model: weights, config, code, what goes with them, record, card and its results."""
-    code = FAMILIES[read_config(source)["model_type"].removeprefix("hc_")].code
-    weights = read_weights(source).files
-    index = () if weights == (WEIGHTS,) else (INDEX,)
-    others = (name for name in source.files if name in (RECORD, README) or RESULTS.fullmatch(name))
-    return frozenset({CONFIG, *weights, *index, *code, *companions_of(source), *others})
+def carry_out_push(plan: PushPlan, *, say: Say = lambda line: None) -> PushResult:
+    """Do what `plan` says; errors as for `push_checkpoint`."""
+    api, repo_id, revision = plan.api, plan.repo_id, plan.revision
+    with explained(repo_id):
+        if plan.target is None:
+            api.create_repo(repo_id, private=plan.private or None, exist_ok=True)
+            target, new_branch = _branch(api, repo_id, revision, make=not plan.create_pr)
+            plan = replace(plan, target=target, new_branch=new_branch)
+        if plan.new_branch:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+            target, _ = _branch(api, repo_id, revision, make=False)
+            plan = replace(plan, target=target, new_branch=False)
+        return _commit(plan, say)
 
 
 def _info(api: "HfApi", repo_id: str) -> "ModelInfo | None":
@@ -204,20 +162,22 @@ def _info(api: "HfApi", repo_id: str) -> "ModelInfo | None":
         return None
 
 
-def _branch(api: "HfApi", repo_id: str, revision: str | None, make: bool) -> "ModelInfo":
-    """The newest commit of a branch, with its files; `make` says whether a missing branch is made."""
+def _branch(api: "HfApi", repo_id: str, revision: str | None, make: bool) -> "tuple[ModelInfo, bool]":
+    """The newest commit of a branch, with its files, and whether the branch has to be made.
+
+    make: whether one that is missing is to begin where `main` is.
+    """
     from huggingface_hub.errors import RevisionNotFoundError
 
     try:
-        return api.model_info(repo_id, revision=revision, files_metadata=True)
+        return api.model_info(repo_id, revision=revision, files_metadata=True), False
     except RevisionNotFoundError:
         if not make:
             raise
-        api.create_branch(repo_id, branch=revision, exist_ok=True)
-        return api.model_info(repo_id, revision=revision, files_metadata=True)
+        return api.model_info(repo_id, files_metadata=True), True
 
 
-def _copies(api: "HfApi", checked: _Checked, say: Say) -> "dict[str, CommitOperationCopy]":
+def _copies(api: "HfApi", checked: CheckedFolder, say: Say) -> "dict[str, CommitOperationCopy]":
     """The files that the base's repo holds at the commit of the conversion, as copies for the Hub to make."""
     from huggingface_hub import CommitOperationCopy
     from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
@@ -247,39 +207,25 @@ def _copies(api: "HfApi", checked: _Checked, say: Say) -> "dict[str, CommitOpera
     return copies
 
 
-def _commit(
-    api: "HfApi",
-    target: "ModelInfo",
-    checked: _Checked,
-    copies: "dict[str, CommitOperationCopy]",
-    *,
-    revision: str | None,
-    create_pr: bool,
-    say: Say,
-) -> PushResult:
+def _commit(plan: PushPlan, say: Say) -> PushResult:
     """Commit what the branch lacks, and take away weights that would be loaded instead."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+    from huggingface_hub import CommitOperationDelete
 
-    held = {sibling.rfilename: sibling for sibling in target.siblings or ()}
-    unchanged = {name for name in checked.names if name in held and checked.equals(name, held[name])}
-    removed = sorted(name for name in held if WEIGHT_FILE.fullmatch(name) and name not in checked.names)
-    copies = {name: copy for name, copy in copies.items() if name not in unchanged}
-    uploaded = sorted(checked.names - unchanged - copies.keys())
-
-    def addition(name: str) -> CommitOperationAdd:
-        return CommitOperationAdd(name, str(checked.source.path(name)))
+    api, target, checked, files = plan.api, plan.target, plan.folder, plan.files
+    uploaded, copied, unchanged, removed, left = ([f.name for f in files if f.fate == fate] for fate in FATES)
 
     def result(url: str, commit: str) -> PushResult:
         sizes = checked.source.files
-        say(f"copied        {len(copies)} file(s), {gigabytes(sum(sizes[name] for name in copies))}")
+        say(f"copied        {len(copied)} file(s), {gigabytes(sum(sizes[name] for name in copied))}")
         say(f"uploaded      {len(uploaded)} file(s), {gigabytes(sum(sizes[name] for name in uploaded))}")
         return PushResult(
             url=url,
             commit=commit,
-            copied=tuple(sorted(copies)),
+            copied=tuple(copied),
             uploaded={name: sizes[name] for name in uploaded},
-            unchanged=tuple(sorted(unchanged)),
+            unchanged=tuple(unchanged),
             removed=tuple(removed),
+            left=tuple(left),
         )
 
     def commit(operations: list) -> PushResult:
@@ -287,21 +233,21 @@ def _commit(
             target.id,
             operations,
             commit_message=f"Upload with hf-hyperconn {hf_hyperconn.__version__}",
-            revision=revision,
-            create_pr=create_pr,
+            revision=plan.revision,
+            create_pr=plan.create_pr,
             parent_commit=target.sha,
         )
         return result(info.pr_url or info.commit_url, info.oid)
 
-    changes = [*map(addition, uploaded), *(CommitOperationDelete(name, is_folder=False) for name in removed)]
-    if not (changes or copies):
+    changes = [*map(checked.addition, uploaded), *(CommitOperationDelete(name, is_folder=False) for name in removed)]
+    if not (changes or copied):
         return result(f"{api.endpoint}/{target.id}/commit/{target.sha}", target.sha)
     try:
-        return commit([*changes, *copies.values()])
+        return commit([*changes, *(plan.base_copies[name] for name in copied)])
     except Exception as error:
-        if not (copies and refuses_copies(error, checked.base)):
+        if not (copied and refuses_copies(error, checked.base)):
             raise
         say(f"base weights  uploaded: the Hub doesn't copy them from {checked.base!r}")
-        changes += map(addition, copies)
-        uploaded, copies = sorted([*uploaded, *copies]), {}
+        changes += map(checked.addition, copied)
+        uploaded, copied = sorted([*uploaded, *copied]), []
         return commit(changes)

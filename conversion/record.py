@@ -1,6 +1,7 @@
 """hyperconn_conversion.json: where a converted checkpoint comes from, and what verification found."""
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,11 +9,12 @@ from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 
 from .checkpoint import read_json
 from .files import replace_file
-from .plan import RECORD
-from .source import COMMIT, REPO_ID, LocalSource, Source
+from .source import COMMIT, RECORD, REPO_ID, LocalSource, Source
 
 if TYPE_CHECKING:
     from .verify import VerificationReport
+
+SHA256 = re.compile("[0-9a-f]{64}")
 
 # types of what is read of each part
 TEXT_OR_NONE = (str, type(None))
@@ -22,6 +24,8 @@ OTHERS = {
     "arguments": {"hc_mult": int, "connection": str, "hc_tanh": bool},
     "versions": {"hf_hyperconn": str},
     "base_card": {},
+    "files": {},
+    "card": {},
     "verification": {"tensors": int, "comparisons": list, "layers": (list, type(None))},
 }
 COMPARISON = {
@@ -99,6 +103,9 @@ def _fault(record: dict) -> str | None:
     shards = record.get("base_shards")
     if not isinstance(shards, list):
         return f"base_shards is {shards!r:.40}"
+    for name in ("hyper_connection_shard", "hyper_connection_sha256"):
+        if not isinstance(record.get(name), TEXT_OR_NONE):
+            return f"{name} is {record[name]!r:.40}"
     verification = record.get("verification")
     comparisons = verification.get("comparisons") if isinstance(verification, dict) else None
     parts = [("base", record.get("base"), BASE), *(("base_shards", shard, SHARD) for shard in shards)]
@@ -109,7 +116,25 @@ def _fault(record: dict) -> str | None:
         if not isinstance(part, dict):
             return f"{name} is {part!r:.40}"
         for field, accepted in fields.items():
-            if not isinstance(part.get(field), accepted):
+            if not _is_of(part.get(field), accepted):
                 return f"{field} of {name} is {part.get(field)!r:.40}"
+            if field not in part:
+                return f"{name} has no {field}"
+    for name, digest in (record.get("files") or {}).items():
+        if not (isinstance(digest, str) and SHA256.fullmatch(digest)):
+            return f"{name!r:.40} of files is {digest!r:.40}"
+    if comparisons and not _are_layers(verification["layers"]):
+        return f"layers of verification is {verification['layers']!r:.40}"
     commit = record["base"]["commit"]
     return None if commit is None or COMMIT.fullmatch(commit) else f"commit of base is {commit!r:.40}"
+
+
+def _is_of(value, accepted: type | tuple[type, ...]) -> bool:
+    """Whether a value of JSON is of a type, where true and false are no numbers."""
+    types = accepted if isinstance(accepted, tuple) else (accepted,)
+    return isinstance(value, types) and (not isinstance(value, bool) or bool in types)
+
+
+def _are_layers(value) -> bool:
+    """Whether a value is how many layers were run, of how many."""
+    return isinstance(value, list) and len(value) == 2 and all(_is_of(each, int) for each in value)

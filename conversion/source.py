@@ -2,16 +2,20 @@
 
 import os
 import re
+import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
-from .header import TensorInfo, read_header, tensor_info
+from .header import TensorInfo, check_offsets, read_header, tensor_info
+from .reading import LARGEST
 
 CONFIG = "config.json"
+RECORD = "hyperconn_conversion.json"
 REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -48,13 +52,14 @@ class Source(ABC):
 
 
 class LocalSource(Source):
-    """A folder."""
+    """A folder, of which pipes, devices and links to nothing are not files.
+
+    Raises `UnsupportedCheckpointError` when it can't be read in full, or a name in it is no text.
+    """
 
     def __init__(self, folder: Path, name: str | None = None, commit: str | None = None):
         self._folder, self.name, self.commit, self.sha256 = folder, name or str(folder), commit, {}
-        self.files = {
-            path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()
-        }
+        self.files = dict(_regular_files(folder))
 
     def folder(self, names: Iterable[str]) -> Path:
         return self._folder
@@ -82,7 +87,7 @@ class HubSource(Source):
             siblings = info.siblings or []
             self.files = {sibling.rfilename: sibling.size or 0 for sibling in siblings}
             self.sha256 = {sibling.rfilename: sibling.lfs.sha256 for sibling in siblings if sibling.lfs}
-            if CONFIG in self.files:
+            if 0 < self.files.get(CONFIG, 0) <= LARGEST:
                 # asked for by its revision, so that the cache knows the commit when the Hub is out of reach
                 self._api.hf_hub_download(repo_id, CONFIG, revision=revision)
 
@@ -93,14 +98,16 @@ class HubSource(Source):
         return path.parents[name.count("/")]
 
     def header(self, name: str) -> dict[str, TensorInfo]:
-        with _hub_errors(self.name, self.commit):
-            metadata = self._api.parse_safetensors_file_metadata(self.name, name, revision=self.commit)
         try:
-            return {
-                key: tensor_info(info.dtype, info.shape, info.data_offsets, name)
-                for key, info in metadata.tensors.items()
-            }
-        except ValueError as error:
+            with _hub_errors(self.name, self.commit):
+                metadata = self._api.parse_safetensors_file_metadata(self.name, name, revision=self.commit)
+            tensors = {key: tensor_info(info.dtype, info.shape, name) for key, info in metadata.tensors.items()}
+            offsets = {key: info.data_offsets for key, info in metadata.tensors.items()}
+            check_offsets(tensors, offsets, self.files[name])
+            return tensors
+        except UnsupportedCheckpointError:
+            raise
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:  # of what is no header at all
             raise UnsupportedCheckpointError(
                 f"{name} of {self.name!r} is no safetensors file ({error}). Do not trust this checkpoint."
             ) from error
@@ -126,13 +133,22 @@ def open_source(model: str, revision: str | None = None) -> Source:
 
     Raises `UnsupportedCheckpointError` when there is no such folder or repo, or it can't be reached.
     """
-    if Path(model).is_dir():
+    check_is_text(model)
+    try:
+        mode = os.stat(model).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = None
+    except OSError as error:
+        raise UnsupportedCheckpointError(
+            f"can't read {model!r}: {error.strerror}. Give another folder, or a Hub id."
+        ) from error
+    if mode is not None and stat.S_ISDIR(mode):
         if revision is not None:
             raise UnsupportedCheckpointError(
                 f"{model!r} is a folder and has no revision {revision!r}; drop --revision."
             )
         return LocalSource(Path(model))
-    if Path(model).exists():
+    if mode is not None:
         raise UnsupportedCheckpointError(f"{model!r} is a file; give the folder of a checkpoint, or a Hub id.")
     if not REPO_ID.fullmatch(model):
         raise UnsupportedCheckpointError(f"there is no folder {model!r}, nor can it be a Hub id (owner/name).")
@@ -156,6 +172,39 @@ def fetch(repo_id: str, name: str, revision: str | None) -> Path | None:
             return Path(hf_hub_download(repo_id, name, revision=revision))
         except errors.RemoteEntryNotFoundError:
             return None
+
+
+def check_is_text(name: str) -> None:
+    """Raises `UnsupportedCheckpointError` for the name of a file or folder that is not UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedCheckpointError(
+            f"the name {name!r} is not UTF-8, so it can't be written down. Rename it."
+        ) from error
+
+
+def _regular_files(folder: Path) -> Iterator[tuple[str, int]]:
+    """Path inside a folder and size of each of its files."""
+
+    def refuse(error: OSError) -> NoReturn:
+        raise UnsupportedCheckpointError(
+            f"can't read '{error.filename}': {error.strerror}. Allow that, or give another folder."
+        ) from error
+
+    for place, _, names in os.walk(folder, onerror=refuse):
+        for name in names:
+            path = Path(place, name)
+            try:
+                found = path.stat()
+            except OSError as error:
+                if os.path.islink(path):  # to nothing, to itself or to where nobody may look
+                    continue
+                refuse(error)
+            if stat.S_ISREG(found.st_mode):
+                inside = path.relative_to(folder).as_posix()
+                check_is_text(inside)
+                yield inside, found.st_size
 
 
 def _cached(repo_id: str, revision: str | None) -> LocalSource | None:

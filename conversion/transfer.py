@@ -7,6 +7,8 @@ from pathlib import Path
 
 from hf_hyperconn.errors import ConversionError, VerificationError
 
+from .files import opened_to_copy
+
 CHUNK = 2**20
 COPIED_AT_ONCE = 2**26
 
@@ -57,6 +59,11 @@ def compare(source: Path, target: Path, progress: Callable[[int], None] = lambda
     return digest.hexdigest()
 
 
+def digest(path: Path, progress: Callable[[int], None] = lambda count: None) -> str:
+    """The SHA-256 of a file."""
+    return compare(path, path, progress)
+
+
 def _equal(here: bytearray, there: bytearray, count: int) -> bool:
     """Whether the first `count` bytes are equal; whole buffers are compared without copying them."""
     return here == there if count == len(here) else here[:count] == there[:count]
@@ -71,18 +78,30 @@ def _is_of(source: Path, target: Path) -> bool:
     return True
 
 
+def copy_anew(source: Path, target: Path) -> None:
+    """Copy a file, in place of what has the name `target`. Raises `OSError`, also when `source` is no regular file."""
+    if os.path.lexists(target):
+        target.unlink()
+    with opened_to_copy(source, target) as (a, b):
+        _copy_all(a.fileno(), b.fileno())
+
+
 def _copy(source: Path, target: Path, progress: Callable[[int], None]) -> None:
-    with open(source, "rb", buffering=0) as a, open(target, "wb", buffering=0) as b:
-        size = os.fstat(a.fileno()).st_size
-        if _reflink(a.fileno(), b.fileno()):
-            progress(size)
-            return
-        done = 0
-        while count := _copy_some(a.fileno(), b.fileno(), done):
-            done += count
-            progress(count)
-        if done != size:
-            raise OSError(0, f"only {done} of {size} bytes could be read")
+    with opened_to_copy(source, target) as (a, b):
+        _copy_all(a.fileno(), b.fileno(), progress)
+
+
+def _copy_all(source: int, target: int, progress: Callable[[int], None] = lambda count: None) -> None:
+    """Copy what an open file holds to another."""
+    size, done = os.fstat(source).st_size, 0
+    if _reflink(source, target):
+        progress(size)
+        return
+    while count := _copy_some(source, target, done):
+        done += count
+        progress(count)
+    if done != size:
+        raise OSError(0, f"only {done} of {size} bytes could be read")
 
 
 def _copy_some(source: int, target: int, offset: int) -> int:

@@ -1,19 +1,29 @@
 """Whether a hyper-connection checkpoint is what it should be, and computes what its base computes."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_hyperconn.analysis.costs import is_of_connection
-from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError
+from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
 from hf_hyperconn.families import Family
+from hf_hyperconn.kinds import kind_of
 
-from .checkpoint import INDEX, Weights, open_tensors, read_config, read_weight_map, read_weights
+from .changes import FileChange, config_differences, find_changes
+from .checkpoint import (
+    INDEX,
+    Weights,
+    open_tensors,
+    read_config,
+    read_weight_map,
+    read_weights,
+    refuse_other_weights,
+)
 from .hyper_config import family_of
-from .plan import CONNECTIONS
 from .record import read_record
+from .sizes import fault_of_sizes
 from .source import CONFIG, LocalSource, Source, open_source
-from .transfer import compare
+from .transfer import digest
 
 if TYPE_CHECKING:
     from .numeric import Comparison
@@ -27,9 +37,12 @@ class VerificationReport:
 
     tensors: how many tensors the checkpoint holds.
     trained: whether its hyper-connections have left the equivalent initialisation.
+    as_converted: whether it is a conversion that nobody has trained and saved since.
     changed: base tensors that differ from the base's; None when there was no base to compare with.
     comparisons: one for each dtype in which both models ran; empty without a numeric verification.
     layers: (run, all) decoder layers of the numeric verification.
+    changes: code, config and companions that are not as they were written.
+    notes: what else is worth knowing of the files.
     failure: what is wrong, or None.
     """
 
@@ -38,6 +51,9 @@ class VerificationReport:
     changed: int | None
     comparisons: "tuple[Comparison, ...]" = ()
     layers: tuple[int, int] | None = None
+    as_converted: bool = False
+    changes: tuple[FileChange, ...] = ()
+    notes: tuple[str, ...] = ()
     failure: str | None = None
 
     @property
@@ -57,11 +73,29 @@ class VerificationReport:
             lines.append(
                 f"layers        {'all' if run == total else 'the first'} {run}{f' of {total}' * (run < total)}"
             )
-        return [*lines, *(comparison.line() for comparison in self.comparisons)]
+        lines += [comparison.line() for comparison in self.comparisons]
+        lines += [f"changed       {change}" for change in self.changes]
+        return lines + [f"note          {note}" for note in self.notes]
 
     def as_dict(self) -> dict:
         """The report for machines."""
         return {**asdict(self), "passed": self.passed}
+
+    @classmethod
+    def from_dict(cls, report: dict) -> "VerificationReport":
+        """What `as_dict` made, also when it has been JSON since."""
+        from .numeric import Comparison
+
+        fields = {name: value for name, value in report.items() if name != "passed"}
+        return cls(
+            **{
+                **fields,
+                "comparisons": tuple(Comparison(**each) for each in fields["comparisons"]),
+                "layers": fields["layers"] and tuple(fields["layers"]),
+                "changes": tuple(FileChange(**each) for each in fields["changes"]),
+                "notes": tuple(fields["notes"]),
+            }
+        )
 
 
 def verify_checkpoint(
@@ -72,8 +106,12 @@ def verify_checkpoint(
     mode: str = "auto",
     layers: int | None = None,
     fresh: bool = False,
+    accept_changes: bool = False,
 ) -> VerificationReport:
     """Check a hyper-connection checkpoint, and compare it with its base.
+
+    A conversion fails, unless it was trained, when its code, config or index is not what it recorded of them, or its
+    config differs from the base's. Other differences of files are reported.
 
     folder: of the hyper-connection checkpoint.
     against: its Pre-Norm base, a folder or a Hub id; without it only the folder itself is checked.
@@ -83,6 +121,7 @@ def verify_checkpoint(
     layers: run only this many of the first layers.
     fresh: the folder was just made from `against` by the converter, which compares the shards itself, so it must be at
         the equivalent initialisation.
+    accept_changes: whether code, config and index that differ from the record are only reported, too.
 
     Raises `UnsupportedCheckpointError` when either can't be read or `folder` is no hyper-connection checkpoint, and
     `HyperConnError` for an unknown mode.
@@ -92,37 +131,62 @@ def verify_checkpoint(
     target = LocalSource(Path(folder))
     config = read_config(target)
     family = family_of(target, config)
-    if config["connection"] not in CONNECTIONS or config.get("norm") is not None:
+    if reason := kind_of(config).inequivalence(config):
         raise UnsupportedCheckpointError(
-            f"'{folder}' was trained from scratch: no base computes what connection {config.get('connection')!r} and "
-            f"norm {config.get('norm')!r} do, so there is nothing to verify."
+            f"'{folder}' was trained from scratch: no base computes what it does ({reason}), so there is nothing to "
+            f"verify."
         )
     weights = read_weights(target)
+    record = read_record(target)
+    refuse_other_weights(target, config)
     failure, trained = _check_own(target, config, family, weights)
+    as_converted = record is not None and (not trained or _has_its_connections(target, record))
+    changes, notes = find_changes(
+        target,
+        family,
+        record,
+        as_converted=as_converted,
+        digest_of=lambda name: _digest(target, name),
+    )
+    changed_file = None if accept_changes else next((str(change) for change in changes if change.fails), None)
+    report = VerificationReport(
+        len(weights.tensors), trained, None, as_converted=as_converted, changes=changes, notes=notes, failure=failure
+    )
     base = open_source(against, revision) if isinstance(against, str) else against
     if failure or base is None:
-        failure = failure or (None if trained else _damage(target))
-        return VerificationReport(len(weights.tensors), trained, None, failure=failure)
+        damage = None if failure or changed_file or (trained and not as_converted) else _damage(target, record)
+        return replace(report, failure=failure or changed_file or damage)
 
-    base_weights = read_weights(base)
+    base_weights, base_config = read_weights(base), read_config(base)
+    refuse_other_weights(base, base_config)
     failure = _check_against(weights, base_weights, trained)
+    differences = [f"{CONFIG}: {found}" for found in config_differences(config, base_config, family)]
+    if as_converted:
+        failure = failure or next(iter(differences), None)
+    else:
+        report = replace(report, notes=(*notes, *differences))
+    failure = failure or changed_file
     changed = None if fresh or failure else _count_changed(target, weights, base, base_weights)
     if fresh and trained:
         failure = failure or "the hyper-connections are not at the equivalent initialisation"
     if changed and not trained:
         failure = failure or f"{changed} tensors differ from the base's, though the hyper-connections are untrained"
+    report = replace(report, changed=changed, failure=failure)
     if failure or mode == "structure":
-        return VerificationReport(len(weights.tensors), trained, changed, failure=failure)
+        return report
 
     from .numeric import compare_models, layers_that_fit
 
     total = config["num_hidden_layers"]
     run = min(layers or (total if mode == "full" else layers_that_fit(weights, total)), total)
-    comparisons = compare_models((target, weights), (base, base_weights), family, config, layers=run)
+    try:
+        comparisons = compare_models((target, weights), (base, base_weights), family, config, layers=run)
+    except VerificationError as error:
+        return VerificationReport(len(weights.tensors), trained, changed, failure=str(error))
     if not trained:
-        rounded = config["connection"] in ("mhc", "ihc")
+        rounded = kind_of(config).is_rounded
         failure = next((c.failure() for c in comparisons if not (c.equal or (rounded and c.rounded))), None)
-    return VerificationReport(len(weights.tensors), trained, changed, comparisons, (run, total), failure)
+    return replace(report, comparisons=comparisons, layers=(run, total), failure=failure)
 
 
 def _check_own(target: Source, config: dict, family: Family, weights: Weights) -> tuple[str | None, bool]:
@@ -136,21 +200,38 @@ def _check_own(target: Source, config: dict, family: Family, weights: Weights) -
     listed = read_weight_map(target) if INDEX in target.files and len(weights.files) > 1 else weights.tensors
     if unlisted := weights.tensors.keys() - listed.keys():
         return f"{INDEX} does not list {min(unlisted)}", False
-    if found := fault(weights, config, family):
+    if found := fault_of_sizes(config, weights, family) or fault(weights, config, family):
+        return found, False
+    from .loading import fault_by_headers  # with torch, which what comes before does without
+
+    if found := fault_by_headers(target, config, family, weights):
         return found, False
     with open_tensors(target, weights, "numpy") as read:
-        has_changed, _ = measure_drift(read, config, family, weights.prefix or "")
+        has_changed, *_ = measure_drift(read, config, family, weights.prefix or "")
     return None, has_changed
 
 
-def _damage(target: Source) -> str | None:
-    """What differs from the digests that the conversion recorded, if it did."""
-    record = read_record(target)
+def _has_its_connections(target: Source, record: dict) -> bool:
+    """Whether the shard of connections is the one that the conversion wrote; it may have recorded no digest of it."""
+    name = record.get("hyper_connection_shard")
+    return name in target.files and _digest(target, name) == record.get("hyper_connection_sha256")
+
+
+def _damage(target: Source, record: dict | None) -> str | None:
+    """What of the weights differs from the digests that the conversion recorded, if it did."""
     for shard in record["base_shards"] if record else ():
-        path = target.path(shard["file"])
-        if shard["file"] not in target.files or shard["sha256"] not in (None, compare(path, path)):
-            return f"{shard['file']} is not what the conversion wrote"
+        name, expected = shard["file"], shard["sha256"]
+        if name not in target.files or (expected is not None and _digest(target, name) != expected):
+            return f"{name} is not what the conversion wrote"
     return None
+
+
+def _digest(source: Source, name: str) -> str:
+    """The SHA-256 of a file. Raises `UnsupportedCheckpointError` when it can't be read."""
+    try:
+        return digest(source.path(name))
+    except OSError as error:
+        raise UnsupportedCheckpointError(f"can't read {name} of {source.name!r}: {error.strerror}.") from error
 
 
 def _check_against(weights: Weights, base_weights: Weights, trained: bool) -> str | None:

@@ -8,6 +8,7 @@ those of `Recipe` they are all of Transformers' `TrainingArguments`. Started aga
 continues from the last checkpoint there. docs/training.md explains the choices.
 """
 
+import gc
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,3 +156,4 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    gc.collect()  # the trainer, in whose cycles DDP keeps threads of gloo: they may abort if they outlive Python

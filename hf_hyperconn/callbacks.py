@@ -6,7 +6,7 @@ from transformers import Trainer, TrainerCallback
 
 from .analysis.streams import pair_cosine
 from .errors import HyperConnError
-from .observation import Observation, observe
+from .observation import Observation, in_evaluation_mode, observe
 
 
 class HCMonitorCallback(TrainerCallback):
@@ -69,11 +69,9 @@ def hc_figures(model: nn.Module, input_ids: torch.Tensor, per_layer: bool = Fals
 
     Raises `HyperConnError` for a model without streams.
     """
-    meter, was_training = _Meter(), model.training
-    model.eval()
-    with torch.compiler.set_stance("force_eager"), observe(model, meter.see):
+    meter = _Meter()
+    with torch.compiler.set_stance("force_eager"), in_evaluation_mode(model), observe(model, meter.see):
         model(input_ids=input_ids, use_cache=False)
-    model.train(was_training)
     return meter.figures(per_layer)
 
 

@@ -5,11 +5,17 @@ from importlib import import_module
 from types import ModuleType
 
 SHARED_CODE = (
+    "altup_connection.py",
+    "attention_residuals.py",
     "configuration_hyper_connections.py",
+    "dual_residual.py",
     "dynamic_activations.py",
     "frac_connections.py",
+    "history_start.py",
     "hyper_connections.py",
+    "hyper_connections_autograd.py",
     "hyper_connections_kernels.py",
+    "hyper_connections_layer.py",
     "hyper_connections_step.py",
     "hyper_connections_torch.py",
     "hyper_connections_triton.py",

@@ -21,8 +21,9 @@ from transformers import GenerationMixin, PreTrainedModel
 from .errors import UnsupportedCheckpointError
 from .families import FAMILIES
 from .models.configuration_hyper_connections import HyperConnectionConfig
+from .models.hyper_connections import copied
+from .models.hyper_connections_layer import HyperConnectionDecoderLayer
 from .models.modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,
@@ -40,7 +41,7 @@ class _GenericDecoderLayer(HyperConnectionDecoderLayer):
                 f"{type(self).__name__} has no norm of its own, from which dynamic coefficients are predicted. "
                 f"Use connection='shc'."
             )
-        return deepcopy(norms[0])
+        return copied(norms[0])
 
 
 class _GenericPreTrainedModel(HyperConnectionPreTrainedModel):

@@ -1,25 +1,43 @@
 """The hyper-connections of a model in a file of their own: small, and all there is to save when the base is frozen."""
 
 import json
+import math
 import os
+import stat
 from dataclasses import fields
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from .errors import HyperConnectionFileError
+from .errors import HyperConnectionFileError, UnsupportedCheckpointError
 from .in_memory import convert_with_fields
-from .models.configuration_hyper_connections import HyperConnectionConfig
+from .kinds import FIELDS as DEFAULTS
+from .kinds import KINDS, READOUTS, kind_of, readout_of
+from .models.configuration_hyper_connections import FORMS, NORMS, SELECTIONS, STARTS, HyperConnectionConfig
+from .models.history_start import HISTORIES
 from .models.modeling_hyper_connections import ADDED
 
 FILE = "hyper_connections.safetensors"
 METADATA = "hyper_connections"  # the entry of the file's metadata with model type and connection fields, as JSON
-FIELDS = tuple(field.name for field in fields(HyperConnectionConfig))
+CHOICES = {
+    "connection": tuple(KINDS),
+    "hc_readout": tuple(READOUTS),
+    "hc_start": STARTS,
+    "hc_history": HISTORIES,
+    "hc_attention": FORMS,
+    "hc_selection": SELECTIONS,
+    "norm": NORMS,
+}
+FIELDS = {field.name: field.type for field in fields(HyperConnectionConfig)}
+MAX_HEADER = 10_000_000  # bytes; that of a model of 100 layers has a fiftieth
+LARGEST = {"hc_mult": 1024, "hc_block": 2**31, "hc_sinkhorn_iters": 1000}
+DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 def hc_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -85,13 +103,15 @@ def load_hc(model: nn.Module, path: str | os.PathLike) -> nn.Module:
     unchanged.
     """
     file = _file(path)
-    saved, tensors = _read(file)
+    saved, shapes = _read_header(file)
     config = _transformers_model(model).config
     wanted = {"model_type": config.model_type, **{name: getattr(config, name, None) for name in saved}}
     if not _has_hyper_connections(config):
         wanted = {**saved, "model_type": f"hc_{config.model_type}"}
     differing = [
-        f"{name}={value!r}, the model {wanted[name]!r}" for name, value in saved.items() if wanted[name] != value
+        f"{name}={_quoted(value)}, the model {wanted[name]!r}"
+        for name, value in saved.items()
+        if wanted[name] != value
     ]
     if differing:
         raise HyperConnectionFileError(
@@ -100,11 +120,22 @@ def load_hc(model: nn.Module, path: str | os.PathLike) -> nn.Module:
         )
     if not _has_hyper_connections(config):
         connection_fields = {name: value for name, value in saved.items() if name != "model_type"}
-        model = convert_with_fields(_transformers_model(model), connection_fields)
-    pairs = _matched(file, tensors, model)
-    with torch.no_grad():
-        for parameter, value in pairs:
-            parameter.copy_(value)
+        try:
+            model = convert_with_fields(
+                _transformers_model(model), connection_fields, lambda converted: _matched(file, shapes, converted)
+            )
+        except (HyperConnectionFileError, UnsupportedCheckpointError):
+            raise
+        except (ValueError, TypeError, ArithmeticError, StrictDataclassError) as error:
+            raise HyperConnectionFileError(f"no hyper-connections can be built as '{file}' says: {error}") from error
+    parameters = _matched(file, shapes, model)
+    for name, parameter in parameters.items():
+        if parameter.is_meta or isinstance(parameter, DTensor):
+            raise HyperConnectionFileError(f"{name!r} of the model is offloaded or sharded. Call load_hc before that.")
+    with torch.no_grad(), safe_open(file, framework="pt") as opened:
+        values = {name: opened.get_tensor(name) for name in parameters}
+        for name, parameter in parameters.items():
+            parameter.copy_(values[name])
     return model
 
 
@@ -143,39 +174,103 @@ def _file(path: str | os.PathLike) -> Path:
     return path if path.suffix == ".safetensors" else path / FILE
 
 
-def _read(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
-    """Model type and connection fields of a file, and its tensors."""
+def _read_header(file: Path) -> tuple[dict, dict[str, torch.Size]]:
+    """Model type and connection fields of a file, each of its type and range, and the shapes of its tensors."""
     try:
+        _refuse_special_and_oversized(file)
         with safe_open(file, framework="pt") as opened:
-            saved = json.loads((opened.metadata() or {}).get(METADATA, "null"))
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
+            saved = json.loads((opened.metadata() or {}).get(METADATA, "null"), parse_constant=_no_number)
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            shapes = {name: torch.Size(part.get_shape()) for name, part in slices.items()}
+            dtypes = {part.get_dtype() for part in slices.values()}
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise HyperConnectionFileError(
-            f"'{file}' can't be read as a safetensors file: {error}. Give load_hc what save_hc returned."
+            f"'{file}' can't be read as a safetensors file: {_quoted(str(error))}. Give load_hc what save_hc returned."
         ) from error
     if not isinstance(saved, dict):
         raise HyperConnectionFileError(
             f"'{file}' was not written by save_hc: its metadata has no {METADATA!r}. Give load_hc a file that was."
         )
-    return saved, tensors
+    if strange := sorted(dtypes.difference(DTYPES)):
+        raise HyperConnectionFileError(
+            f"'{file}' has tensors of dtype {', '.join(strange)}; accepted are {', '.join(DTYPES)}."
+        )
+    for name, value in saved.items():
+        if (accepted := _accepted(name, value)) is not None:
+            raise HyperConnectionFileError(
+                f"'{file}' says {_quoted(name)}: {_quoted(value)}; accepted {accepted}. Give load_hc what save_hc "
+                f"returned."
+            )
+    _refuse_other_numbers_of_streams(file, saved, shapes)
+    return saved, shapes
 
 
-def _matched(
-    file: Path, tensors: dict[str, torch.Tensor], model: nn.Module
-) -> list[tuple[nn.Parameter, torch.Tensor]]:
-    """Each parameter of the model with its tensor; names of a model with and without a head are the same ones."""
+def _quoted(value: object) -> str:
+    """What a message shows of a value of a file."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _refuse_special_and_oversized(file: Path) -> None:
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise OSError("it is no regular file")
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+    if size > MAX_HEADER:
+        raise OSError(f"its header has {size} bytes, at most {MAX_HEADER} are accepted")
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"its metadata holds {constant}")
+
+
+def _accepted(name: str, value: object) -> str | None:
+    """What a field may be, when it is something else; None when it is as it may be."""
+    if name == "model_type":
+        return None if isinstance(value, str) else "is a text"
+    if name not in FIELDS:
+        return f"names are model_type, {', '.join(FIELDS)}"
+    if (choices := CHOICES.get(name)) is not None:
+        return None if value in choices else f"are {', '.join(map(repr, choices))}"
+    if FIELDS[name] is bool:
+        return None if isinstance(value, bool) else "are true and false"
+    if value is None and FIELDS[name] == float | None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int if FIELDS[name] is int else int | float):
+        return f"is {'a whole' if FIELDS[name] is int else 'a'} number"
+    if name in LARGEST:
+        return None if 1 <= value <= LARGEST[name] else f"are numbers from 1 to {LARGEST[name]}"
+    return None if math.isfinite(value) else "is a finite number"
+
+
+def _refuse_other_numbers_of_streams(file: Path, saved: dict, shapes: dict[str, torch.Size]) -> None:
+    """Hold the number of streams in the metadata against the tensors, before anything of that size is made."""
+    config = {**DEFAULTS, **saved, "hidden_size": 0}
+    n, of_any_size = config["hc_mult"], {**kind_of(config).shapes(config, ()), **readout_of(config).shapes(config, ())}
+    expected = {name: shape for name, shape in of_any_size.items() if 0 not in shape}
+    for name, shape in shapes.items():
+        of_streams = expected.get(name.rpartition(".")[2])
+        if of_streams is not None and shape != of_streams:
+            raise HyperConnectionFileError(
+                f"'{file}' contradicts itself: hc_mult is {n}, but {_quoted(name)} is {list(shape)}, not "
+                f"{list(of_streams)}."
+            )
+    if n > 1 and expected and not any(name.rpartition(".")[2] in expected for name in shapes):
+        raise HyperConnectionFileError(f"'{file}' contradicts itself: hc_mult is {n}, but it holds no connections.")
+
+
+def _matched(file: Path, shapes: dict[str, torch.Size], model: nn.Module) -> dict[str, nn.Parameter]:
+    """Each parameter of the model by the name of its tensor; with and without a head these are the same ones."""
     prefix = f"{_transformers_model(model).base_model_prefix}."
     parameters = {name.removeprefix(prefix): parameter for name, parameter in hc_parameters(model).items()}
-    tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    if strange := sorted(parameters.keys() ^ tensors.keys()):
-        where = "the model has no" if strange[0] in tensors else "the file has no"
-        raise HyperConnectionFileError(f"'{file}' belongs to another model: {where} {strange[0]!r}.")
+    names = {name.removeprefix(prefix): name for name in shapes}
+    if strange := sorted(parameters.keys() ^ names.keys()):
+        where = "the model has no" if strange[0] in names else "the file has no"
+        raise HyperConnectionFileError(f"'{file}' belongs to another model: {where} {_quoted(strange[0])}.")
     for name, parameter in parameters.items():
-        if parameter.shape != tensors[name].shape:
+        if parameter.shape != shapes[names[name]]:
             raise HyperConnectionFileError(
-                f"'{file}' belongs to another model: its {name!r} is {list(tensors[name].shape)}, the model's "
+                f"'{file}' belongs to another model: its {name!r} is {list(shapes[names[name]])}, the model's "
                 f"{list(parameter.shape)}."
             )
-        if parameter.is_meta or isinstance(parameter, DTensor):
-            raise HyperConnectionFileError(f"{name!r} of the model is offloaded or sharded. Call load_hc before that.")
-    return [(parameter, tensors[name]) for name, parameter in parameters.items()]
+    return {names[name]: parameter for name, parameter in parameters.items()}

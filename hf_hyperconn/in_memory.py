@@ -1,6 +1,10 @@
 """Conversion of a model that is already loaded."""
 
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from .errors import UnsupportedCheckpointError
@@ -8,33 +12,66 @@ from .families import FAMILIES
 from .generic import hyper_connection_class
 from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel, is_of_connection
 
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+# Transformers' own, for recorded outputs and `enable_input_require_grads`, which a conversion gets anew
+RENEWED_HOOKS = ("output_capturing_hook", "make_inputs_require_grads")
+# what Transformers keeps of `gradient_checkpointing_enable` and `loss_function = ...`
+CARRIED = ("_gradient_checkpointing_func", "_loss_function")
+
 
 def convert_model(
     model: PreTrainedModel,
     *,
-    hc_mult: int = 4,
+    hc_mult: int | None = None,
     connection: str = "dhc",
     hc_tanh: bool = True,
-    hc_readout: str = "mean",
+    hc_readout: str | None = None,
+    hc_start: str = "copies",
+    hc_history: str = "type",
+    hc_block: int = 1,
 ) -> PreTrainedModel:
     """Give a loaded model hyper-connections at the equivalent initialisation.
 
     The returned model shares the parameters and buffers of `model`: training one trains the other. It computes the
-    same logits, bit for bit (with the mean readout).
+    same logits, bit for bit (but for `hc_readout="sum"`). `model` stays as it was; what is frozen in it, in evaluation
+    mode or (un)tied by hand is so in the returned model.
 
     model: a Transformers model of a family in `hf_hyperconn.families.FAMILIES`, or any other whose decoder layers add
         two branches to a residual stream; the latter's conversion can be trained, but not saved whole.
-    hc_mult, connection, hc_tanh, hc_readout: see `HyperConnectionConfig`.
+    hc_mult, connection, hc_tanh, hc_readout, hc_start, hc_history, hc_block: see `HyperConnectionConfig`, and its
+        `from_prenorm` for None.
 
-    Raises `UnsupportedCheckpointError` for another kind of model, a quantised one, one spread over devices or one
-    whose modules have been replaced or wrapped.
+    Raises `UnsupportedCheckpointError` for another kind of model, a quantised, spread or offloaded one, or one whose
+    modules have been replaced, wrapped, patched or hooked.
     """
-    fields = {"hc_mult": hc_mult, "connection": connection, "hc_tanh": hc_tanh, "hc_readout": hc_readout}
+    fields = {
+        "hc_mult": hc_mult,
+        "connection": connection,
+        "hc_tanh": hc_tanh,
+        "hc_readout": hc_readout,
+        "hc_start": hc_start,
+        "hc_history": hc_history,
+        "hc_block": hc_block,
+    }
     return convert_with_fields(model, fields)
 
 
-def convert_with_fields(model: PreTrainedModel, fields: dict) -> PreTrainedModel:
-    """`convert_model`, with any of the fields of `HyperConnectionConfig`."""
+def convert_with_fields(
+    model: PreTrainedModel, fields: dict, check: Callable[[PreTrainedModel], object] = lambda converted: None
+) -> PreTrainedModel:
+    """`convert_model`, with any of the fields of `HyperConnectionConfig`.
+
+    check: is called with the conversion before its hyper-connections take memory; what it raises ends the conversion.
+    """
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel) or isinstance(model, HyperConnectionPreTrainedModel):
         raise UnsupportedCheckpointError(
@@ -46,32 +83,105 @@ def convert_with_fields(model: PreTrainedModel, fields: dict) -> PreTrainedModel
         raise UnsupportedCheckpointError(
             f"this {name} is spread over several devices; use from_prenorm(..., device_map=...) instead."
         )
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise UnsupportedCheckpointError(
+            f"accelerate moves the weights of this {name} between devices while it runs; load it without offloading."
+        )
     family = FAMILIES.get(model.config.model_type)
     if family is not None and name in family.architectures:
         hc_class = getattr(family.modeling_module(), family.architectures[name])
     else:
         hc_class = hyper_connection_class(model)
     config = hc_class.config_class.from_prenorm(model.config, **fields)
+    if (head := model.get_output_embeddings()) is not None:
+        config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
     with torch.device("meta"):
         converted = hc_class(config)
-    _share_tensors(model, converted)
+    converted.train(model.training)
+    _carry_over(model, converted)
+    check(converted)
     converted.materialise_connections(model.device)
-    converted.tie_weights()
     if model.can_generate():
-        converted.generation_config = model.generation_config
-    return converted.train(model.training)
+        converted.generation_config = deepcopy(model.generation_config)
+    if getattr(model, "_require_grads_hooks", None):
+        converted.enable_input_require_grads()
+    return converted
 
 
-def _share_tensors(model: PreTrainedModel, converted: PreTrainedModel) -> None:
-    found = converted.load_state_dict(model.state_dict(keep_vars=True), strict=False, assign=True)
-    strange = [*found.unexpected_keys, *(key for key in found.missing_keys if not is_of_connection(key))]
-    if strange:
-        raise UnsupportedCheckpointError(
-            f"this {type(model).__name__} is not as Transformers builds it: {strange[0]} has no counterpart. "
-            f"Merge or remove adapters and wrappers first."
-        )
-    persistent = model.state_dict()
-    for name, buffer in model.named_buffers():
-        if name not in persistent:
-            owner, _, attribute = name.rpartition(".")
-            setattr(converted.get_submodule(owner), attribute, buffer)
+def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
+    """Give a conversion on the meta device the parameters and buffers of its base, and what was set on its modules."""
+    name = type(model).__name__
+    shapes, expected = _shapes(model), _shapes(converted)
+    for key in [*shapes, *(key for key in expected if not is_of_connection(key))]:
+        if shapes.get(key) != expected.get(key):
+            reason = (
+                "has no counterpart"
+                if key not in expected
+                else "is missing"
+                if key not in shapes
+                else (f"is {list(shapes[key])} where its config says {list(expected[key])}")
+            )
+            raise UnsupportedCheckpointError(
+                f"this {name} is not as Transformers builds it from its config: {key} {reason}. "
+                f"Merge or remove adapters and wrappers first, and make the config say what the model is."
+            )
+    targets = dict(converted.named_modules(remove_duplicate=False))
+    sources = dict(model.named_modules(remove_duplicate=False))
+    for path, source in sources.items():
+        for obstacle in _obstacles(source, targets.get(path)):
+            raise UnsupportedCheckpointError(
+                f"{path or 'the model'} has {obstacle}, which a conversion of this {name} would lose. Convert first, "
+                f"and do that to the converted model; after training in mixed precision, "
+                f"accelerator.unwrap_model(model, keep_fp32_wrapper=False) removes what that added."
+            )
+    for path, source in sources.items():
+        _share(source, targets[path])
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {key: parameter.shape for key, parameter in model.named_parameters(remove_duplicate=False)}
+
+
+def _obstacles(source: nn.Module, target: nn.Module | None) -> Iterator[str]:
+    """What a module of a base has that its counterpart would not have."""
+    if not isinstance(target, type(source)):
+        place = "" if target is None else f" in the place of {type(target).__name__}"
+        yield f"a module of class {type(source).__name__}{place}"
+        return
+    for kind in HOOKS:
+        names = {_name(hook) for hook in getattr(source, kind).values()}
+        for name in sorted(names - {_name(hook) for hook in getattr(target, kind).values()}):
+            if not (name.startswith("transformers.") and name.endswith(RENEWED_HOOKS)):
+                yield f"a hook ({name})"
+    for name, value in vars(source).items():
+        if name not in vars(target) and callable(value) and _is_another(value, getattr(type(source), name, None)):
+            yield f"another {name!r} than its class"
+
+
+def _is_another(own: Callable, of_class: object) -> bool:
+    """Whether a module's own attribute stands for a method of its class, and is another function.
+
+    Accelerate, when it unwraps a model, leaves the method itself there, without its decorators.
+    """
+    function = of_class
+    while function is not None:
+        if getattr(own, "__func__", own) is function:
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return callable(of_class)
+
+
+def _name(hook: object) -> str:
+    """Module and name of a hook's function."""
+    hook = getattr(hook, "hook", hook)  # torch wraps some
+    return f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook).__qualname__)}"
+
+
+def _share(source: nn.Module, target: nn.Module) -> None:
+    target._parameters.update(source._parameters)
+    target._buffers.update(source._buffers)
+    target._non_persistent_buffers_set |= source._non_persistent_buffers_set
+    for name, value in vars(source).items():
+        is_setting = not name.startswith("_") and name in vars(target)
+        if name in CARRIED or (is_setting and isinstance(value, bool | int | float | str | None)):
+            vars(target)[name] = value

@@ -66,6 +66,18 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
             handle.remove()
 
 
+@contextmanager
+def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Within it, a model is in evaluation mode; afterwards each of its modules is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def _with_parameters(connection: nn.Module) -> AbstractContextManager:
     """A context in which a connection has its parameters, also those that accelerate has offloaded."""
     if not hasattr(connection, "_hf_hook"):

@@ -18,6 +18,7 @@ API = re.compile(rf"/api/models/(?P<repo>{REPO})(?:/(?P<what>revision|tree)/(?P<
 FILE = re.compile(rf"/(?P<repo>{REPO})/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 LARGE = (".bin", ".pt", ".pth", ".safetensors")  # of the suffixes that the Hub's own .gitattributes gives to LFS
+LARGEST_OUTSIDE_LFS = 10_000_000  # bytes, on the Hub too
 
 
 class Request(NamedTuple):
@@ -193,7 +194,7 @@ def path_info(name: str, file: Path) -> dict:
     """What the tree of a repo says of a file: git's digest of it, or of the pointer that stands for a large one."""
     size = file.stat().st_size
     info = {"type": "file", "path": name, "size": size}
-    if not is_large(name):
+    if not is_large(name, size):
         return {**info, "oid": git_hash(file.read_bytes())}
     digest = sha256(file)
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n".encode()
@@ -206,13 +207,17 @@ def files_in(folder: Path) -> dict[str, Path]:
     return {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
-def is_large(name: str) -> bool:
+def is_large(name: str, size: int) -> bool:
     """Whether a file is kept by LFS."""
-    return name.endswith(LARGE)
+    return name.endswith(LARGE) or size > LARGEST_OUTSIDE_LFS
 
 
 def sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while part := opened.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def xet_hash(digest: str) -> str:

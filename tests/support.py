@@ -4,8 +4,8 @@ import json
 import re
 
 from benchmarks.timing import RESULTS
-from hf_hyperconn.conversion.plan import CONNECTIONS as CONVERTIBLE
 from hf_hyperconn.families import FAMILIES
+from hf_hyperconn.kinds import CONVERTIBLE
 from hf_hyperconn.models.configuration_hyper_connections import CONNECTIONS, NORMS
 
 from .pages import read

@@ -8,6 +8,8 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_hyperconn import HCMonitorCallback, convert_model
+from hf_hyperconn.analysis.study import study
+from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.observation import observe
 
@@ -97,6 +99,20 @@ def test_watching_changes_nothing(settings, tmp_path):
         weights.append(trainer.model.state_dict())
     for name, value in weights[0].items():
         assert torch.equal(value, weights[1][name]), name
+
+
+@pytest.mark.parametrize("watch", [hc_figures, lambda model, ids: study(model, [ids])], ids=["figures", "study"])
+def test_every_module_keeps_its_mode_also_after_an_error(watch, ids):
+    model = hc_llama().train()
+    model.model.layers[1].eval()
+    model.lm_head.eval()
+    before = [module.training for module in model.modules()]
+    watch(model, ids)
+    assert [module.training for module in model.modules()] == before
+    with pytest.raises(IndexError):
+        watch(model, ids + 1000)
+    assert [module.training for module in model.modules()] == before
+    assert not any(module._forward_hooks for module in model.modules() if hasattr(type(module), "matrices"))
 
 
 @pytest.mark.parametrize("fields", [{}, {"connection": "shc"}, {"connection": "mhc"}, {"connection": "ihc"}])

@@ -64,7 +64,7 @@ def test_dry_run_touches_nothing(llama_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["convert", str(llama_folder), "--dry-run", "-n", "8"]) == 0
     printed = capsys.readouterr()
-    assert "n=8, dhc" in printed.out
+    assert "dhc, n=8" in printed.out
     assert "tiny-llama-HCx8: needs" in printed.out
     assert main(["convert", str(llama_folder), "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)

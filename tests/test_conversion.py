@@ -25,7 +25,8 @@ import hf_hyperconn
 from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion import convert, transfer
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.plan import HyperConnectionFields, plan_conversion
+from hf_hyperconn.conversion.fields import HyperConnectionFields
+from hf_hyperconn.conversion.plan import plan_conversion
 from hf_hyperconn.conversion.source import LocalSource
 from hf_hyperconn.errors import ConversionError, VerificationError
 
@@ -146,7 +147,8 @@ def test_record(llama_folder, tmp_path):
     out = convert_checkpoint(str(llama_folder), tmp_path / "out", hc_mult=2, connection="shc").path
     record = json.loads((out / "hyperconn_conversion.json").read_text())
     assert record["base"] == {"model": llama_folder.name, "commit": None}  # not where it lies
-    assert record["arguments"] == {"hc_mult": 2, "connection": "shc", "hc_tanh": True, "link": "copy"}
+    fields = {"hc_mult": 2, "connection": "shc", "hc_tanh": True, "hc_start": "copies", "hc_history": "type"}
+    assert record["arguments"] == {**fields, "hc_block": 1, "link": "copy"}
     assert record["versions"].keys() == {"hf_hyperconn", "safetensors", "torch", "transformers"}
     added = (out / record["hyper_connection_shard"]).read_bytes()
     assert record["hyper_connection_sha256"] == hashlib.sha256(added).hexdigest()
@@ -228,19 +230,19 @@ def test_resumes_without_copying_again(tmp_path, monkeypatch):
 def test_an_attempt_with_other_arguments_starts_over(llama_folder, tmp_path):
     work = tmp_path / ".out.incomplete"
     work.mkdir()
-    (work / "plan.json").write_text('["something else"]')
+    (work / convert.PLAN).write_text('{"plan": "something else"}')
     (work / "model-00001-of-00002.safetensors").write_bytes(b"of another model")
     (work / "leftover").write_text("")
     out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure").path
     assert not (out / "leftover").exists()
-    assert not (out / "plan.json").exists()
+    assert not (out / convert.PLAN).exists()
 
 
 def test_a_shard_of_an_earlier_attempt_is_not_trusted(llama_folder, tmp_path):
     plan = plan_conversion(str(llama_folder), tmp_path / "out")
     work = tmp_path / ".out.incomplete"
     work.mkdir()
-    (work / "plan.json").write_text(json.dumps(plan.fingerprint()))
+    (work / convert.PLAN).write_text(json.dumps({"plan": plan.fingerprint()}))
     base = (llama_folder / "model.safetensors").read_bytes()
     (work / "model-00001-of-00002.safetensors").write_bytes(base[:-1] + b"!")
     out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure").path
@@ -293,7 +295,7 @@ def test_force_replaces_a_conversion(llama_folder, tmp_path):
     out = tmp_path / "out"
     convert_checkpoint(str(llama_folder), out, hc_mult=2, verify="structure")
     (out / "notes.txt").write_text("old")
-    convert_checkpoint(str(llama_folder), out, hc_mult=3, verify="structure", force=True)
+    convert_checkpoint(str(llama_folder), out, hc_mult=3, verify="structure", force=True, discard=True)
     assert json.loads((out / "config.json").read_text())["hc_mult"] == 3
     assert not (out / "notes.txt").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

@@ -11,8 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaForCausalLM
 
 from hf_hyperconn import HCOlmoeForCausalLM, HCOlmoForCausalLM
-from hf_hyperconn.analysis.costs import ADDED, NORM, base_flops, connection_flops, kept_bytes
+from hf_hyperconn.analysis.costs import ADDED, base_flops, connection_flops, kept_bytes
 from hf_hyperconn.families import FAMILIES
+from hf_hyperconn.kinds.kind import NORM
 from hf_hyperconn.models import modeling_hyper_connections
 
 from .conftest import hc_llama, kept_for_a_token, llama_config

@@ -3,23 +3,29 @@
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from copy import deepcopy
 
 import pytest
 import torch
 import transformers
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from hf_hyperconn import convert_model, set_hc_implementation
 from hf_hyperconn.families import FAMILIES
 from hf_hyperconn.models import hyper_connections_step as step
 from hf_hyperconn.models import hyper_connections_torch as torch_kernels
+from hf_hyperconn.models import hyper_connections_unrolled as unrolled
 from hf_hyperconn.models.hyper_connections import HyperConnection
 from hf_hyperconn.models.hyper_connections_step import StepCarry, fold_norm
+from hf_hyperconn.models.hyper_connections_torch import Reader
 
 from .conftest import hc_llama
 from .tiny import tiny
-from .tolerances import FLOAT32
+from .tolerances import FLOAT32, LARGE_MEANS
 
 D = 24
 NORMS = {
@@ -100,6 +106,43 @@ def test_finite_differences(norm):
 
     values = [dict(module.named_parameters())[name].detach().requires_grad_() for module, name in names]
     assert torch.autograd.gradcheck(function, (streams, *values))
+
+
+@pytest.mark.parametrize("mean", [10, 100])
+@pytest.mark.parametrize("kernels", [torch_kernels, unrolled], ids=["matrix", "unrolled"])
+def test_large_means_do_not_cancel(kernels, mean):
+    """Coefficients and gradients by a LayerNorm, as near to float64 as the norm itself is."""
+    module = HyperConnection(D, 2, 0, norm=nn.LayerNorm(D))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    streams = mean + 0.01 * torch.randn(1, 5, 2, D)
+    grads = [torch.randn(1, 5, 2, D), torch.randn(1, 5, D), torch.randn(1, 5, 2)]
+
+    def run(dtype):
+        reader = module.to(dtype).reader(dtype)
+        reader = Reader(*(value.detach() for value in reader[:6]), *reader[6:])
+        arguments = (streams.to(dtype), None, None, reader)
+        _, result = kernels.KERNELS.step_forward(*arguments)
+        of = kernels.KERNELS.step_backward(*arguments, result, *(grad.to(dtype) for grad in grads), True)
+        return result.coefficients, of.streams, of.reader.fn
+
+    for mine, exact in zip(run(torch.float32), run(torch.float64), strict=True):
+        scale = exact.abs().max().item()
+        torch.testing.assert_close(mine.double() / scale, exact / scale, **LARGE_MEANS[mean])
+
+
+@pytest.mark.parametrize("model_type", ["olmo", "starcoder2"])
+def test_a_fresh_conversion_of_large_means_is_exact(model_type):
+    base = deepcopy(tiny(model_type))
+    with torch.no_grad():
+        embeddings = base.get_input_embeddings().weight
+        embeddings.copy_(100 + 0.01 * torch.randn_like(embeddings))
+        tokens = torch.arange(3, 9)[None]
+        expected = base(tokens).logits
+        assert expected.isfinite().all()
+        assert torch.equal(convert_model(base)(tokens).logits, expected)
 
 
 def test_layers_take_steps(monkeypatch):
@@ -241,6 +284,25 @@ def test_compiles_whole(norm):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5 * (1 + other.abs().max().item()))
 
 
+def test_compiled_layers_take_steps(monkeypatch):
+    def plain(*args):
+        raise AssertionError("the plain way was taken")
+
+    monkeypatch.setattr(HyperConnection, "connect", plain)
+    model = hc_llama(num_hidden_layers=1)
+    torch.compiler.reset()
+    model.compile(backend="eager", fullgraph=True)
+    model(torch.arange(5)[None]).logits.sum().backward()
+
+
+@pytest.fixture
+def one_rank():
+    """A device mesh of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
 class TestRecomputation:
     """Streams of only some sub-layers kept for the backward, the others computed again."""
 
@@ -254,6 +316,20 @@ class TestRecomputation:
         if twice:
             loss.backward()
         return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+
+    @staticmethod
+    def kept(model, every):
+        """How many of the layers' outputs a graph keeps, and the loss that keeps the graph."""
+        model.set_stream_recomputation(every)
+        outputs = []
+        hooks = [
+            layer.register_forward_hook(lambda *a: outputs.append(StorageWeakRef(a[-1].untyped_storage())))
+            for layer in model.model.layers[:-1]
+        ]
+        loss = model(torch.randint(0, 60, (1, 16))).logits.sum()
+        for hook in hooks:
+            hook.remove()
+        return sum(not output.expired() for output in outputs), loss
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("connection", ["dhc", "shc"])
@@ -272,26 +348,26 @@ class TestRecomputation:
 
     def test_keeps_fewer_streams(self):
         model = hc_llama(num_hidden_layers=8).train()
-        tokens = torch.randint(0, 60, (1, 16))
+        assert self.kept(model, None)[0] == 7  # of every layer but the last, whose output are hidden states
+        assert self.kept(model, 2)[0] == 7
+        assert self.kept(model, 4)[0] == 3
+        assert self.kept(model, 8)[0] == 1
+        assert self.kept(model, 16)[0] == 0
 
-        def kept(every):
-            """How many of the layers' outputs a graph keeps."""
-            model.set_stream_recomputation(every)
-            outputs = []
-            hooks = [
-                layer.register_forward_hook(lambda *a: outputs.append(StorageWeakRef(a[-1].untyped_storage())))
-                for layer in model.model.layers[:-1]
-            ]
-            loss = model(tokens).logits.sum()
-            for hook in hooks:
-                hook.remove()
-            return sum(not output.expired() for output in outputs), loss
-
-        assert kept(None)[0] == 7  # of every layer but the last, whose output are hidden states
-        assert kept(2)[0] == 7
-        assert kept(4)[0] == 3
-        assert kept(8)[0] == 1
-        assert kept(16)[0] == 0
+    @pytest.mark.parametrize("wrapped", ["layers", "connections"])
+    def test_of_a_sharded_model(self, wrapped, one_rank):
+        """FSDP2 hands every module's inputs on as new tensors."""
+        plain = hc_llama(num_hidden_layers=8).train()
+        model = hc_llama(num_hidden_layers=8).train()
+        for layer in model.model.layers:
+            for module in [layer.attn_hc, layer.mlp_hc] if wrapped == "connections" else []:
+                fully_shard(module, mesh=one_rank)
+            fully_shard(layer, mesh=one_rank)
+        fully_shard(model, mesh=one_rank)
+        for every, expected in ((None, 7), (4, 3), (16, 0)):
+            assert self.kept(model, every)[0] == expected
+        for mine, other in zip(self.step(model, 4), self.step(plain, None), strict=True):
+            assert torch.equal(mine.full_tensor() if isinstance(mine, DTensor) else mine, other)
 
     def test_nothing_is_recorded_without_gradients(self):
         """Or each layer's output would keep those of all layers before it."""

@@ -1,8 +1,11 @@
 """Conversion of a loaded Llama; other families in test_families.py and test_generic.py."""
 
+import types
+from copy import deepcopy
+
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, Trainer, TrainingArguments
 
 from hf_hyperconn import convert_model
 from hf_hyperconn.errors import UnsupportedCheckpointError
@@ -31,3 +34,175 @@ def test_convert_model_refuses(llama):
         convert_model(convert_model(llama))
     with pytest.raises(UnsupportedCheckpointError, match="got a Linear"):
         convert_model(torch.nn.Linear(2, 2))
+
+
+@pytest.fixture
+def base(llama) -> LlamaForCausalLM:
+    """A Llama that a test may change."""
+    return deepcopy(llama)
+
+
+def equal(model, other, ids) -> bool:
+    with torch.no_grad():
+        return torch.equal(model(ids).logits, other(ids).logits)
+
+
+def state(model) -> list:
+    """What may not change: tensors, their flags and grads, modes, hooks, settings, config and generation config."""
+    parameters = model.named_parameters(remove_duplicate=False)
+    return [
+        [(name, id(p), p.requires_grad, p.detach().clone().tolist(), p.grad) for name, p in parameters],
+        [(name, id(buffer), buffer.tolist()) for name, buffer in model.named_buffers()],
+        [
+            (path, {name: repr(value) for name, value in vars(module).items() if name != "_modules"})
+            for path, module in model.named_modules()
+        ],
+        (id(model.config), model.config.to_dict(), id(model.generation_config), model.generation_config.to_dict()),
+    ]
+
+
+def test_the_base_stays_as_it_was(base, ids):
+    base.requires_grad_(False)
+    base.model.norm.weight.requires_grad_(True)
+    base.train()
+    base.model.layers[1].eval()
+    before = state(base)
+    hc = convert_model(base)
+    assert state(base) == before
+    hc.generation_config.max_new_tokens = 3
+    hc.config.num_hidden_layers = 1
+    hc.eval()
+    assert state(base) == before
+
+
+def test_what_is_frozen_stays_frozen(base):
+    base.requires_grad_(False)
+    base.model.norm.weight.requires_grad_(True)
+    trainable = {name for name, parameter in convert_model(base).named_parameters() if parameter.requires_grad}
+    assert {name for name in trainable if "_hc." not in name} == {"model.norm.weight"}
+    assert len(trainable) == 1 + 6 * 7
+
+
+def test_modes_and_settings_come_along(base):
+    base.train()
+    base.model.layers[1].eval()
+    base.model.layers[0].self_attn.attention_dropout = 0.25
+    base.loss_function = loss = lambda *args, **kwargs: torch.zeros(())
+    hc = convert_model(base)
+    assert hc.training
+    assert not hc.model.layers[1].mlp.training
+    assert hc.model.layers[0].self_attn.attention_dropout == 0.25
+    assert hc.loss_function is loss
+
+
+def test_a_head_untied_by_hand_stays_untied(ids, tmp_path):
+    torch.manual_seed(0)
+    base = LlamaForCausalLM(llama_config(tie_word_embeddings=True, initializer_range=0.2)).eval()
+    base.lm_head.weight = torch.nn.Parameter(torch.randn(96, 32))
+    hc = convert_model(base)
+    assert hc.lm_head.weight is base.lm_head.weight is not base.model.embed_tokens.weight
+    assert base.config.tie_word_embeddings
+    assert equal(hc, base, ids)
+    hc.save_pretrained(tmp_path)
+    assert equal(AutoModelForCausalLM.from_pretrained(tmp_path), base, ids)
+
+
+def test_a_head_tied_by_hand_stays_tied(base, ids, tmp_path):
+    base.lm_head.weight = base.model.embed_tokens.weight
+    hc = convert_model(base)
+    assert hc.lm_head.weight is hc.model.embed_tokens.weight is base.lm_head.weight
+    hc.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert equal(loaded, base, ids)
+
+
+def test_an_ordinary_model_is_taken(base, ids, llama_folder, tmp_path):
+    base(ids, output_hidden_states=True, output_attentions=True)  # Transformers leaves hooks that record them
+    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    base.enable_input_require_grads()
+    base.compile(backend="eager")
+    hc = convert_model(base)
+    assert hc.is_gradient_checkpointing
+    assert all(layer._gradient_checkpointing_func.keywords == {"use_reentrant": False} for layer in hc.model.layers)
+    assert hc.get_input_embeddings()(ids).requires_grad
+    assert equal(hc, base, ids)
+    for device in ({"device_map": "cpu"}, {"device_map": {"": "cpu"}}):
+        loaded = LlamaForCausalLM.from_pretrained(llama_folder, **device)
+        assert equal(convert_model(loaded), loaded, ids)
+
+
+def test_a_model_that_trainer_has_trained(base, ids, tmp_path):
+    pytest.importorskip("accelerate")
+    settings = {"use_cpu": True, "max_steps": 1, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    data = [{"input_ids": row, "labels": row} for row in ids]
+    trainer = Trainer(base, TrainingArguments(str(tmp_path), **settings), train_dataset=data)
+    trainer.train()
+    assert equal(convert_model(base.eval()), base, ids)
+
+
+@pytest.fixture
+def accelerator():
+    """Of a process that trains in bfloat16."""
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    yield accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_a_model_in_mixed_precision_is_refused_until_it_is_unwrapped(accelerator, base, ids):
+    accelerator.prepare(base)
+    with pytest.raises(UnsupportedCheckpointError, match="the model has another 'forward'.* keep_fp32_wrapper=False"):
+        convert_model(base)
+    accelerator.unwrap_model(base, keep_fp32_wrapper=False)
+    assert equal(convert_model(base), base, ids)
+
+
+def patched(base):
+    attention = base.model.layers[1].self_attn
+    attention.forward = types.MethodType(lambda self, *args, **kwargs: (0.0, None), attention)
+
+
+def replaced(base):
+    base.model.layers[1].self_attn.__class__ = type("Other", (type(base.model.layers[1].self_attn),), {})
+
+
+def offloaded(base):
+    pytest.importorskip("accelerate").cpu_offload(base)
+
+
+def resized(base):
+    base.lm_head.weight = torch.nn.Parameter(torch.zeros(4, 32))
+
+
+def pruned(base):
+    base.model.layers = base.model.layers[:2]
+
+
+LOST = {
+    "a forward hook": (lambda base: base.model.norm.register_forward_hook(print), "model.norm has a hook"),
+    "a forward pre-hook": (lambda base: base.register_forward_pre_hook(print), "the model has a hook"),
+    "a backward hook": (lambda base: base.model.register_full_backward_hook(print), "model has a hook"),
+    "a backward pre-hook": (lambda base: base.register_full_backward_pre_hook(print), "has a hook"),
+    "a state-dict hook": (lambda base: base.lm_head.register_state_dict_post_hook(patched), "lm_head has a hook"),
+    "a state-dict pre-hook": (lambda base: base.register_state_dict_pre_hook(print), "has a hook"),
+    "a loading hook": (lambda base: base.register_load_state_dict_pre_hook(print), "has a hook"),
+    "a loading post-hook": (lambda base: base.register_load_state_dict_post_hook(print), "has a hook"),
+    "a patched forward": (patched, r"layers.1.self_attn has another 'forward' than its class, which a conversion"),
+    "another class": (replaced, r"layers.1.self_attn has a module of class Other in the place of LlamaAttention"),
+    "an added module": (lambda base: base.model.add_module("extra", torch.nn.Dropout()), "has a module of class Drop"),
+    "a parametrisation": (lambda base: torch.nn.utils.parametrizations.orthogonal(base.lm_head), "no counterpart"),
+    "weight norm": (lambda base: torch.nn.utils.parametrizations.weight_norm(base.lm_head), "no counterpart"),
+    "offloading": (offloaded, "accelerate moves the weights of this LlamaForCausalLM between devices"),
+    "another shape": (resized, r"lm_head.weight is \[4, 32\] where its config says \[96, 32\]"),
+    "a layer less than its config": (pruned, "model.layers.2.self_attn.q_proj.weight is missing"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), LOST.values(), ids=LOST)
+def test_what_would_be_lost_is_refused(change, message, base):
+    change(base)
+    before = [(name, id(parameter)) for name, parameter in base.named_parameters()]
+    with pytest.raises(UnsupportedCheckpointError, match=message):
+        convert_model(base)
+    assert [(name, id(parameter)) for name, parameter in base.named_parameters()] == before

@@ -145,7 +145,7 @@ def test_a_kind_without_equivalent_initialisation(fields, tmp_path):
     assert found.parameters == model.num_parameters()
     names = [name for name, _ in model.named_parameters() if "_hc." in name]
     assert found.added_parameters == sum(model.get_parameter(name).numel() for name in names)
-    assert found.lines()[-1].endswith("trained from scratch and has no equivalent initialisation")
+    assert "is trained from scratch and has no equivalent initialisation (" in found.lines()[-1]
 
 
 def test_from_scratch_with_a_learned_readout(tmp_path):
@@ -180,7 +180,10 @@ def test_a_quantised_model(out):
 
 
 def test_connections_in_another_dtype(converted, tmp_path):
-    AutoModelForCausalLM.from_pretrained(converted["dhc"]).bfloat16().save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(converted["dhc"])
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    model.save_pretrained(tmp_path)
     found = inspect_checkpoint(str(tmp_path))
     assert found.trained is None
     assert found.lines()[-1].endswith("is BF16 [4, 5], not F32 [4, 5]")
@@ -203,7 +206,7 @@ def test_a_reader_that_goes_is_no_error(converted):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment)
     os.close(writing)
-    assert done.returncode == 1
+    assert done.returncode == 0
     assert "roken" not in done.stderr
 
 
@@ -225,7 +228,10 @@ def test_a_plain_model(llama_folder, capsys):
         ({"hc_mult": 0}, "has hc_mult 0, not a size of a model"),
         ({"hidden_size": "wide"}, "has hidden_size 'wide', not a size of a model"),
         ({"num_hidden_layers": None}, "has num_hidden_layers None, not a size of a model"),
-        ({"connection": "xhc"}, "has connection 'xhc'; known are shc, dhc, mhc, ihc, frac, keel"),
+        (
+            {"connection": "xhc"},
+            "has connection 'xhc'; known are shc, dhc, mhc, ihc, frac, attnres, altup, keel, dual",
+        ),
         ({"connection": "mhc", "hc_mult": 1}, "has hc_mult 1, too few for 'mhc'"),
         ({"hidden_size": 10**400}, "has hidden_size 10000000000000000000, not a size of a model"),
         ({"architectures": [{"name": "HCLlamaForCausalLM"}]}, "has architectures .*, not a list of names"),
@@ -257,7 +263,7 @@ def test_sizes_beyond_the_weights_take_no_memory(changes, out):
 @pytest.mark.parametrize("eps", [None, "small", 0.5, -1e-6])
 def test_an_eps_without_an_equivalent_initialisation(eps, converted, tmp_path):
     folder = configure(shutil.copytree(converted["mhc"], tmp_path / "out"), hc_eps=eps)
-    assert inspect_checkpoint(str(folder)).not_known.startswith(f"hc_eps is {eps!r} in config.json")
+    assert inspect_checkpoint(str(folder)).not_known.startswith(f"config.json has hc_eps {eps!r}, with which")
 
 
 def test_refused_without_the_numbers_of_experts(tmp_path):
@@ -269,18 +275,18 @@ def test_refused_without_the_numbers_of_experts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    "entry",
     [
-        ({"dtype": "F32", "shape": [10**400, 1], "data_offsets": [0, 4]}, r"a tensor of shape \[1000.* has 4 bytes"),
-        ({"dtype": "F32", "shape": [-1, 1], "data_offsets": [0, 4]}, r"a tensor has dtype 'F32' and shape \[-1, 1\]"),
-        ({"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}, r"a tensor has dtype \['F32'\] and shape \[1\]"),
+        {"dtype": "F32", "shape": [10**400, 1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [-1, 1], "data_offsets": [0, 4]},
+        {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]},
     ],
     ids=("huge", "negative", "dtype"),
 )
-def test_refused_for_a_header_that_contradicts_itself(entry, message, out):
+def test_refused_for_a_header_that_contradicts_itself(entry, out):
     header = json.dumps({"model.layers.0.mlp.up_proj.weight": entry}).encode()
     (out / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(UnsupportedCheckpointError, match=message):
+    with pytest.raises(UnsupportedCheckpointError, match="is cut short or no safetensors file"):
         inspect_checkpoint(str(out))
 
 

@@ -25,7 +25,7 @@ SHARD = f"*-of-{SHARDS + 1:05}.safetensors"
 CONVERTER = "hf_hyperconn.conversion"
 PRELOADED = (
     *("torch", "safetensors.torch", "huggingface_hub.utils", "huggingface_hub.repocard", "jinja2"),
-    *(f"{CONVERTER}.{name}" for name in ("verify", "equivalent", "drift", "card")),
+    *(f"{CONVERTER}.{name}" for name in ("verify", "equivalent", "drift", "loading", "card")),
 )
 FOLDER_CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link")
 
@@ -227,7 +227,26 @@ def test_killed_at_random_moments_while_replacing(convert, source, undisturbed, 
     assert unfinished >= KILLS_WITH_FORCE / 2
 
 
-def test_killed_before_each_change_of_a_folder(convert, source, old, tmp_path):
+@pytest.mark.slow
+def test_killed_before_each_change_of_a_folder(convert, source, tmp_path):
+    before, out = contents(source), tmp_path / "out"
+    assert convert(source, out, link="hard")[0]
+    new = contents(out)
+    for change in itertools.count():
+        for folder in tmp_path.iterdir():
+            shutil.rmtree(folder)
+        finished, _ = convert(source, out, change=change, link="hard")
+        assert contents(source) == before
+        if not out.exists():
+            assert convert(source, out, link="hard")[0]
+        assert contents(out) == new
+        assert os.listdir(tmp_path) == ["out"]
+        if finished:
+            break
+    assert change > 2 * (SHARDS + 1)
+
+
+def test_killed_before_each_change_of_a_folder_while_replacing(convert, source, old, tmp_path):
     before, before_out, out = contents(source), contents(old), tmp_path / "out"
     assert convert(source, out, link="hard")[0]
     new = contents(out)
@@ -254,7 +273,7 @@ def test_interrupted_from_the_keyboard(source, undisturbed, tmp_path):
     # running the models takes seconds, so the signal comes before the end on any machine
     options = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True, "preexec_fn": heed_interrupts}
     with subprocess.Popen([*command, "auto"], **options) as process:
-        while process.poll() is None and not (tmp_path / ".out.incomplete" / "plan.json").exists():
+        while process.poll() is None and not (tmp_path / ".out.incomplete" / ".hyperconn_plan.json").exists():
             time.sleep(0.001)
         process.send_signal(signal.SIGINT)
         message = process.communicate()[1]

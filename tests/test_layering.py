@@ -14,11 +14,12 @@ from .pages import read
 
 PACKAGE = Path(hf_hyperconn.__file__).parent
 MODELS = sorted(path for path in (PACKAGE / "models").glob("*.py") if path.name != "__init__.py")
+KINDS = sorted((PACKAGE / "kinds").glob("*.py"))
 CONVERSION = PACKAGE.parent / "conversion"
 SHIPPED_IMPORTS = {
     *("torch", "transformers", "huggingface_hub"),
-    *("collections", "contextlib", "copy", "dataclasses", "functools", "importlib", "math", "operator", "os", "re"),
-    *("sys", "typing"),
+    *("collections", "contextlib", "contextvars", "copy", "dataclasses", "functools", "importlib", "inspect", "math"),
+    *("operator", "os", "re", "sys", "threading", "typing", "weakref"),
 }
 GUARDED_IMPORTS = {"triton"}  # where they are missing, what needs them says so
 
@@ -68,9 +69,11 @@ def test_the_command_line_starts_light():
     """Nothing heavy at the top of what `--help`, `--dry-run` and a refusal need."""
     light = (
         *("cli", "plan", "plot", "source", "checkpoint", "header", "convert", "transfer", "record", "files"),
+        *("place", "made", "moving"),
         *("hyper_config", "inspection", "base_card", "card_text", "push", "hub_refusals", "publishing_terms"),
+        *("push_folder", "push_plan", "repository_files", "changes"),
     )
-    for path in (*(CONVERSION / f"{name}.py" for name in light), PACKAGE / "analysis" / "costs.py"):
+    for path in (*(CONVERSION / f"{name}.py" for name in light), *KINDS, PACKAGE / "analysis" / "costs.py"):
         top = ast.parse(path.read_text(encoding="utf-8")).body
         modules = {node.module for node in top if isinstance(node, ast.ImportFrom)}
         modules |= {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
@@ -97,7 +100,8 @@ def test_the_table_of_families_agrees_with_the_classes(family):
 def test_plain_modules_and_analysis_import_what_the_page_of_architecture_says():
     """`conversion` imports all of these; what `models` imports is above."""
     plain = {f"hf_hyperconn.{path.stem}" for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
-    for path in (*PACKAGE.glob("*.py"), *PACKAGE.glob("analysis/*.py")):
+    plain |= {f"hf_hyperconn.kinds.{path.stem}" for path in KINDS} | {"hf_hyperconn.kinds"}
+    for path in (*PACKAGE.glob("*.py"), *KINDS, *PACKAGE.glob("analysis/*.py")):
         ours = {name for name in imports(path) if name.startswith("hf_hyperconn.")} - plain
         allowed = ("hf_hyperconn.models", "hf_hyperconn.analysis")
         of_analysis = path.parent.name == "analysis" or path.name == "callbacks.py"

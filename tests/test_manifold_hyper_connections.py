@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from hyper_connections.manifold_constrained_hyper_connections import (
     ManifoldConstrainedHyperConnections,
     sinkhorn_knopps,
@@ -14,6 +15,7 @@ from hyper_connections.manifold_constrained_hyper_connections import (
 from torch import nn
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection, DeepseekV4HyperHead
 
+from hf_hyperconn import HCLlamaConfig
 from hf_hyperconn.models.hyper_connections import reduce_streams
 from hf_hyperconn.models.manifold_hyper_connections import (
     LearnedReadout,
@@ -22,6 +24,7 @@ from hf_hyperconn.models.manifold_hyper_connections import (
     sinkhorn,
 )
 
+from .conftest import hc_llama, llama_config
 from .tolerances import FLOAT32, LOOP_FLOAT64, ROW_SUMS
 
 D = 16
@@ -263,3 +266,29 @@ def test_composite_gain_over_depth_is_bounded():
         free.append(plain.coefficients(streams)[0][:, 1:].T.detach())
     assert composite_gain(constrained) <= 1.6
     assert composite_gain(free) > 100
+
+
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("mixes", [True, False])
+def test_the_biases_of_the_paper(n, mixes):
+    """Appendix A.6: b_pre is 3 for the home stream and -3 for others, b_post is 0 and b_res is 6 I - 3."""
+    module = ManifoldHyperConnection(D, n, n + 1, mixes=mixes, is_biased=True)
+    home = torch.eye(n)[1 % n]
+    expected = [6 * home - 3, torch.zeros(n), (6 * torch.eye(n) - 3).flatten()]
+    assert torch.equal(module.base.detach(), torch.cat(expected[: 3 if mixes else 2]))
+    read, write, mix = module.coefficients(torch.randn(2, 3, n, D))
+    torch.testing.assert_close(read, torch.sigmoid(6 * home - 3).expand(2, 3, n), **FLOAT32)
+    assert torch.equal(write, torch.ones(2, 3, n))
+    if mixes:
+        kept = torch.tensor(6.0).exp() / (torch.tensor(6.0).exp() + n - 1)
+        torch.testing.assert_close(mix.diagonal(dim1=-2, dim2=-1), kept.expand(2, 3, n), **FLOAT32)
+
+
+@pytest.mark.parametrize("connection", ["mhc", "ihc"])
+def test_the_biased_start_is_for_training_from_scratch(connection):
+    model = hc_llama(connection=connection, hc_start="biased")
+    assert model.model.layers[1].mlp_hc.base[:4].tolist() == [-3, -3, -3, 3]
+    with pytest.raises(ValueError, match="Reads of streams with the biased start don't sum to 1. No pretrained"):
+        HCLlamaConfig.from_prenorm(llama_config(), connection=connection, hc_start="biased")
+    with pytest.raises(StrictDataclassError, match="'biased'; those are initial biases of 'mhc' and 'ihc', not of"):
+        HCLlamaConfig(connection="dhc", hc_start="biased")

@@ -57,7 +57,7 @@ def test_table_7(model_class, config, n, connection, base, added, percent):
     assert f"{found['base'] / 1e9:.8f}" == base
     assert found["connections"] == added
     fields = {**config.to_dict(), "hc_mult": n, "connection": connection}
-    assert connection_parameters(fields, norms=0) == added
+    assert connection_parameters(fields) == added
     assert f"{100 * added / found['base']:.5f}" == percent
     if config.model_type == "olmo":
         assert found["residual norms"] == found["connections' norms"] == 0
@@ -87,5 +87,5 @@ def test_misprints_of_table_7(config, n, connection, printed, times, less):
     The totals beside them are right.
     """
     fields = {**config.to_dict(), "hc_mult": n, "connection": connection}
-    count = connection_parameters(fields, norms=0) - less * 2 * config.num_hidden_layers
+    count = connection_parameters(fields) - less * 2 * config.num_hidden_layers
     assert f"{times * count / 1e9:.7f}" == printed

@@ -200,7 +200,7 @@ def test_progress_on_a_terminal(folder, tmp_path):
 def test_one_stream_of_keel(tmp_path, capsys):
     hc_llama(connection="keel", hc_mult=1).save_pretrained(tmp_path)
     assert main(["plot", str(tmp_path)]) == 1
-    assert "has connection 'keel', whose one stream is not mixed: nothing to draw." in capsys.readouterr().err
+    assert "has connection 'keel', where no matrices read and mix streams: nothing to draw." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

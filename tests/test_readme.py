@@ -29,6 +29,7 @@ PAGES = [
 ]
 # the others: a word of each snippet, by which a test finds it; the empty word is in all
 ELSEWHERE = {
+    "docs/adding_a_connection.md": {"": "test_adding_a_connection.py"},
     "docs/adding_a_family.md": {"": "test_adding_a_family.py"},
     "docs/serving.md": {
         "lm-eval": "test_evaluation.py",

@@ -13,7 +13,7 @@ from hf_hyperconn import HCLlamaForSequenceClassification, convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.families import FAMILIES
 
-from .conftest import llama_config
+from .conftest import hc_llama, llama_config
 
 LOAD = """
 import json, sys
@@ -83,6 +83,40 @@ def test_a_saved_head_loads(ids, tmp_path, elsewhere):
     report = elsewhere(tmp_path / "saved", tmp_path / "again", ["AutoModelForSequenceClassification"], ids)
     with torch.no_grad():
         assert torch.equal(torch.tensor(report["AutoModelForSequenceClassification"][2]), model(ids).logits)
+
+
+NAMED = """
+import sys
+sys.modules["hf_hyperconn"] = None
+import torch, transformers
+transformers.logging.set_verbosity_error()
+ids = torch.arange(3, 7)[None]
+models = [
+    transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval() for folder in sys.argv[1:]
+]
+assert len({type(model) for model in models}) == len(models)
+for model in models:
+    model(ids, labels=ids).loss.backward()
+    assert torch.equal(model(ids).logits, models[0](ids).logits)
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize("connection", ["dhc", pytest.param("mhc", marks=pytest.mark.slow)])
+def test_a_folder_may_have_any_name(connection, tmp_path):
+    """Side by side in one process, where each brings operators of its own."""
+    model = hc_llama(num_hidden_layers=1, connection=connection, hc_mult=2)
+    folders = [tmp_path / name for name in ("my model+v2", "my_model_v2", "my-model.v2", "7b@2", "modèle'漢")]
+    for folder in folders:
+        model.save_pretrained(folder)
+    environment = {
+        **os.environ,
+        **{"HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""},
+        **{"HF_HYPERCONN_IMPLEMENTATION": "triton", "TRITON_INTERPRET": "1"},
+    }
+    command = [sys.executable, "-c", NAMED, *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")

@@ -54,7 +54,8 @@ def test_ddp(one_process, stories, texts, tmp_path):
     command = documented("runs/ddp")
     for word in ("--streaming", "--dataset", "HuggingFaceFW/fineweb-edu"):
         command.remove(word)
-    run(on_ranks(command, 2, settings(stories, texts, tmp_path / "run", batch=2)))
+    given = settings(stories, texts, tmp_path / "run", batch=2)
+    run(on_ranks(command, 2, given, before=("tests/ranks/to_the_end.py",)))
     assert_losses(losses(tmp_path / "run"), losses(one_process), RANKS)
 
 

@@ -7,8 +7,8 @@ import torch
 
 import hf_hyperconn
 from hf_hyperconn import convert_model
-from hf_hyperconn.conversion.plan import CONNECTIONS as CONVERTIBLE
 from hf_hyperconn.families import FAMILIES
+from hf_hyperconn.kinds import CONVERTIBLE
 
 from .conftest import train
 from .pages import read
@@ -19,7 +19,10 @@ from .tiny import FIELDS, SHARED, tiny
 
 IDS = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0))
 # mHC and iHC are within a rounding in float32 (tests/test_other_connections.py)
-EXACT = {"shc": torch.float32, "frac": torch.float32, "mhc": torch.bfloat16, "ihc": torch.bfloat16}
+EXACT = {
+    **dict.fromkeys(("shc", "frac", "attnres", "altup"), torch.float32),
+    **dict.fromkeys(("mhc", "ihc"), torch.bfloat16),
+}
 
 
 def test_the_table_is_that_of_the_code():

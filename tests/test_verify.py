@@ -123,7 +123,7 @@ def test_fails_a_base_tensor_too_few(out, llama_folder):
     index = json.loads((out / "model.safetensors.index.json").read_text())
     del index["weight_map"]["model.norm.weight"]
     (out / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert verify_checkpoint(out, str(llama_folder)).failure == "model.norm.weight is missing in the checkpoint"
+    assert verify_checkpoint(out, str(llama_folder)).failure == "the tensor model.norm.weight is missing"
 
 
 def test_fails_missing_code_and_classes(out):
@@ -136,7 +136,8 @@ def test_fails_missing_code_and_classes(out):
 
 
 def test_a_difference_in_the_computation_fails(out, llama_folder):
-    """Equal tensors are not enough: a readout that sums gives other logits."""
+    """Equal tensors are not enough: a readout that sums gives other logits, which is found without a record, too."""
+    (out / "hyperconn_conversion.json").unlink()
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps({**config, "hc_readout": "sum"}))
     report = verify_checkpoint(out, str(llama_folder))
@@ -187,9 +188,9 @@ def test_the_base_is_freed_before_the_conversion_is_loaded(out, llama_folder, mo
         original = model_class.from_pretrained
 
         def remember(*args, **kwargs):
-            model = original(*args, **kwargs)
+            model, report = original(*args, **kwargs)
             alive.append(weakref.ref(model))
-            return model
+            return model, report
 
         with monkeypatch.context() as patch:
             patch.setattr(model_class, "from_pretrained", remember)

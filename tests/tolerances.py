@@ -45,6 +45,14 @@ MERGED = {"rtol": 1e-5, "atol": 1e-5}
 # norm sums in another order, through three layers
 ENGINE = {"rtol": 1e-5, "atol": 1e-5}
 
+# derivatives in float64 against central differences with steps of 1e-5, of the largest value: an error of order 1e-10
+# times a third derivative, and of 1e-16 / 1e-5
+FINITE_DIFFERENCES = {"rtol": 1e-5}
+
+# coefficients and gradients by a LayerNorm of streams of mean 10 or 100 and deviation 0.01, float32 against float64,
+# of the largest value: the mean is rounded to 1e-6 or 8e-6, a ten-thousandth or a thousandth of the deviation
+LARGE_MEANS = {10: {"rtol": 0.0, "atol": 2e-4}, 100: {"rtol": 0.0, "atol": 2e-3}}
+
 # logits of order five by ONNX Runtime and by torch, float32: other kernels for matrix products, softmax and tanh
 ONNX = {"rtol": 1e-5, "atol": 1e-4}
 # losses near 4 of 20 steps of one run on one process and on two ranks, which sum gradients in another order

@@ -101,7 +101,7 @@ class WritableHub(Hub):
         """Give a large file of one repo to another; whether the one has it."""
         for folder in self._commits[source].values():
             for name, file in files_in(folder).items():
-                if is_large(name) and sha256(file) == oid:
+                if is_large(name, file.stat().st_size) and sha256(file) == oid:
                     self._objects[target][oid] = file
                     return True
         return False
@@ -190,7 +190,7 @@ class WritingHandler(Handler):
         answers = []
         for file in json.loads(self.body)["files"]:
             answer = {"path": file["path"], "shouldIgnore": False, "uploadMode": "regular"}
-            if is_large(file["path"]):
+            if is_large(file["path"], file["size"]):
                 answer["uploadMode"] = "lfs"
             if (held := folder / file["path"]).is_file():
                 info = path_info(file["path"], held)

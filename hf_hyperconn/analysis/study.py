@@ -8,11 +8,11 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import HyperConnError
-from ..observation import observe
+from ..observation import in_evaluation_mode, observe
 from .coefficients import CoefficientMeter
 from .similarity import LayerSimilarity
 from .streams import StreamMeter, StreamStatistics
-from .unfolding import ConnectionMatrices, Unfolding
+from .unfolding import ConnectionMatrices, Unfolding, readout_of
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ def study(model: PreTrainedModel, batches: Iterable[torch.Tensor]) -> Study:
 
     Raises `HyperConnError` for a model without hyper-connections, or when there is no batch.
     """
-    sub_layers, readout = 2 * model.config.num_hidden_layers, getattr(model.config, "hc_readout", "mean")
+    sub_layers = 2 * model.config.num_hidden_layers
     meters = (
-        Unfolding(sub_layers, readout),
+        Unfolding(sub_layers, readout_of(model)),
         LayerSimilarity(sub_layers),
         StreamMeter(sub_layers),
         CoefficientMeter(sub_layers),
@@ -45,14 +45,11 @@ def study(model: PreTrainedModel, batches: Iterable[torch.Tensor]) -> Study:
         for meter in meters:
             meter.see(observation)
 
-    was_training, empty = model.training, True
-    try:
-        with observe(model.eval(), see):
-            for ids in tqdm(batches, desc="Studying", unit="batch", disable=None):
-                model(input_ids=ids.to(model.device), use_cache=False)
-                empty = False
-    finally:
-        model.train(was_training)
+    empty = True
+    with in_evaluation_mode(model), observe(model, see):
+        for ids in tqdm(batches, desc="Studying", unit="batch", disable=None):
+            model(input_ids=ids.to(model.device), use_cache=False)
+            empty = False
     if empty:
         raise HyperConnError("there was no text to study. Give a longer one.")
     return Study(*(meter.result() for meter in meters))

@@ -44,10 +44,10 @@ class Unfolding:
     branches read N parts, have the mean over parts.
 
     sub_layers: K.
-    readout: of the model's config; for a learned one the last row takes the mean.
+    readout: "sum", "mean" or the weights `[N]` of a weighted readout; see `readout_of`.
     """
 
-    def __init__(self, sub_layers: int, readout: str = "mean"):
+    def __init__(self, sub_layers: int, readout: str | torch.Tensor = "mean"):
         self.sub_layers, self.readout = sub_layers, readout
         self.rows = [Moments() for _ in range(sub_layers + 1)]
         self.stream_rows = [Moments() for _ in range(sub_layers)]
@@ -71,7 +71,12 @@ class Unfolding:
         self.stream_rows[k].add(self.weights)
         self.weights[..., k + 1] += beta
         if k == self.sub_layers - 1:
-            self.rows[-1].add(self.weights.sum(-2) if self.readout == "sum" else self.weights.mean(-2))
+            self.rows[-1].add(self._read_out())
+
+    def _read_out(self) -> torch.Tensor:
+        if isinstance(self.readout, torch.Tensor):
+            return self.readout.to(self.weights) @ self.weights
+        return self.weights.sum(-2) if self.readout == "sum" else self.weights.mean(-2)
 
     def result(self) -> ConnectionMatrices:
         """The matrices of what was seen so far."""
@@ -81,6 +86,15 @@ class Unfolding:
             inputs_deviation=torch.stack([row.deviation for row in self.rows]),
             tokens=self.rows[-1].count,
         )
+
+
+def readout_of(model: nn.Module) -> str | torch.Tensor:
+    """How a model reads its streams out, for `Unfolding`: "sum", "mean" or weights `[N]`.
+
+    A learned readout, whose weights each token predicts, takes the mean, at which it starts.
+    """
+    weights = [parameter.detach() for name, parameter in model.named_parameters() if name.endswith("static_gamma")]
+    return weights[0] if weights else getattr(model.config, "hc_readout", "mean")
 
 
 def unfold_static(model: PreTrainedModel) -> ConnectionMatrices:
@@ -94,7 +108,7 @@ def unfold_static(model: PreTrainedModel) -> ConnectionMatrices:
     if not connections:
         raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to unfold.")
     connections.sort(key=lambda connection: connection.sub_layer)
-    return replace(unfold(map(_static_part, connections), model.config.hc_readout), tokens=0)
+    return replace(unfold(map(_static_part, connections), readout_of(model)), tokens=0)
 
 
 @torch.no_grad()
@@ -103,12 +117,14 @@ def _static_part(connection: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     if hasattr(connection, "static_alpha"):
         return connection.static_alpha.detach(), connection.static_beta.detach()
     # the projection of streams of zeros is zero
-    zeros = connection.base.new_zeros(1, 1, connection.hc_mult, connection.hidden_size)
+    zeros = next(connection.parameters()).new_zeros(1, 1, connection.hc_mult, connection.hidden_size)
     alpha, beta = connection.matrices(zeros)
     return alpha[0, 0], beta[0, 0]
 
 
-def unfold(matrices: Iterable[tuple[torch.Tensor, torch.Tensor]], readout: str = "mean") -> ConnectionMatrices:
+def unfold(
+    matrices: Iterable[tuple[torch.Tensor, torch.Tensor]], readout: str | torch.Tensor = "mean"
+) -> ConnectionMatrices:
     """Unfold static connections: A `[N, reads + N]` and b `[N]` of each sub-layer."""
     matrices = list(matrices)
     unfolding = Unfolding(len(matrices), readout)

@@ -12,11 +12,20 @@ from transformers.models.auto.tokenization_auto import (
     TOKENIZER_MAPPING_NAMES,
 )
 
+from .history_start import HISTORIES
 from .peft_defaults import share_peft_defaults
 
-CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac", "keel")
-READOUTS = ("mean", "sum", "learned")
+CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac", "keel", "attnres", "altup", "dual")
+READOUTS = ("mean", "sum", "learned", "weighted")
+STARTS = ("copies", "history", "biased")
+FORMS = ("sum", "mean")
+SELECTIONS = ("alternating", "same")
 NORMS = (None, "dyt", "derf")
+# those with hc_mult=1, and why
+ONE_STREAM = {
+    "keel": "Keel carries one residual stream",
+    "attnres": "'attnres' has values of earlier sub-layers instead of streams",
+}
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -27,20 +36,36 @@ class HyperConnectionConfig:
     connection (`str`, *optional*, defaults to `"dhc"`):
         `"shc"` for static, `"dhc"` for dynamic hyper-connections; `"mhc"` for manifold-constrained ones, `"ihc"` for
         these with unmixed streams; `"frac"` for frac-connections; `"keel"` for Keel, which has one stream and no
-        Pre-Norm equivalent.
+        Pre-Norm equivalent; `"attnres"` for attention residuals; `"altup"` for AltUp; `"dual"` for ResiDual, which has
+        no Pre-Norm equivalent.
     hc_mult (`int`, *optional*, defaults to 4):
         Number of residual streams, at least 1 (the paper's expansion rate n); at least 2 for `"mhc"` and `"ihc"`. For
-        `"frac"` the number of parts of the hidden state.
+        `"frac"` the number of parts of the hidden state; 1 for `"attnres"`, 2 for `"dual"`.
     hc_tanh (`bool`, *optional*, defaults to `True`):
         Whether the dynamic part of the coefficients of `"dhc"` and `"frac"` goes through tanh.
     hc_readout (`str`, *optional*, defaults to `"mean"`):
         How the streams become one before the final norm. `"mean"` keeps a converted model equal to its base; `"sum"`
-        is the paper's, for training from scratch; `"learned"` predicts weights from the streams (DeepSeek-V4). The
-        parts of `"frac"` are always put side by side.
+        is the paper's, for training from scratch; `"weighted"` learns a weight for each stream; `"learned"` predicts
+        weights from the streams (DeepSeek-V4). The parts of `"frac"` are always put side by side.
+    hc_start (`str`, *optional*, defaults to `"copies"`):
+        What the streams are at the start, with the same logits: `"copies"` of the residual stream, as in the paper, or
+        for `"shc"` and `"dhc"` its `"history"`, of which stream 0, the only one read, is the whole and each other one
+        a part. This needs `hc_readout="weighted"`. For `"mhc"` and `"ihc"` `"biased"` takes the initial biases of the
+        mHC paper, which change the logits, for training from scratch.
+    hc_history (`str`, *optional*, defaults to `"type"`):
+        Which parts: outputs by the `"type"` of their sub-layer, or by its `"depth"`.
+    hc_block (`int`, *optional*, defaults to 1):
+        For `"attnres"`, how many sub-layers' outputs are summed to one value; 1 keeps all of them apart.
+    hc_attention (`str`, *optional*, defaults to `"sum"`):
+        For `"attnres"`, what a sub-layer reads: `"sum"`, the residual stream at the start, or `"mean"`, the paper's
+        weighted mean, for training from scratch.
+    hc_selection (`str`, *optional*, defaults to `"alternating"`):
+        For `"altup"`, which stream a sub-layer reads: the next one (`"alternating"`), or always the first (`"same"`).
     hc_sinkhorn_iters (`int`, *optional*, defaults to 20):
         For `"mhc"`, how often columns and rows of the mixing matrix are normalised.
     hc_eps (`float`, *optional*, defaults to 1e-6):
-        For `"mhc"`, `"ihc"` and the learned readout, added to reads, divisors and the mean square of the norm.
+        For `"mhc"`, `"ihc"` and the learned readout, added to reads, divisors and the mean square of the norm; for
+        `"attnres"` to the mean square of a value.
     norm (`str`, *optional*):
         `"dyt"` or `"derf"` puts that function in the place of every norm, for training from scratch.
     norm_alpha_attention, norm_alpha_other (`float`, *optional*):
@@ -54,6 +79,11 @@ class HyperConnectionConfig:
     hc_mult: int = 4
     hc_tanh: bool = True
     hc_readout: str = "mean"
+    hc_start: str = "copies"
+    hc_history: str = "type"
+    hc_block: int = 1
+    hc_attention: str = "sum"
+    hc_selection: str = "alternating"
     hc_sinkhorn_iters: int = 20
     hc_eps: float = 1e-6
     norm: str | None = None
@@ -84,8 +114,21 @@ class HyperConnectionConfig:
             raise ValueError(f"hc_mult is {self.hc_mult}; it counts residual streams and must be at least 1.")
         if self.connection in ("mhc", "ihc") and self.hc_mult < 2:
             raise ValueError(f"hc_mult is {self.hc_mult}; {self.connection!r} needs at least 2 residual streams.")
-        if self.connection == "keel" and self.hc_mult != 1:
-            raise ValueError(f"hc_mult is {self.hc_mult}; Keel carries one residual stream: set hc_mult=1.")
+        if self.connection in ONE_STREAM and self.hc_mult != 1:
+            raise ValueError(f"hc_mult is {self.hc_mult}; {ONE_STREAM[self.connection]}: set hc_mult=1.")
+        if self.connection == "dual" and self.hc_mult != 2:
+            raise ValueError(f"hc_mult is {self.hc_mult}; ResiDual carries two residual streams: set hc_mult=2.")
+        if self.hc_start == "history" and self.connection not in ("shc", "dhc"):
+            raise ValueError(
+                f"hc_start is 'history'; {self.connection!r} can't start so: only 'shc' and 'dhc' have streams whose "
+                f"reads and writes can be 0."
+            )
+        if self.connection in ("attnres", "dual") and self.hc_readout != "mean":
+            raise ValueError(
+                f"hc_readout is {self.hc_readout!r}; {self.connection!r} has a readout of its own: leave it at 'mean'."
+            )
+        if self.hc_block < 1:
+            raise ValueError(f"hc_block is {self.hc_block}; it counts sub-layers and must be at least 1.")
         if self.norm not in NORMS:
             raise ValueError(f"norm is {self.norm!r}; accepted are {', '.join(map(repr, NORMS))}.")
         if self.connection == "frac" and self.hidden_size % self.hc_mult:
@@ -96,12 +139,30 @@ class HyperConnectionConfig:
             raise ValueError(f"hc_sinkhorn_iters is {self.hc_sinkhorn_iters}; it must be at least 1.")
         if self.connection not in CONNECTIONS:
             raise ValueError(f"connection is {self.connection!r}; accepted are {', '.join(map(repr, CONNECTIONS))}.")
-        if self.hc_readout not in READOUTS:
-            raise ValueError(f"hc_readout is {self.hc_readout!r}; accepted are {', '.join(map(repr, READOUTS))}.")
+        for field, accepted in (
+            ("hc_readout", READOUTS),
+            ("hc_start", STARTS),
+            ("hc_history", HISTORIES),
+            ("hc_attention", FORMS),
+            ("hc_selection", SELECTIONS),
+        ):
+            if (value := getattr(self, field)) not in accepted:
+                raise ValueError(f"{field} is {value!r}; accepted are {', '.join(map(repr, accepted))}.")
+        if self.hc_start == "biased" and self.connection not in ("mhc", "ihc"):
+            raise ValueError(
+                f"hc_start is 'biased'; those are initial biases of 'mhc' and 'ihc', not of {self.connection!r}."
+            )
+        if self.hc_start == "history" and self.hc_readout != "weighted":
+            raise ValueError(
+                f"hc_readout is {self.hc_readout!r}; the history start reads stream 0 alone: set it to 'weighted'."
+            )
 
     @classmethod
     def from_prenorm(cls, config: PreTrainedConfig, **fields):
         """This family's config for the Pre-Norm `config`, with the hyper-connection `fields` given.
+
+        Where `hc_readout` is None or not given, it is what keeps the model exact: "weighted" for the history start,
+        else "mean". Where `hc_mult` is None or not given, it is 4; for connections of one stream 1.
 
         That of a base on the Hub names it, as `hc_base_model`, wherever the model is saved later.
 
@@ -110,6 +171,12 @@ class HyperConnectionConfig:
         reason = None
         if fields.get("connection") == "keel":
             reason = "Keel norms the residual stream itself after every sub-layer."
+        elif fields.get("connection") == "dual":
+            reason = "ResiDual norms one residual stream after every sub-layer."
+        elif fields.get("hc_start") == "biased":
+            reason = "Reads of streams with the biased start don't sum to 1."
+        elif fields.get("hc_attention") == "mean":
+            reason = "A mean of the earlier outputs is not their sum."
         elif fields.get("norm") is not None:
             reason = "DyT and Derf compute another function than a norm."
         if reason:
@@ -120,6 +187,11 @@ class HyperConnectionConfig:
             raise ValueError(
                 f"{cls.__name__} is made from a {cls.base_model_type!r} config, not from {config.model_type!r}."
             )
+        follow = {
+            "hc_readout": "weighted" if fields.get("hc_start") == "history" else "mean",
+            "hc_mult": 1 if fields.get("connection") in ONE_STREAM else 4,
+        }
+        fields = {**fields, **{name: value for name, value in follow.items() if fields.get(name) is None}}
         base = {
             name: value
             for name, value in config.to_dict().items()

@@ -23,11 +23,13 @@ computes what its Pre-Norm base computes, bit for bit. That is why coefficients 
 float32, without any reduced-precision matrix product, and each stream is rounded once, when it is written.
 """
 
+from copy import deepcopy
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from .hyper_connections_autograd import is_transformed
 from .hyper_connections_step import (
     StepCarry,
     fold_norm,
@@ -123,14 +125,48 @@ class InitialisedModule(nn.Module):
             self.register_parameter(name, nn.Parameter(value))
 
 
-class Connection(InitialisedModule):
+def copied(module: nn.Module) -> nn.Module:
+    """A deep copy; also of a module whose tensors are fake, of which `deepcopy` alone would copy the mode."""
+    parameters = {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in module.parameters()}
+    return deepcopy(module, parameters | {id(buffer): buffer.clone() for buffer in module.buffers()})
+
+
+def in_float32(norm: nn.Module) -> nn.Module:
+    """The norm, in float32; unlike by `.float()` also where its tensors are fake, which can't be changed in place."""
+    for module in norm.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dtype != torch.float32:
+                module.register_parameter(name, nn.Parameter(parameter.detach().float(), parameter.requires_grad))
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                setattr(module, name, buffer.float())
+    return norm
+
+
+class WideModule(InitialisedModule):
+    """A module whose parameters stay float32 when a model is cast to 16 bits (`.to(torch.bfloat16)`, `.half()`).
+
+    Those made or loaded in 16 bits stay so; its forward has to cast up.
+    """
+
+    def _apply(self, fn, recurse=True):
+        # what `.to`, `.half`, `.cuda` and the like do to every parameter, gradient and buffer, children's included
+        def widely(tensor: torch.Tensor) -> torch.Tensor:
+            result = fn(tensor)
+            is_narrowed = result.is_floating_point() and result.itemsize < 4 <= tensor.itemsize
+            return tensor.to(result.device, torch.float32) if is_narrowed else result
+
+        return super()._apply(widely, recurse)
+
+
+class Connection(WideModule):
     """What stands around one sub-layer: a width connection before its branch and a depth connection after it.
 
     hidden_size: D.
     hc_mult: N, at least 1.
     sub_layer: k.
 
-    Parameters are float32 whatever the default dtype, and the forward casts up whatever they have become.
+    Parameters are float32 whatever the default dtype, and stay it; the forward casts up whatever they have become.
     """
 
     def __init__(self, hidden_size: int, hc_mult: int, sub_layer: int):
@@ -173,31 +209,73 @@ class Connection(InitialisedModule):
         return f"hidden_size={self.hidden_size}, hc_mult={self.hc_mult}, sub_layer={self.sub_layer}"
 
 
+class WeightedReadout(WideModule):
+    """The last streams, summed with learned weights.
+
+    weights: one for each stream, at the start.
+    """
+
+    def __init__(self, weights: tuple[float, ...]):
+        super().__init__()
+        self.weights = weights
+        self.register_initial_values()
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """The weights at the start, float32."""
+        return {"static_gamma": torch.tensor(self.weights, dtype=torch.float32)}
+
+    def forward(self, streams: torch.Tensor) -> torch.Tensor:
+        """Hidden states `[B, S, D]` of streams `[B, S, N, D]`, in their dtype.
+
+        Equal streams whose weights sum to 1 return themselves, exactly, and so does a stream of weight 1 beside those
+        of weight 0.
+        """
+        with without_autocast(streams):
+            values = streams.to(compute_dtype(streams.dtype))
+            weights, first = self.static_gamma.to(values.dtype), values[..., 0, :]
+            others = sum(weights[i] * (values[..., i, :] - first) for i in range(1, len(weights)))
+            return (weights.sum() * first + others).to(streams.dtype)
+
+    def extra_repr(self) -> str:
+        return f"hc_mult={len(self.weights)}"
+
+
 class HyperConnection(Connection):
     """The hyper-connection around one sub-layer, static or dynamic.
 
-    hidden_size, hc_mult, sub_layer: see `Connection`; at initialisation the branch reads stream k mod N.
+    hidden_size, hc_mult, sub_layer: see `Connection`.
     norm: for DHC, a module that norms the last dimension of `[B, S, N, D]`, here only to predict the coefficients;
         None for SHC.
     tanh: whether the predicted term goes through tanh.
+    written: for the history start, the streams that the branch writes to at first, where it reads stream 0; None for
+        the paper's start, where it reads stream k mod N and writes to all.
     """
 
     decayed = ("dynamic_alpha_fn", "dynamic_beta_fn")
 
     def __init__(
-        self, hidden_size: int, hc_mult: int, sub_layer: int, norm: nn.Module | None = None, tanh: bool = True
+        self,
+        hidden_size: int,
+        hc_mult: int,
+        sub_layer: int,
+        norm: nn.Module | None = None,
+        tanh: bool = True,
+        written: tuple[int, ...] | None = None,
     ):
         super().__init__(hidden_size, hc_mult, sub_layer)
-        self.tanh = tanh
+        self.tanh, self.written = tanh, written
         self.keeps_streams: bool | None = None
-        self.norm = norm if norm is None else norm.float()
+        self.norm = norm if norm is None else in_float32(norm)
         self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """The equivalent initialisation of every parameter but the norm's, float32 (Eq. 14, Algorithm 2)."""
         alpha = self.initial_alpha()
         rows, columns = alpha.shape
-        values = {"static_alpha": alpha, "static_beta": torch.ones(rows, dtype=torch.float32)}
+        beta = torch.ones(rows, dtype=torch.float32)
+        if self.written is not None:
+            beta = torch.tensor([float(i in self.written) for i in range(rows)], dtype=torch.float32)
+        values = {"static_alpha": alpha, "static_beta": beta}
         if self.norm is not None:
             d, float32 = self.stream_size, {"dtype": torch.float32}
             values["dynamic_alpha_fn"] = torch.zeros(d, columns, **float32)
@@ -212,9 +290,10 @@ class HyperConnection(Connection):
         return self.hidden_size
 
     def initial_alpha(self) -> torch.Tensor:
-        """A at the start: read stream k mod N, mix nothing."""
+        """A at the start: read one stream, mix nothing."""
         identity = torch.eye(self.hc_mult, dtype=torch.float32)
-        return torch.cat([identity[:, self.sub_layer % self.hc_mult :][:, :1], identity], dim=1)
+        read = self.sub_layer % self.hc_mult if self.written is None else 0
+        return torch.cat([identity[:, read : read + 1], identity], dim=1)
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A and b, float32, for streams `[B, S, N, D]`: `[N, N+1]` and `[N]`; for DHC with `[B, S]` before them."""
@@ -276,7 +355,7 @@ class HyperConnection(Connection):
         """The width connection; with a branch output, `streams` is the carry of the sub-layer before, yet to write."""
         values = streams.streams if isinstance(streams, StepCarry) else streams
         with without_autocast(values):
-            reader = self.reader(compute_dtype(values.dtype))
+            reader = None if is_transformed() else self.reader(compute_dtype(values.dtype))
             if branch_output is not None and reader is not None:
                 return write_and_read_streams(streams, branch_output, reader)
             if branch_output is not None:

@@ -160,30 +160,33 @@ def _forward(
         static += tl.load(static_beta + stream + 0 * column, mask=in_beta, other=0.0)
         used = tl.broadcast_to(static, (T, N_PAD, M_PAD))
     if DYNAMIC:
+        centre = tl.zeros((T, N_PAD), tl.float32)
+        if CENTRED:
+            # before anything else is summed: sums of a large mean would cancel
+            for start in range(0, size, BLOCK):
+                d = start + tl.arange(0, BLOCK)
+                h = _streams(
+                    streams, token_stride, stream_stride, written, written_stride, output, output_stride,
+                    next_streams, tokens, d, mask, size, N, N_PAD, WRITES,
+                )  # fmt: skip
+                centre += tl.sum(h, axis=2)
+            centre /= size
+            _store_stream_values(mean, centre, tokens, mask, N, N_PAD)
         products = tl.zeros((T, N_PAD, M_PAD), tl.float32)
-        fn_sums = tl.zeros((1, 1, M_PAD), tl.float32)
         squares = tl.zeros((T, N_PAD), tl.float32)
-        sums = tl.zeros((T, N_PAD), tl.float32)
         for start in range(0, size, BLOCK):
             d = start + tl.arange(0, BLOCK)
             h = _streams(
                 streams, token_stride, stream_stride, written, written_stride, output, output_stride, next_streams,
                 tokens, d, mask, size, N, N_PAD, WRITES,
             )  # fmt: skip
-            squares += tl.sum(h * h, axis=2)
             if CENTRED:
-                sums += tl.sum(h, axis=2)
+                h = tl.where((d < size)[None, None, :], h - centre[:, :, None], 0.0)
+            squares += tl.sum(h * h, axis=2)
             for c in tl.static_range(N + 2):
                 row = _fn_row(fn, c, d, size)
                 products += tl.where(column == c, tl.sum(h * row[None, None, :], axis=2)[:, :, None], 0.0)
-                if CENTRED:
-                    fn_sums += tl.where(column == c, tl.sum(row, axis=0), 0.0)
         variance = squares / size
-        if CENTRED:
-            centre = sums / size
-            variance -= centre * centre
-            products -= centre[:, :, None] * fn_sums
-            _store_stream_values(mean, centre, tokens, mask, N, N_PAD)
         factor = tl.rsqrt(variance + eps)
         prediction = products * factor[:, :, None]
         squashed = _squash(prediction, offset, M_PAD, N, OFFSET, TANH)
@@ -252,10 +255,11 @@ def _backward(
             _store_coefficient_tile(grad_predicted, of_predicted, tokens, mask, N, N_PAD, M_PAD)
             factor = _stream_values(deviation, tokens, N, mask, N, N_PAD)
             by_value = -factor * factor * tl.sum(of_predicted * prediction, axis=2) / size
+            centre = tl.zeros((T, N_PAD), tl.float32)
             by_constant = tl.zeros((T, N_PAD), tl.float32)
             if CENTRED:
                 centre = _stream_values(mean, tokens, N, mask, N, N_PAD)
-                by_constant = -factor * tl.sum(of_predicted * fn_sums, axis=2) / size - by_value * centre
+                by_constant = -factor * tl.sum(of_predicted * fn_sums, axis=2) / size
             scaled = of_predicted * factor[:, :, None]
 
     if WRITES:
@@ -277,6 +281,8 @@ def _backward(
                 for c in tl.static_range(N + 2):
                     fn_row = _fn_row(fn, c, d, size)
                     grad += _column(scaled, c, M_PAD)[:, :, None] * fn_row[None, None, :]
+                if CENTRED:
+                    h -= centre[:, :, None]
                 grad += by_value[:, :, None] * h + by_constant[:, :, None]
             _store_rows(new_grad_streams, grad, tokens, d, mask, size, N, N_PAD)
         else:

@@ -16,6 +16,7 @@ few values a token for the coefficients; H is computed again.
 """
 
 import os
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from transformers.utils import logging
 
+from .hyper_connections_autograd import gradients, needs_autograd, write, write_and_read
 from .hyper_connections_torch import Kernels, Read, Reader, uses_matrix_products
 
 logger = logging.get_logger(__name__)
@@ -114,7 +116,7 @@ def read_streams(
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         keeps_streams = None
-    replay = getattr(streams, "hc_replay", None) if keeps_streams is False else None
+    replay = _replay_of(streams) if keeps_streams is False else None
     with nullcontext() if replay is None else _packed_as(replay, streams):
         handed_on, branch_input, coefficients = _step(streams, None, None, reader)
     origin = None if keeps_streams is None else (replay or streams.detach())
@@ -126,6 +128,9 @@ def write_streams(carry: StepCarry, branch_output: torch.Tensor) -> torch.Tensor
     (streams,) = _step(carry.streams, carry.coefficients, branch_output, None)
     if carry.origin is not None:
         streams.hc_replay = Replay(carry, branch_output)
+        if streams.grad_fn is not None:
+            # the graph must not keep what is computed again, the streams and what is saved in their place do
+            streams.grad_fn.hc_replay = weakref.ref(streams.hc_replay)
     return streams
 
 
@@ -160,14 +165,31 @@ class Replay:
         return self.streams
 
 
+def _replay_of(streams: torch.Tensor) -> Replay | None:
+    """How to compute streams again that were written last, also when FSDP2 has handed them on as new tensors."""
+    if hasattr(streams, "hc_replay"):
+        return streams.hc_replay
+    node, place = streams.grad_fn, streams.output_nr
+    while type(node).__name__ == "RegisterPostBackwardFunctionBackward":
+        node, place = node.next_functions[place]
+    replay = getattr(node, "hc_replay", None)
+    return None if replay is None else replay()
+
+
 def _packed_as(replay: Replay, streams: torch.Tensor) -> saved_tensors_hooks:
     """Hooks that save `replay` in the place of `streams`."""
-    address, shape = streams.data_ptr(), streams.shape  # the hooks live as long as the graph, the streams must not
+    # the hooks live as long as the graph, the streams must not
+    place = _place(streams)
 
     def pack(tensor: torch.Tensor) -> torch.Tensor | Replay:
-        return replay if tensor.data_ptr() == address and tensor.shape == shape else tensor
+        return replay if _place(tensor) == place else tensor
 
     return saved_tensors_hooks(pack, lambda packed: packed() if isinstance(packed, Replay) else packed)
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int, torch.Size]:
+    """Where a tensor is; unlike its address, also when it has no memory, on the meta device or fake."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape
 
 
 def _step(
@@ -181,7 +203,9 @@ def _step(
 def without_autocast(tensor: torch.Tensor) -> AbstractContextManager:
     """A context in which operations on `tensor` keep the dtypes that they are given."""
     device = tensor.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    if device == "meta" or not torch.is_autocast_enabled(device):  # which raises where there is no autocast
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def _kernels(name: str, device: torch.device) -> Kernels:
@@ -214,6 +238,10 @@ class _Step(torch.autograd.Function):
     def backward(ctx, grad_streams, grad_input=None, grad_read_coefficients=None):
         streams, coefficients, branch_output, *saved = ctx.saved_tensors
         tensors, values = saved[:6], saved[6:]
+        if needs_autograd():
+            grads = (grad_streams, grad_input, grad_read_coefficients)
+            with without_autocast(grad_streams):
+                return None, None, *_by_autograd(ctx.settings, (streams, coefficients, branch_output, *tensors), grads)
         reader = None if ctx.settings is None else Reader(*tensors, *ctx.settings)
         result = None if reader is None else Read(None, *values)
         is_dynamic = reader is not None and reader.fn is not None
@@ -237,6 +265,22 @@ class _Step(torch.autograd.Function):
             of_scales = (scale[:-1].sum(0, keepdim=True), scale[-1:]) if is_dynamic else (None, None)
             of_reader = [static[:, :-1], of_beta, fn, offset, *of_scales]
         return None, None, grads.streams, of_written, grads.branch_output, *of_reader
+
+
+def _by_autograd(
+    settings: tuple | None, tensors: tuple[torch.Tensor | None, ...], grads: tuple[torch.Tensor | None, ...]
+) -> list[torch.Tensor | None]:
+    """The gradients of a step's tensors, by autograd."""
+    of_streams, of_input, of_coefficients = grads
+    if settings is None:
+        _, *written = tensors[:3]
+        of_written = gradients(lambda *written: (write(*written),), written, (of_streams,))
+        return [of_streams, *of_written, *(None,) * 6]
+
+    def step(streams, coefficients, branch_output, *of_reader):
+        return write_and_read(streams, coefficients, branch_output, Reader(*of_reader, *settings))
+
+    return gradients(step, tensors, (of_streams, of_input, of_coefficients[..., -1]))
 
 
 _FN = 7  # the place of `fn` among the arguments of a step

@@ -192,14 +192,10 @@ def read(streams: torch.Tensor, reader: Reader) -> Read:
     values = streams.to(reader.static_alpha.dtype)
     if reader.fn is None:
         return Read(_read(values, reader.static).to(streams.dtype), reader.static)
-    size = streams.shape[-1]
     mean = values.mean(-1) if reader.centred else None
-    squares, products = torch.linalg.vector_norm(values, dim=-1).square(), values @ reader.fn.transpose(0, 1)
-    variance = squares / size
-    if mean is not None:
-        variance = variance - mean.square()
-        products = products - mean.unsqueeze(-1) * reader.fn.sum(-1)
-    deviation = torch.rsqrt(variance + reader.eps)
+    centred = _centred(values, mean)
+    squares, products = torch.linalg.vector_norm(centred, dim=-1).square(), centred @ reader.fn.transpose(0, 1)
+    deviation = torch.rsqrt(squares / streams.shape[-1] + reader.eps)
     predicted = products * deviation.unsqueeze(-1)
     coefficients = reader.static + reader.scale * reader.squash(predicted)
     return Read(_read(values, coefficients).to(streams.dtype), coefficients, predicted, deviation, mean)
@@ -234,17 +230,19 @@ def read_backward(
     scaled = grad_predicted * deviation.unsqueeze(-1)
     grad.flatten(0, -2).addmm_(scaled.flatten(0, -2), reader.fn)
     by_value = -deviation * (scaled * result.predicted).sum(-1) / size
-    grad.addcmul_(values, by_value.unsqueeze(-1))
+    centred = _centred(values, result.mean)
+    grad.addcmul_(centred, by_value.unsqueeze(-1))
     if result.mean is not None:
-        of_mean = (scaled * reader.fn.sum(-1)).sum(-1) / size
-        grad.sub_((of_mean + by_value * result.mean).unsqueeze(-1))
+        grad.sub_((scaled * reader.fn.sum(-1)).sum(-1, keepdim=True) / size)
     grad_fn = None
     if wants_fn:
-        by_token = scaled.flatten(0, -2)
-        grad_fn = by_token.transpose(0, 1) @ values.flatten(0, -2)
-        if result.mean is not None:
-            grad_fn = grad_fn - (by_token * result.mean.reshape(-1, 1)).sum(0).unsqueeze(-1)
+        grad_fn = scaled.flatten(0, -2).transpose(0, 1) @ centred.flatten(0, -2)
     return grad.to(streams.dtype), reader_grads(reader, result, grad_coefficients, grad_predicted, grad_fn)
+
+
+def _centred(values: torch.Tensor, mean: torch.Tensor | None) -> torch.Tensor:
+    """Streams without their means, before anything is summed: sums of a large mean would cancel."""
+    return values if mean is None else values - mean.unsqueeze(-1)
 
 
 def _read(values: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:

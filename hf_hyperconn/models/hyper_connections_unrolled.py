@@ -47,27 +47,19 @@ def read(rows: Sequence[torch.Tensor], reader: Reader) -> Read:
     if reader.fn is None:
         return Read(_mixed(reader.static_alpha[:, 0], rows).to(dtype), reader.static)
     fn = _own(reader.fn)
-    products = [[_dot(row, of_column) for of_column in fn.unbind(0)] for row in rows]
-    variances = [_dot(row, row) / row.shape[-1] for row in rows]
-    mean = None
+    mean, centred = None, rows
     if reader.centred:
-        means = [row.mean(-1, keepdim=True) for row in rows]
-        mean = torch.cat(means, dim=-1)
-        variances = [variance - mean * mean for variance, mean in zip(variances, means, strict=True)]
-    deviations = [torch.rsqrt(variance + reader.eps) for variance in variances]
+        means = [_own(row.mean(-1, keepdim=True)) for row in rows]
+        mean, centred = torch.cat(means, dim=-1), [row - mean for row, mean in zip(rows, means, strict=True)]
+    products = [[_dot(row, of_column) for of_column in fn.unbind(0)] for row in centred]
+    deviations = [torch.rsqrt(_dot(row, row) / row.shape[-1] + reader.eps) for row in centred]
     deviation = torch.cat(deviations, dim=-1)
-    predicted = _tile(products)
-    if reader.centred:
-        predicted = predicted - mean.unsqueeze(-1) * fn.sum(-1)
-    predicted = predicted * deviation.unsqueeze(-1)
+    predicted = _tile(products) * deviation.unsqueeze(-1)
     coefficients = reader.static + reader.scale * reader.squash(predicted)
     # A_m once more, from values: x need not wait for the tile
     weights = []
     for i, static in enumerate(reader.static_alpha[:, 0]):
-        logit = products[i][0]
-        if reader.centred:
-            logit = logit - means[i] * fn[0].sum()
-        logit = logit * deviations[i]
+        logit = products[i][0] * deviations[i]
         if reader.offset is not None:
             logit = logit + reader.offset[0]
         weights.append(_own(static + reader.alpha_scale * (logit.tanh() if reader.tanh else logit)))
@@ -104,16 +96,15 @@ def read_backward(
     scaled = [_products(*of_row) for of_row in zip(of_used, _values(of_product), strict=True)]
     by_value = [_own(_total(_products(*of_row))) for of_row in zip(of_used, _values(of_norm), strict=True)]
     fn = _own(reader.fn)
+    if reader.centred:
+        rows = [row - result.mean[..., i, None] for i, row in enumerate(rows)]
     grads = []
     for i, row in enumerate(rows):
         grad = terms[i] + _mixed(scaled[i], fn.unbind(0)) - by_value[i] * row
         if reader.centred:
-            of_mean = _mixed(scaled[i], fn.sum(-1).unbind(0)) / size
-            grad = grad + _own(by_value[i] * result.mean[..., i, None] - of_mean)
+            grad = grad - _own(_mixed(scaled[i], fn.sum(-1).unbind(0)) / size)
         grads.append(grad.to(dtype))
     of_fn = _projection_backward(rows, scaled) if wants_fn else None
-    if wants_fn and reader.centred:
-        of_fn = of_fn - _over_tokens(_tile(scaled) * result.mean.unsqueeze(-1)).sum(0).unsqueeze(-1)
     of_offset = None if reader.offset is None else _over_tokens(tile * slope).sum(0)
     of_scale = _over_tokens(tile * squashed).sum(0)
     return grads, ReaderGrads(_over_tokens(tile), of_fn, of_offset, of_scale)

@@ -11,7 +11,7 @@ Sub-layers 0 and 1 have alpha = 1, and sub-layer 0 has no Norm (Section 3.1).
 import torch
 from torch import nn
 
-from .hyper_connections import Carry, Connection, compute_dtype
+from .hyper_connections import Carry, Connection, compute_dtype, in_float32
 
 
 class KeelConnection(Connection):
@@ -25,7 +25,7 @@ class KeelConnection(Connection):
     def __init__(self, hidden_size: int, sub_layer: int, sub_layers: int, norm: nn.Module):
         super().__init__(hidden_size, 1, sub_layer)
         self.alpha = float(sub_layers) if sub_layer > 1 else 1.0
-        self.norm = norm.float() if sub_layer > 0 else nn.Identity()
+        self.norm = in_float32(norm) if sub_layer > 0 else nn.Identity()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """None: Keel has no parameters but its norm's."""

@@ -17,15 +17,18 @@ converted model keeps its base's streams, whatever the rounding of the weights.
 """
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from .hyper_connections import Carry, Connection, InitialisedModule, compute_dtype, stream_mean
+from .hyper_connections import Carry, Connection, WideModule, compute_dtype, stream_mean
+from .hyper_connections_autograd import gradients, is_transformed, needs_autograd
 from .hyper_connections_step import implementation, without_autocast
 
 FAVOURED_READ = 0.7
 KEPT = 0.96
+BIAS = 3.0
 
 
 class ManifoldCarry(NamedTuple):
@@ -49,6 +52,8 @@ class ManifoldHyperConnection(Connection):
     mixes: whether the streams are mixed (mHC) or not (iHC).
     sinkhorn_iters: number of normalisations of columns and rows.
     eps: added to the reads and to what divides, as in DeepSeek-V4's kernels.
+    is_biased: whether the initial biases are the paper's (Appendix A.6) instead: 3 for what the branch reads of stream
+        k mod N and for what a stream keeps of itself, -3 for the others. The reads of four streams then sum to 1.09.
     """
 
     decayed = ("fn",)
@@ -61,34 +66,40 @@ class ManifoldHyperConnection(Connection):
         mixes: bool = True,
         sinkhorn_iters: int = 20,
         eps: float = 1e-6,
+        is_biased: bool = False,
     ):
         super().__init__(hidden_size, hc_mult, sub_layer)
-        self.mixes, self.sinkhorn_iters, self.eps = mixes, sinkhorn_iters, eps
+        self.mixes, self.sinkhorn_iters, self.eps, self.is_biased = mixes, sinkhorn_iters, eps, is_biased
         self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Values that keep the function of a Pre-Norm model, float32: reads sum to 1, writes are 1, rows sum to 1."""
-        n = self.hc_mult
-        base = [*read_logits(n, self.sub_layer % n, self.eps), *[0.0] * n]
+        """Values that keep the function of a Pre-Norm model, float32: reads sum to 1, writes are 1, rows sum to 1.
+
+        The paper's biases don't.
+        """
+        n, home = self.hc_mult, self.sub_layer % self.hc_mult
+        reads, keeps, gives = read_logits(n, home, self.eps), math.log(KEPT), math.log((1 - KEPT) / (n - 1))
+        if self.is_biased:
+            reads, keeps, gives = [BIAS if i == home else -BIAS for i in range(n)], BIAS, -BIAS
+        base = [*reads, *[0.0] * n]
         if self.mixes:
-            base += [math.log(KEPT if i == j else (1 - KEPT) / (n - 1)) for i in range(n) for j in range(n)]
+            base += [keeps if i == j else gives for i in range(n) for j in range(n)]
         return {
             "fn": torch.zeros(len(base), n * self.hidden_size, dtype=torch.float32),
             "base": torch.tensor(base, dtype=torch.float32),
             "scale": torch.full((3 if self.mixes else 2,), 0.01, dtype=torch.float32),
         }
 
+    @property
+    def settings(self) -> tuple[bool, int, float]:
+        """What `coefficients` is told besides tensors."""
+        return self.mixes, self.sinkhorn_iters, self.eps
+
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """H_pre and H_post `[B, S, N]` and H_res `[B, S, N, N]` (None for iHC), float32."""
-        n, dtype = self.hc_mult, compute_dtype(streams.dtype)
-        logits = normed_projection(streams.to(dtype), self.fn.to(dtype), self.eps)
-        base, scale = self.base.to(dtype), self.scale.to(dtype)
-        read = torch.sigmoid(scale[0] * logits[..., :n] + base[:n]) + self.eps
-        write = 2 * torch.sigmoid(scale[1] * logits[..., n : 2 * n] + base[n : 2 * n])
-        if not self.mixes:
-            return read, write, None
-        mix = (scale[2] * logits[..., 2 * n :] + base[2 * n :]).unflatten(-1, (n, n))
-        return read, write, sinkhorn(mix, self.sinkhorn_iters, self.eps).transpose(-1, -2)
+        dtype = compute_dtype(streams.dtype)
+        parameters = (parameter.to(dtype) for parameter in (self.fn, self.base, self.scale))
+        return coefficients(streams.to(dtype), *parameters, *self.settings)
 
     def matrices(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """H_pre and H_res as the A of `HyperConnection.matrices`, `[B, S, N, 1 + N]`, and H_post `[B, S, N]`."""
@@ -99,23 +110,15 @@ class ManifoldHyperConnection(Connection):
 
     def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         read, write, mix = self.coefficients(streams)
-        values = streams.to(read.dtype)
-        mean, deviations = centred(values)
-        branch_input = read_streams(read, mean, deviations).to(streams.dtype)
-        if mix is None:
-            return branch_input, values, write
-        mixed = torch.stack([weighted_sum(mix[..., i, :], deviations) for i in range(self.hc_mult)], dim=-2)
-        return branch_input, mean.unsqueeze(-2) + mixed, write
+        return *read_and_mix(streams, read, mix), write
 
     def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, Carry | ManifoldCarry]:
         """The width connection, by the fused kernels or in plain torch, as `set_hc_implementation` says."""
-        if implementation(streams) == "torch":
+        if implementation(streams) == "torch" or is_transformed():
             return super().forward(streams)
         with without_autocast(streams):
             parameters = (parameter.float() for parameter in (self.fn, self.base, self.scale))
-            handed_on, branch_input, write, mix = _Width.apply(
-                (self.mixes, self.sinkhorn_iters, self.eps), streams, *parameters
-            )
+            handed_on, branch_input, write, mix = _Width.apply(self.settings, streams, *parameters)
         return branch_input, ManifoldCarry(handed_on, write, mix)
 
     def depth_connection(self, carry: Carry | ManifoldCarry, branch_output: torch.Tensor) -> torch.Tensor:
@@ -125,7 +128,7 @@ class ManifoldHyperConnection(Connection):
             return _Depth.apply(self.mixes, *carry, branch_output)
 
 
-class LearnedReadout(InitialisedModule):
+class LearnedReadout(WideModule):
     """The last streams, summed with weights that each token predicts: DeepSeek-V4's head.
 
     hidden_size, hc_mult: D and N. At the start every weight is 1/N.
@@ -150,7 +153,7 @@ class LearnedReadout(InitialisedModule):
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
         """Hidden states `[B, S, D]` of streams `[B, S, N, D]`, in their dtype."""
-        with torch.autocast(streams.device.type, enabled=False):
+        with without_autocast(streams):
             dtype = compute_dtype(streams.dtype)
             logits = normed_projection(streams.to(dtype), self.hc_fn.to(dtype), self.eps)
             weights = torch.sigmoid(self.hc_scale.to(dtype) * logits + self.hc_base.to(dtype)) + self.eps
@@ -176,6 +179,10 @@ class _Width(torch.autograd.Function):
         from .manifold_hyper_connections_triton import projection_backward, width_backward
 
         streams, fn, base, scale, *saved = ctx.saved_tensors
+        if needs_autograd():
+            grads = (grad_streams, grad_input, grad_write)
+            with without_autocast(grad_streams):
+                return None, *gradients(partial(_width, ctx.settings), (streams, fn, base, scale), grads)
         predicted, n = saved[2], streams.shape[-2]
         with without_autocast(grad_streams):
             of_streams, of_logits, of_products = width_backward(
@@ -202,8 +209,58 @@ class _Depth(torch.autograd.Function):
         from .manifold_hyper_connections_triton import depth_backward
 
         with without_autocast(grad):
-            grad_write, grad_output = depth_backward(grad, *ctx.saved_tensors)
+            if needs_autograd():
+                grad_write, grad_output = gradients(_depth, ctx.saved_tensors, (grad,))
+            else:
+                grad_write, grad_output = depth_backward(grad, *ctx.saved_tensors)
         return None, grad, grad_write, None, grad_output
+
+
+def _width(
+    settings: tuple[bool, int, float], streams: torch.Tensor, *parameters: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the gradients that `_Width` receives belong to, by the algebra: H_res x, the branch input and H_post."""
+    read, write, mix = coefficients(streams.float(), *parameters, *settings)
+    branch_input, mixed = read_and_mix(streams, read, mix)
+    return mixed, branch_input, write
+
+
+def _depth(write: torch.Tensor, branch_output: torch.Tensor) -> tuple[torch.Tensor]:
+    """What a depth connection adds to the mixed streams."""
+    return (write.unsqueeze(-1) * branch_output.to(write.dtype).unsqueeze(-2),)
+
+
+def coefficients(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    mixes: bool,
+    sinkhorn_iters: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """H_pre, H_post and H_res of streams, all in one dtype; see `ManifoldHyperConnection`."""
+    n = streams.shape[-2]
+    logits = normed_projection(streams, fn, eps)
+    read = torch.sigmoid(scale[0] * logits[..., :n] + base[:n]) + eps
+    write = 2 * torch.sigmoid(scale[1] * logits[..., n : 2 * n] + base[n : 2 * n])
+    if not mixes:
+        return read, write, None
+    mix = (scale[2] * logits[..., 2 * n :] + base[2 * n :]).unflatten(-1, (n, n))
+    return read, write, sinkhorn(mix, sinkhorn_iters, eps).transpose(-1, -2)
+
+
+def read_and_mix(
+    streams: torch.Tensor, read: torch.Tensor, mix: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """H_pre x `[B, S, D]`, in the dtype of the streams, and H_res x `[B, S, N, D]`, in that of the coefficients."""
+    values = streams.to(read.dtype)
+    mean, deviations = centred(values)
+    branch_input = read_streams(read, mean, deviations).to(streams.dtype)
+    if mix is None:
+        return branch_input, values
+    mixed = torch.stack([weighted_sum(row, deviations) for row in mix.unbind(-2)], dim=-2)
+    return branch_input, mean.unsqueeze(-2) + mixed
 
 
 def sinkhorn(logits: torch.Tensor, iters: int, eps: float) -> torch.Tensor:

@@ -7,7 +7,7 @@ Streams are `[B, S, N, D]` with any strides. Coefficients are float32: reads and
 
 import torch
 
-from .hyper_connections_triton import _OPTIONS, _tokens
+from .hyper_connections_triton import _OPTIONS, _tokens, operator_namespace
 from .manifold_hyper_connections_kernels import (
     _coefficients,
     _coefficients_backward,
@@ -21,8 +21,7 @@ from .manifold_hyper_connections_kernels import (
     triton,
 )
 
-# registered under the name of this module, of which a process may hold several, each with a Hub repo
-_NAMESPACE = __name__.replace(".", "_").replace("-", "_")
+_NAMESPACE = operator_namespace(__name__)
 _CHUNKS = 8
 # a program of one warp has a token in each thread, and that token's whole mix
 _COEFFICIENT_OPTIONS = {**_OPTIONS, "num_warps": 1}

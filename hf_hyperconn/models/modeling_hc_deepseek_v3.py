@@ -12,8 +12,8 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 )
 
 from .configuration_hc_deepseek_v3 import HCDeepseekV3Config
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

@@ -12,8 +12,8 @@ from transformers.models.gemma.modeling_gemma import (
 )
 
 from .configuration_hc_gemma import HCGemmaConfig
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

@@ -13,8 +13,8 @@ from transformers.models.gemma2.modeling_gemma2 import (
 )
 
 from .configuration_hc_gemma2 import HCGemma2Config
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

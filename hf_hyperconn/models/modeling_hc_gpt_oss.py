@@ -13,8 +13,8 @@ from transformers.models.gpt_oss.modeling_gpt_oss import (
 )
 
 from .configuration_hc_gpt_oss import HCGptOssConfig
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

@@ -11,8 +11,8 @@ from transformers.models.granite.modeling_granite import (
 )
 
 from .configuration_hc_granite import HCGraniteConfig
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

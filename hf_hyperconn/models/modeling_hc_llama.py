@@ -13,8 +13,8 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from .configuration_hc_llama import HCLlamaConfig
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

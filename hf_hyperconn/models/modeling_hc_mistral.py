@@ -13,8 +13,8 @@ from transformers.models.mistral.modeling_mistral import (
 )
 
 from .configuration_hc_mistral import HCMistralConfig
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

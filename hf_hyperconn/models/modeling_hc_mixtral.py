@@ -13,8 +13,8 @@ from transformers.models.mixtral.modeling_mixtral import (
 )
 
 from .configuration_hc_mixtral import HCMixtralConfig
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

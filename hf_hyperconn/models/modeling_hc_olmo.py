@@ -11,8 +11,8 @@ from transformers.models.olmo.modeling_olmo import (
 )
 
 from .configuration_hc_olmo import HCOlmoConfig
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

@@ -12,8 +12,8 @@ from transformers.models.olmo2.modeling_olmo2 import (
 )
 
 from .configuration_hc_olmo2 import HCOlmo2Config
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

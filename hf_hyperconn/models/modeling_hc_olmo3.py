@@ -12,8 +12,8 @@ from transformers.models.olmo3.modeling_olmo3 import (
 )
 
 from .configuration_hc_olmo3 import HCOlmo3Config
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

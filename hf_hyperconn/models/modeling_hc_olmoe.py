@@ -10,8 +10,8 @@ from transformers.models.olmoe.modeling_olmoe import (
 )
 
 from .configuration_hc_olmoe import HCOlmoeConfig
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

@@ -13,8 +13,8 @@ from transformers.models.phi3.modeling_phi3 import (
 )
 
 from .configuration_hc_phi3 import HCPhi3Config
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

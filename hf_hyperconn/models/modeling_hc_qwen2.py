@@ -13,8 +13,8 @@ from transformers.models.qwen2.modeling_qwen2 import (
 )
 
 from .configuration_hc_qwen2 import HCQwen2Config
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

@@ -13,8 +13,8 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import (
 )
 
 from .configuration_hc_qwen2_moe import HCQwen2MoeConfig
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

@@ -13,8 +13,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from .configuration_hc_qwen3 import HCQwen3Config
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

@@ -13,8 +13,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import (
 )
 
 from .configuration_hc_qwen3_moe import HCQwen3MoeConfig
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

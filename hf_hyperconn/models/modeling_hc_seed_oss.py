@@ -13,8 +13,8 @@ from transformers.models.seed_oss.modeling_seed_oss import (
 )
 
 from .configuration_hc_seed_oss import HCSeedOssConfig
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

@@ -13,8 +13,8 @@ from transformers.models.smollm3.modeling_smollm3 import (
 )
 
 from .configuration_hc_smollm3 import HCSmolLM3Config
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

@@ -12,8 +12,8 @@ from transformers.models.starcoder2.modeling_starcoder2 import (
 )
 
 from .configuration_hc_starcoder2 import HCStarcoder2Config
+from .hyper_connections_layer import HyperConnectionDecoderLayer
 from .modeling_hyper_connections import (
-    HyperConnectionDecoderLayer,
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,

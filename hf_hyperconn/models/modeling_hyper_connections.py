@@ -6,121 +6,35 @@ reads them out, so that the rest of a Transformers model never meets them.
 """
 
 import re
+import threading
 from contextlib import contextmanager
-from copy import deepcopy
+from contextvars import ContextVar
+from copy import copy
 from functools import wraps
+from inspect import unwrap
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, WeightTransform
-from transformers.utils import logging
 
-from .dynamic_activations import EmbeddingScale, replace_norms
-from .frac_connections import FracConnection, narrow_norm
-from .hyper_connections import Connection, HyperConnection, InitialisedModule
-from .keel_connection import KeelConnection
-from .manifold_hyper_connections import LearnedReadout, ManifoldHyperConnection
+from .dynamic_activations import replace_norms
+from .hyper_connections import HyperConnection, InitialisedModule
+from .hyper_connections_layer import has_readout_module
 
 # the modules that a decoder layer has besides its base's
 ADDED = ("attn_hc", "mlp_hc", "hc_head")
+
+# whether this thread is loading a base, whose checkpoint lacks them
+_loads_a_base: ContextVar[bool] = ContextVar("_loads_a_base", default=False)
+_loading = threading.RLock()
 
 
 def is_of_connection(name: str) -> bool:
     """Whether a parameter's name is that of a hyper-connection or of the learned readout."""
     return not set(ADDED).isdisjoint(name.split("."))
-
-
-class HyperConnectionDecoderLayer:
-    """Mixin before a family's decoder layer: its two residual additions become hyper-connections.
-
-    A branch is whatever the family computes between reading the residual stream and adding to it. Here it is norm +
-    attention and norm + MLP; a family whose branches are something else overrides `attention_branch` or `mlp_branch`.
-    `output_projections` are the names of the weights that write to the residual stream: static and dynamic
-    hyper-connections start them smaller, as their paper does.
-    """
-
-    output_projections = ("o_proj", "down_proj")
-
-    def __init__(self, config, layer_idx: int):
-        super().__init__(config, layer_idx)
-        if config.connection in ("shc", "dhc"):
-            self._mark_output_projections()
-        self.config = config
-        self.layer_idx = layer_idx
-        replace_norms(self, config)
-        if config.norm is not None and layer_idx == 0:
-            self.embedding_scale = EmbeddingScale(config.hidden_size)
-        self.attn_hc = self.make_connection(2 * layer_idx)
-        self.mlp_hc = self.make_connection(2 * layer_idx + 1)
-        if config.hc_readout == "learned" and layer_idx == config.num_hidden_layers - 1:
-            self.hc_head = LearnedReadout(config.hidden_size, config.hc_mult, config.hc_eps)
-
-    def _mark_output_projections(self) -> None:
-        for path, _ in list(self.named_parameters()):
-            owner, _, name = path.rpartition(".")
-            if path.removesuffix(".weight").rpartition(".")[2] in self.output_projections:
-                self.get_submodule(owner).hc_output_projection = name
-
-    def make_norm(self) -> nn.Module:
-        """A new norm of the family's own kind, for the prediction of DHC's coefficients."""
-        return deepcopy(self.post_attention_layernorm)
-
-    def make_connection(self, sub_layer: int) -> Connection:
-        """The connection around sub-layer k, as the config asks for."""
-        config = self.config
-        size, n = config.hidden_size, config.hc_mult
-        match config.connection:
-            case "shc":
-                return HyperConnection(size, n, sub_layer)
-            case "dhc":
-                return HyperConnection(size, n, sub_layer, norm=self.make_norm(), tanh=config.hc_tanh)
-            case "frac":
-                norm = narrow_norm(self.make_norm(), size // n)
-                return FracConnection(size, n, sub_layer, norm=norm, tanh=config.hc_tanh)
-            case "keel":
-                return KeelConnection(size, sub_layer, 2 * config.num_hidden_layers, norm=self.make_norm())
-            case "mhc" | "ihc" as name:
-                return ManifoldHyperConnection(
-                    size, n, sub_layer, mixes=name == "mhc", sinkhorn_iters=config.hc_sinkhorn_iters, eps=config.hc_eps
-                )
-
-    def read_out(self, streams: torch.Tensor) -> torch.Tensor:
-        """Hidden states `[B, S, D]` of streams, by the readout of the config."""
-        if self.config.hc_readout == "learned":
-            return self.hc_head(streams)
-        return self.mlp_hc.reduce_streams(streams, self.config.hc_readout)
-
-    def attention_branch(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
-        """Norm and attention, `[B, S, D]` to `[B, S, D]`."""
-        return self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)[0]
-
-    def mlp_branch(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Norm and MLP, `[B, S, D]` to `[B, S, D]`."""
-        return self.mlp(self.post_attention_layernorm(hidden_states))
-
-    def forward(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
-        """One decoder layer on streams `[B, S, N, D]`; the first takes and the last returns `[B, S, D]`."""
-        is_first, is_last = self.layer_idx == 0, self.layer_idx == self.config.num_hidden_layers - 1
-        if not is_first and hidden_states.dim() != 4:
-            raise ValueError(
-                f"decoder layer {self.layer_idx} received hidden states of shape {tuple(hidden_states.shape)}, but "
-                f"takes the streams [batch, sequence, streams, size] of the layer before it. Stages of a pipeline "
-                f"exchange hidden states: use tensor parallelism instead."
-            )
-        if is_first and self.config.norm is not None:
-            hidden_states = self.embedding_scale(hidden_states)
-        streams = self.attn_hc.expand_streams(hidden_states) if is_first else hidden_states
-
-        branch_input, carry = self.attn_hc(streams)
-        branch_output = self.attention_branch(branch_input, **kwargs)
-        branch_input, carry = self.mlp_hc.next_width_connection(self.attn_hc, carry, branch_output)
-        branch_output = self.mlp_branch(branch_input)
-        streams = self.mlp_hc.depth_connection(carry, branch_output)
-
-        return self.read_out(streams) if is_last else streams
 
 
 class HyperConnectionPreTrainedModel:
@@ -164,8 +78,11 @@ class HyperConnectionPreTrainedModel:
     def post_init(self):
         # the base's own __init__ has collected the layer classes of the modules that were replaced since
         self.__dict__.pop("_no_split_modules", None)
-        if self.config.hc_readout == "learned":
+        if has_readout_module(self.config):
             self._keep_in_fp32_modules_strict = {*self._keep_in_fp32_modules_strict, "hc_head"}
+        if _loads_a_base.get():
+            added = "|".join(ADDED)
+            self._keys_to_ignore_on_load_missing = {*(self._keys_to_ignore_on_load_missing or ()), rf"\.({added})\."}
         self.add_model_tags(["hyper-connections", "hf-hyperconn", f"hc-x{self.config.hc_mult}"])
         super().post_init()
 
@@ -233,22 +150,36 @@ class HyperConnectionPreTrainedModel:
             super().save_pretrained(save_directory, **kwargs)
 
     @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        """As Transformers' own, but threads load one after the other.
+
+        While it builds a model, it exchanges functions and the default dtype that all threads use; two threads at once
+        may leave what they exchanged, such as a `tie_weights` that does nothing.
+        """
+        with _loading:
+            return super().from_pretrained(*args, **kwargs)
+
+    @classmethod
     def from_prenorm(
         cls,
         pretrained_model_name_or_path,
         *,
-        hc_mult: int = 4,
+        hc_mult: int | None = None,
         connection: str = "dhc",
         hc_tanh: bool = True,
-        hc_readout: str = "mean",
+        hc_readout: str | None = None,
+        hc_start: str = "copies",
+        hc_history: str = "type",
+        hc_block: int = 1,
         **kwargs,
     ):
         """Load a base checkpoint as this class, with hyper-connections at the equivalent initialisation.
 
-        The result computes the same logits as the base, bit for bit (with the mean readout).
+        The result computes the same logits as the base, bit for bit (but for `hc_readout="sum"`).
 
         pretrained_model_name_or_path: a local folder or a Hub id.
-        hc_mult, connection, hc_tanh, hc_readout: see `HyperConnectionConfig`.
+        hc_mult, connection, hc_tanh, hc_readout, hc_start, hc_history, hc_block: see `HyperConnectionConfig`, and its
+            `from_prenorm` for None.
         kwargs: as for `from_pretrained` (`dtype`, `device_map`, `revision`, ...).
 
         Raises `ValueError` when the checkpoint belongs to another family, does not hold all of the base's weights or
@@ -259,18 +190,25 @@ class HyperConnectionPreTrainedModel:
             pretrained_model_name_or_path, **{name: kwargs[name] for name in hub if name in kwargs}
         )
         config = cls.config_class.from_prenorm(
-            base_config, hc_mult=hc_mult, connection=connection, hc_tanh=hc_tanh, hc_readout=hc_readout
+            base_config,
+            hc_mult=hc_mult,
+            connection=connection,
+            hc_tanh=hc_tanh,
+            hc_readout=hc_readout,
+            hc_start=hc_start,
+            hc_history=hc_history,
+            hc_block=hc_block,
         )
         with_info = kwargs.pop("output_loading_info", False)
-        # the loading report would name the hyper-connections as missing; the check below says what matters
-        verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()
+        token = _loads_a_base.set(True)
         try:
             model, info = cls.from_pretrained(
                 pretrained_model_name_or_path, config=config, output_loading_info=True, **kwargs
             )
         finally:
-            logging.set_verbosity(verbosity)
+            _loads_a_base.reset(token)
+        new = {name for name, _ in model.named_parameters() if is_of_connection(name)}
+        info["missing_keys"] = new.union(info["missing_keys"])
         missing = sorted(key for key in info["missing_keys"] if not is_of_connection(key))
         if missing:
             raise ValueError(
@@ -294,11 +232,51 @@ class HyperConnectionModel:
     """
 
     def __init__(self, config):
-        with no_decoder_layers(config):
-            super().__init__(config)
+        with without_decoder_layers(config, self) as empty:
+            super().__init__(empty)
         replace_norms(self, config)
         self.layers = nn.ModuleList(self.decoder_layer_class(config, i) for i in range(config.num_hidden_layers))
         self.post_init()
+
+    def place_layers(self, count: int | None) -> None:
+        """Tell the first and the last of the decoder layers that run now what they are; called by every forward.
+
+        Layers may have been removed or added since the last one.
+
+        count: how many of the layers run, None for all; an early exit runs fewer.
+
+        Raises `ValueError` when the streams could not be expanded or read out once, by a layer that can.
+        """
+        running = list(self.layers)[:count]
+        if not running:
+            return
+        first, last = running[0], running[-1]
+        if any(layer is last for layer in running[:-1]):
+            raise ValueError(
+                "the last decoder layer stands at an earlier place, too, where it may not read the streams out. Put a "
+                "copy (copy.deepcopy) of the layer in one of the places."
+            )
+        if self.config.norm is not None and hasattr(first, "is_first") and not hasattr(first, "embedding_scale"):
+            raise ValueError(
+                "the first decoder layer present has no embedding_scale: that was in a layer that has been removed. "
+                "Set `embedding_scale` of the layer to that module."
+            )
+        readout = getattr(self.layers[-1], "hc_head", None)
+        if has_readout_module(self.config) and readout is None:
+            raise ValueError(
+                "the last decoder layer present has no readout: that was in a layer that has been removed. "
+                "Set `hc_head` of the layer to that module."
+            )
+        for layer in running:
+            if not hasattr(layer, "is_first"):
+                continue  # something that passes the streams on
+            if layer.is_first != (layer is first):
+                layer.is_first = layer is first
+            if layer.is_last != (layer is last):
+                layer.is_last = layer is last
+        lent = () if readout is None or last is self.layers[-1] else (readout,)
+        if getattr(last, "lent_readout", lent) != lent:
+            last.lent_readout = lent
 
 
 class HyperConnectionHead:
@@ -308,23 +286,35 @@ class HyperConnectionHead:
 
     def __init__(self, config):
         # some heads ask AutoModel for their base; the file of this config may have been loaded more than once
-        if type(config).__name__ == self.model_class.config_class.__name__:
+        if type(config).__name__ == self.model_class.config_class.__name__ and type(config) not in MODEL_MAPPING:
             AutoModel.register(type(config), self.model_class, exist_ok=True)
-        with no_decoder_layers(config):
-            super().__init__(config)
+        with without_decoder_layers(config, self) as empty:
+            super().__init__(empty)
         setattr(self, self.base_model_prefix, self.model_class(config))
         self.post_init()
 
 
 def reduce_recorded_streams(forward):
-    """Make the `hidden_states` that a base model's `forward` records `[B, S, D]`, by the model's own readout."""
+    """Make the `hidden_states` that a base model's `forward` records `[B, S, D]`, by the model's own readout.
+
+    The result raises `ValueError` when the layers are such that they can't be read out.
+    """
+
+    # most loop over `self.layers[: self.config.num_hidden_layers]`, some over all of the layers
+    may_exit_early = "num_hidden_layers" in unwrap(forward).__code__.co_names
 
     @wraps(forward)
     def wrapper(self, *args, **kwargs):
         return_dict = kwargs.pop("return_dict", None)
         if return_dict is None:
             return_dict = getattr(self.config, "return_dict", True)
+        self.place_layers(self.config.num_hidden_layers if may_exit_early else None)
         outputs = forward(self, *args, return_dict=True, **kwargs)
+        if outputs[0].dim() == 4:
+            raise ValueError(
+                "no decoder layer has read the streams out: the last one is inside a wrapper, or something else "
+                "stands in its place. Remove it from the list of layers, and wrap layers after that."
+            )
         if outputs.get("hidden_states") is not None:
             outputs["hidden_states"] = tuple(
                 self.layers[-1].read_out(state) if state is not None and state.dim() == 4 else state
@@ -336,18 +326,23 @@ def reduce_recorded_streams(forward):
 
 
 @contextmanager
-def no_decoder_layers(config):
-    """Let a base class's `__init__` build everything but decoder layers, which the caller adds.
+def without_decoder_layers(config, model: nn.Module):
+    """A copy of `config` with which a base class's `__init__` builds everything but decoder layers, which come later.
 
-    A request for gradient checkpointing, which `post_init` takes out of the config, waits for those layers.
+    A request for gradient checkpointing, which `post_init` takes out of a config, waits for those layers. Afterwards
+    `model` has `config` itself, with what Transformers settled in the copy, such as the attention implementation.
     """
-    num_hidden_layers, config.num_hidden_layers = config.num_hidden_layers, 0
-    waiting = {name: config.__dict__.pop(name) for name in ("gradient_checkpointing",) if name in config.__dict__}
-    try:
-        yield
-    finally:
-        config.num_hidden_layers = num_hidden_layers
-        config.__dict__.update(waiting)
+    empty = copy(config)
+    empty.num_hidden_layers = 0
+    empty.__dict__.pop("gradient_checkpointing", None)
+    before = dict(vars(empty))
+    yield empty
+    config.__dict__.update(
+        {name: value for name, value in vars(empty).items() if value is not before.get(name, before)}
+    )
+    for module in model.modules():
+        if getattr(module, "config", None) is empty:
+            module.config = config
 
 
 @contextmanager

@@ -11,13 +11,14 @@ import yaml
 from huggingface_hub import ModelCard, constants
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
-from hf_hyperconn.conversion.card import KINDS, write_card
+from hf_hyperconn.conversion import card_text
+from hf_hyperconn.conversion.card import write_card
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.demo import byte_tokenizer
 from hf_hyperconn.conversion.licences import name_problem
-from hf_hyperconn.conversion.plan import CONNECTIONS
 from hf_hyperconn.errors import CardError, UnsupportedCheckpointError
+from hf_hyperconn.kinds import CONVERTIBLE, KINDS
 from tests.card_examples import CARDS, COMMIT, EXAMPLES, render
 from tests.conftest import llama_config
 
@@ -107,11 +108,11 @@ def test_the_quick_start_runs(folder, monkeypatch, capsys):
     assert len(capsys.readouterr().out) > 4
 
 
-@pytest.mark.parametrize("connection", CONNECTIONS)
+@pytest.mark.parametrize("connection", CONVERTIBLE)
 def test_every_connection_has_a_card(connection, llama_folder, tmp_path):
     out = convert_checkpoint(str(llama_folder), tmp_path / "out", connection=connection, verify="structure").path
     summary = sections(text_of(out))["summary"]
-    assert f"[{KINDS[connection][0]}](https://arxiv.org/abs/{KINDS[connection][1]})" in summary
+    assert f"[{KINDS[connection].title}](https://arxiv.org/abs/{KINDS[connection].paper})" in summary
     assert ("within rounding in float32" in summary) == (connection in ("mhc", "ihc"))
     assert ("in 4 parts" in summary) == (connection == "frac")
     assert "base_model" not in ModelCard.load(out / "README.md").data.to_dict()
@@ -290,11 +291,11 @@ def test_nothing_outside_the_folder_is_read_or_written(name, folder, tmp_path):
 def test_a_card_that_is_a_folder_or_can_not_be_read(folder, monkeypatch):
     before = text_of(folder)
 
-    def refuse(self, **options):
+    def refuse(*arguments):
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", refuse)
+        patch.setattr(card_text, "read_text", refuse)
         with pytest.raises(CardError, match="can't read '.*README.md': Permission denied. Allow that, or remove it."):
             write_card(folder)
     assert text_of(folder) == before

@@ -198,7 +198,11 @@ def test_of_a_trainer_s_checkpoint_the_model_goes_up(hub, trained, tmp_path):
     assert_holds(hub, "me/trained", folder, names)
     assert result.uploaded.keys() == names
     (line,) = [line for line in said if line.startswith("left here")]
-    assert line.endswith(" and 2 more")
+    assert line == (
+        "left here     checkpoint-1/config.json, checkpoint-1/model.safetensors, optimizer.pt, rng_state.pth, "
+        "scheduler.pt and 2 more (--dry-run lists all, --include adds)"
+    )
+    assert set(result.left) == left | {"checkpoint-1/config.json", "checkpoint-1/model.safetensors"}
     assert "the hyper-connections are trained" in said[0]
 
 

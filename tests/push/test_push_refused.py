@@ -25,7 +25,7 @@ from .conftest import RECORD, assert_holds, change_record, connected, flip_last_
 
 def link_out(folder: Path) -> None:
     (folder.parent / "secret").write_text("mine")
-    (folder / "notes.txt").symlink_to(folder.parent / "secret")
+    (folder / "LICENSE.txt").symlink_to(folder.parent / "secret")
 
 
 TERMS = {"license": "llama3.2", "license_link": "LICENSE", "extra_gated_prompt": "Accept this.\nAll of it.\n"}
@@ -51,8 +51,11 @@ TERMS = {"license": "llama3.2", "license_link": "LICENSE", "extra_gated_prompt":
             "is not what the converter writes (file of base_shards is None)",
         ),
         (lambda folder: change_record(folder, base={"model": 3, "commit": None}), "(model of base is 3). Convert"),
+        (lambda folder: change_record(folder, base={"model": "org/base"}), "(base has no commit). Convert"),
+        (lambda folder: change_record(folder, files={"config.json": "1"}), "('config.json' of files is '1')"),
+        (lambda folder: change_record(folder, hyper_connection_shard=[]), "(hyper_connection_shard is [])"),
         (lambda folder: (folder / "README.md").write_text("---\nlicense: [mit\n---\n"), "README.md' can't be read: "),
-        (link_out, "notes.txt' is a link to '"),
+        (link_out, "LICENSE.txt' is a link to '"),
     ],
     ids=(
         "nowhere",
@@ -66,6 +69,9 @@ TERMS = {"license": "llama3.2", "license_link": "LICENSE", "extra_gated_prompt":
         "unverified",
         "record",
         "name",
+        "commit",
+        "digests",
+        "connections",
         "card",
         "link",
     ),
@@ -100,10 +106,8 @@ def test_a_comparison_with_the_base_is_recorded_where_it_was_missing(hub, folder
     assert main(["verify", str(folder), "--against", "org/base", "--mode", "structure"]) == 0
     assert "recorded      the comparison with the base" in capsys.readouterr().err
     verified = (folder / RECORD).read_bytes()
-    assert json.loads(verified)["verification"] == {
-        **verify_checkpoint(folder, str(base), mode="structure").as_dict(),
-        "comparisons": [],
-    }
+    report = verify_checkpoint(folder, str(base), mode="structure")
+    assert json.loads(verified)["verification"] == json.loads(json.dumps(report.as_dict()))
     assert main(["verify", str(folder), "--against", str(base), "--mode", "structure"]) == 0
     assert (folder / RECORD).read_bytes() == verified
     assert main(["push", str(folder), "me/verified"]) == 0

@@ -46,4 +46,6 @@ if accelerator.is_main_process:
         assert gradient.any(), name
         torch.testing.assert_close(reduced[name], gradient, **REDUCED_GRADIENTS)
     print(f"gradients of {accelerator.num_processes} {accelerator.distributed_type.value} ranks agree")
+del model, parameter
+accelerator.free_memory()  # or threads of gloo may outlive Python, and abort
 accelerator.end_training()

@@ -12,6 +12,7 @@ from hf_hyperconn.models import hyper_connections_step as step
 from hf_hyperconn.models import hyper_connections_triton as triton_kernels
 from hf_hyperconn.models.hyper_connections import HyperConnection
 from tests.conftest import hc_llama, llama_config
+from tests.tolerances import KERNELS_FLOAT32, LARGE_MEANS
 from tests.triton.common import DEVICE, NOT_CONTIGUOUS, ON_GPU, SIZES, TOLERANCES, seed
 
 
@@ -100,6 +101,54 @@ def test_many_tokens(size):
     for n in range(1, 9):
         for dtype in (torch.float32, torch.bfloat16):
             check(n, size, 4096, dtype)
+
+
+@pytest.mark.parametrize("mean", LARGE_MEANS)
+def test_large_means_do_not_cancel(mean):
+    """What a LayerNorm of them predicts, and its gradients, are as near to float64 as the norm itself is."""
+    streams = mean + 0.01 * torch.randn(1, 5, 3, 64, generator=seed(0)).to(DEVICE)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        module = connections(3, 64, "layer", True)[0].to(dtype)
+        if dtype == torch.float64:
+            module.reader = lambda dtype: None
+        values = streams.to(dtype).requires_grad_()
+        x, carry = module.width_connection(values)
+        after = module.depth_connection(carry, x.detach().cos())
+        grads = [torch.randn(y.shape, generator=seed(k)).to(DEVICE, dtype) for k, y in enumerate((x, after))]
+        inputs = [values, module.dynamic_alpha_fn, module.dynamic_beta_fn]
+        found.append([x.detach(), after.detach(), *torch.autograd.grad((x, after), inputs, grads)])
+    for mine, exact in zip(*found, strict=True):
+        scale = exact.abs().max().item()
+        torch.testing.assert_close(mine.double() / scale, exact / scale, **LARGE_MEANS[mean])
+
+
+@pytest.mark.parametrize("norm", ["static", "rms", "layer"])
+def test_second_derivatives(norm):
+    """And per-sample gradients, as autograd has them through the algebra in float64."""
+    streams = torch.randn(2, 3, 2, 16, generator=seed(0)).to(DEVICE)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        modules = [module.to(dtype) for module in connections(2, 16, norm, True)]
+        if dtype == torch.float64:
+            for module in modules:
+                module.reader = lambda dtype: None
+
+        def loss(streams, modules=modules):
+            first, second = modules
+            x, carry = first.width_connection(streams)
+            x, carry = second.next_width_connection(first, carry, x.sin())
+            return second.depth_connection(carry, x.sin()).cos().sum()
+
+        values = streams.to(dtype).requires_grad_()
+        leaves = [values, *(p for module in modules for p in module.parameters())]
+        grads = torch.autograd.grad(loss(values), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves)
+        each = torch.func.vmap(torch.func.grad(loss))(values.detach().unsqueeze(1))
+        found.append([*second, each])
+    for mine, exact in zip(*found, strict=True):
+        rtol, atol = KERNELS_FLOAT32.values()
+        torch.testing.assert_close(mine.double(), exact, rtol=rtol, atol=atol * exact.abs().max().item())
 
 
 def test_no_token():

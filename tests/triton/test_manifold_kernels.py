@@ -13,7 +13,7 @@ from hf_hyperconn.analysis.costs import kept_bytes
 from hf_hyperconn.models import manifold_hyper_connections_triton as operators
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldCarry, ManifoldHyperConnection
 from tests.conftest import hc_llama, kept_for_a_token, llama_config
-from tests.tolerances import AUTOCAST_BFLOAT16, READS_SUM_TO_ONE
+from tests.tolerances import AUTOCAST_BFLOAT16, KERNELS_FLOAT32, READS_SUM_TO_ONE
 from tests.triton.common import DEVICE, NOT_CONTIGUOUS, ON_GPU, SIZES, TOLERANCES, seed
 
 FEW = 4  # iterations of Sinkhorn, of which the interpreter needs a millisecond each and the backward iters^2 / 2
@@ -123,6 +123,31 @@ def test_many_tokens(size, mixes):
     for n in range(2, 9):
         for dtype in (torch.float32, torch.bfloat16):
             check(n, size, 1024, dtype, mixes)
+
+
+@mixing
+def test_second_derivatives(mixes):
+    """And per-sample gradients, as autograd has them through the algebra in float64."""
+    streams = torch.randn(2, 3, 2, 16, generator=seed(0)).to(DEVICE)
+    found = []
+    for dtype, name in ((torch.float32, "triton"), (torch.float64, "torch")):
+        set_hc_implementation(name)
+        first, second = (module.to(dtype) for module in connections(2, 16, mixes))
+
+        def loss(streams, first=first, second=second):
+            x, carry = first.width_connection(streams)
+            x, carry = second.next_width_connection(first, carry, x.sin())
+            return second.depth_connection(carry, x.sin()).cos().sum()
+
+        values = streams.to(dtype).requires_grad_()
+        leaves = [values, *first.parameters(), *second.parameters()]
+        grads = torch.autograd.grad(loss(values), leaves, create_graph=True)
+        of_grads = torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves)
+        each = torch.func.vmap(torch.func.grad(loss))(values.detach().unsqueeze(1))
+        found.append([*of_grads, each])
+    for mine, exact in zip(*found, strict=True):
+        rtol, atol = KERNELS_FLOAT32.values()
+        torch.testing.assert_close(mine.double(), exact, rtol=rtol, atol=atol * exact.abs().max().item())
 
 
 @mixing

@@ -1,0 +1,148 @@
+"""Files that are not as the conversion or this package wrote them, and fields of a config that are not the base's."""
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+
+import hf_hyperconn
+from hf_hyperconn.families import Family
+from hf_hyperconn.kinds import FIELDS, setting
+
+from .checkpoint import INDEX
+from .source import CONFIG, Source
+from .transfer import digest
+
+PACKAGE = f"hf_hyperconn {hf_hyperconn.__version__}"
+
+# fields of a config that a conversion sets itself
+SET = (*FIELDS, "model_type", "architectures", "auto_map", "hc_base_model", "hc_base_commit", "_name_or_path")
+PASSING = ("transformers_version", "dtype", "use_cache")  # what is not the model's
+SHOWN = 60  # characters of a value, in a message
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """A file that is not as it was written.
+
+    name: its path in the checkpoint.
+    finding: what differs, to be read after the name.
+    fails: whether a conversion with this file is no longer the one that was made.
+    """
+
+    name: str
+    finding: str
+    fails: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.finding}"
+
+
+def find_changes(
+    source: Source,
+    family: Family,
+    record: dict | None,
+    *,
+    as_converted: bool,
+    digest_of: Callable[[str], str],
+) -> tuple[tuple[FileChange, ...], tuple[str, ...]]:
+    """Compare code, config, index and companions with what was recorded of them, and code with this package's.
+
+    as_converted: whether nobody has trained the checkpoint since its conversion. Of one that was trained and saved,
+        config, index and tokenizer are Transformers' own, and code alone can be judged.
+    digest_of: the SHA-256 of a file of the checkpoint.
+
+    Returns the files that changed, and what else is worth knowing of files.
+    """
+    recorded = (record or {}).get("files") or {}
+    changes, notes = _code(source, family, record, recorded, as_converted, digest_of)
+    for name, expected in recorded.items():
+        if name in family.code or (name in (CONFIG, INDEX) and not as_converted):
+            continue
+        if name not in source.files:
+            notes.append(f"{name}, which the conversion brought along, is missing")
+        elif digest_of(name) != expected:
+            change = FileChange(name, "is not what the conversion wrote", name in (CONFIG, INDEX))
+            changes.append(change) if as_converted else notes.append(str(change))
+    for name in sorted(source.files):
+        if name.endswith(".py") and "/" not in name and name not in (*family.code, *recorded):
+            notes.append(f"{name} is not of the model's code")
+    return tuple(changes), tuple(notes)
+
+
+def config_differences(config: dict, base: dict, family: Family) -> list[str]:
+    """What the config of a checkpoint says of the model otherwise than its base's config.json.
+
+    Where they aren't the same, field by field, both are read as Transformers reads them: a newer release, or saving,
+    adds fields, renames them and leaves out those that have their defaults.
+    """
+    if found := _differences(config, base):
+        from transformers import CONFIG_MAPPING
+
+        hc_class = getattr(family.configuration_module(), f"HC{family.name}Config")
+        try:
+            ours = hc_class.from_dict(deepcopy(config)).to_dict()
+            theirs = CONFIG_MAPPING[family.model_type].from_dict(deepcopy(base)).to_dict()
+            found = _differences(ours, {field: value for field, value in theirs.items() if field not in PASSING})
+        except Exception:  # whatever a class makes of values that Transformers can't have written
+            pass
+    readout = setting(config, "hc_readout")
+    expected = "weighted" if setting(config, "hc_start") == "history" else "mean"
+    return found + [f"hc_readout is {_shown(readout)}, of a conversion {_shown(expected)}"] * (readout != expected)
+
+
+def _differences(config: dict, base: dict) -> list[str]:
+    """The fields of a base that a config has otherwise, but for those that a conversion sets."""
+    found = []
+    for field, value in base.items():
+        if field not in SET and field not in config:
+            found.append(f"{field} is missing, in the base {_shown(value)}")
+        elif field not in SET and _json(config[field]) != _json(value):
+            found.append(f"{field} is {_shown(config[field])}, in the base {_shown(value)}")
+    return found
+
+
+def _code(
+    source: Source,
+    family: Family,
+    record: dict | None,
+    recorded: dict[str, str],
+    as_converted: bool,
+    digest_of: Callable[[str], str],
+) -> tuple[list[FileChange], list[str]]:
+    """`find_changes` of the family's files."""
+    made_with = ((record or {}).get("versions") or {}).get("hf_hyperconn")
+    folder = Path(hf_hyperconn.__file__).parent / "models"
+    changes, of_release = [], []
+    for name in family.code:
+        if name not in source.files:
+            continue
+        found, packaged = digest_of(name), digest(folder / name)
+        if name not in recorded:
+            if found != packaged:
+                changes.append(FileChange(name, f"differs from {PACKAGE}'s", False))
+        elif found != recorded[name]:
+            if found != packaged:
+                changes.append(FileChange(name, f"is not what the conversion wrote, nor {PACKAGE}'s", as_converted))
+            elif as_converted:
+                changes.append(FileChange(name, f"is not what the conversion wrote, but {PACKAGE}'s", True))
+        elif found != packaged:
+            if made_with == hf_hyperconn.__version__:
+                finding = f"is what is recorded of the conversion, but differs from {PACKAGE}'s, which made it"
+                changes.append(FileChange(name, finding, False))
+            else:
+                of_release.append(name)
+    if not of_release:
+        return changes, []
+    note = f"code is what hf_hyperconn {made_with} wrote, which differs from {PACKAGE}'s: {', '.join(of_release)}"
+    return changes, [note]
+
+
+def _json(value) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _shown(value) -> str:
+    text = _json(value)
+    return text if len(text) < SHOWN else f"{text[:SHOWN]}..."

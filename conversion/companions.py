@@ -1,0 +1,76 @@
+"""What comes along with the weights of a base, unchanged, and what of it is refused."""
+
+from fnmatch import fnmatch
+
+from hf_hyperconn.errors import UnsupportedCheckpointError
+
+from .base_card import README
+from .checkpoint import INDEX, read_json
+from .files import leads_out
+from .source import CONFIG, RECORD, LocalSource, Source
+
+# what does not come along, in any case: weights in any format, pickles, what the conversion writes itself, records of
+# training
+LEFT_BEHIND = (
+    *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.ggml", "*.onnx", "*.onnx_data", "*.h5"),
+    *("*.msgpack", "*.ot", "*.tflite", "*.npz", "*.mlmodel", "*.index.json", "*.py", "*.lock", CONFIG, RECORD),
+    *("README.md", ".*", "original/*", "onnx/*", "coreml/*", "openvino/*", "metal/*", "runs/*", "checkpoint-*/*"),
+    *("trainer_state.json", "*.distcp", "wandb/*", "__pycache__/*", "*.part", "*.incomplete/*", "*/.*"),
+    *("*/trainer_state.json", "*/checkpoint-*/*", "*.pkl", "*.pickle", "*.joblib", "*events.out.tfevents.*"),
+    "*adapter_config.json",
+)
+
+
+def companions_of(source: Source) -> tuple[str, ...]:
+    """The files that come along with weights, code, config and card: tokenizer, chat template, licence and the like.
+
+    That is all but `LEFT_BEHIND` and other models in folders of the checkpoint.
+    """
+    models = tuple(name.removesuffix(CONFIG) for name in source.files if name.endswith(f"/{CONFIG}"))
+    patterns = tuple(pattern.lower() for pattern in LEFT_BEHIND)
+    left = [
+        name for name in source.files if name.startswith(models) or any(fnmatch(name.lower(), p) for p in patterns)
+    ]
+    return tuple(sorted(set(source.files) - set(left)))
+
+
+def check_links(source: Source, companions: tuple[str, ...]) -> None:
+    """Raise `UnsupportedCheckpointError` when what is read or copied of a folder, but weights, is a link out of it."""
+    if not isinstance(source, LocalSource):
+        return
+    folder = source.folder([])
+    for name in (CONFIG, INDEX, README, *companions):
+        if name in source.files and leads_out(folder, folder / name):
+            raise UnsupportedCheckpointError(
+                f"'{folder / name}' is a link to '{source.path(name)}', outside the folder. Put a file in its place, "
+                f"or remove it."
+            )
+
+
+def check_no_code(source: Source, companions: tuple[str, ...]) -> None:
+    """Refuse tokenizers, processors and ways to generate that are code, which would not come along."""
+    for name in companions:
+        if name.endswith("config.json") and (classes := _auto_map(read_json(source, name))):
+            raise UnsupportedCheckpointError(
+                f"{name} of {source.name!r} names code of its own (auto_map: {str(classes)[:60]}), which is not run "
+                f"and does not come along. Convert a copy that has a class of Transformers for it, or none."
+            )
+    if "custom_generate/generate.py" in source.files:
+        raise UnsupportedCheckpointError(
+            f"{source.name!r} generates by code of its own (custom_generate), which is not run and does not come "
+            f"along. Convert a copy without it."
+        )
+
+
+def _auto_map(config: dict):
+    """The first `auto_map` in a config or a config inside it; None when there is none, or nothing in it."""
+    pending = [config]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            if part.get("auto_map"):
+                return part["auto_map"]
+            pending += part.values()
+        elif isinstance(part, list):
+            pending += part
+    return None

@@ -1,0 +1,123 @@
+"""What Transformers reports when it loads a checkpoint: tensors missing, unknown or of other shapes than the model's.
+
+From headers alone: the model and the tensors are made without memory behind them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging import getLogger
+
+import torch
+import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from hf_hyperconn.analysis.costs import LAYER, is_of_connection
+from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.families import Family
+
+from .checkpoint import Weights
+from .source import CONFIG, Source
+
+FAKE_TENSORS = getLogger("torch._subclasses.fake_tensor")  # traces every error there, also one that is caught
+
+
+class _Header:
+    """In the place of a tensor that is not read: it has its shape, whatever the dtype it is asked for in."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        self._tensor = torch.empty(shape)
+
+    def __getitem__(self, index) -> "_Header":
+        return self
+
+    def to(self, *args, **kwargs) -> torch.Tensor:
+        """The tensor."""
+        return self._tensor
+
+
+def fault_by_headers(source: Source, config: dict, family: Family, weights: Weights) -> str | None:
+    """Which tensor of the base's class a checkpoint lacks, holds in another shape, or holds besides.
+
+    config: of a base or of its conversion, whose connections are left out.
+
+    Raises `UnsupportedCheckpointError` when the config names a class that is not of the family.
+    """
+    if "quantization_config" in config:  # its tensors are packed
+        return None
+    model_class = base_class(source, config, family)
+    shapes = {name: tensor.shape for name, tensor in weights.tensors.items() if not is_of_connection(name)}
+    plain = {name: value for name, value in config.items() if name not in ("auto_map", "architectures")}
+    try:
+        with quiet():
+            model_config = model_class.config_class.from_dict({**plain, "model_type": family.model_type})
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                _, report = model_class.from_pretrained(
+                    None,
+                    config=model_config,
+                    state_dict={name: _Header(shape) for name, shape in shapes.items()},
+                    dtype=torch.float32,
+                    attn_implementation="eager",
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,
+                )
+    except Exception as error:  # whatever Transformers makes of a config that contradicts itself or the weights
+        return refused_by_transformers(error)
+    return loading_fault(report, model_class)
+
+
+def base_class(source: Source, config: dict, family: Family) -> type[PreTrainedModel]:
+    """The class of Transformers that a base has, or that the base of a conversion had.
+
+    Raises `UnsupportedCheckpointError` when the config names another.
+    """
+    (architecture, *_) = config.get("architectures") or [f"{family.name}ForCausalLM"]
+    name = architecture.removeprefix("HC")
+    if name not in family.architectures:
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {source.name!r} names the architecture {architecture!r}; known are "
+            f"{', '.join(family.architectures)}."
+        )
+    return getattr(transformers, name)
+
+
+def loading_fault(report: dict, model_class: type[PreTrainedModel], layers: int | None = None) -> str | None:
+    """The first thing that a loading report names, if it names any.
+
+    layers: how many of the first layers were loaded, where some were left out.
+    """
+    if missing := sorted(report["missing_keys"]):
+        return f"the tensor {missing[0]} is missing"
+    unexpected = sorted(name for name in report["unexpected_keys"] if layers is None or not _is_beyond(name, layers))
+    if unexpected:
+        return f"a {model_class.__name__} has no tensor {unexpected[0]}"
+    for name, stored, expected in sorted(report["mismatched_keys"]):
+        return f"{name} is {list(stored)}, and its model's {list(expected)}"
+    return None
+
+
+def refused_by_transformers(error: Exception) -> str:
+    """That Transformers can't load a checkpoint, with the reason it gives."""
+    return f"Transformers can't load it ({' '.join(str(error).split()) or type(error).__name__:.300})"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Transformers' loading reports, which name the layers left out, and torch's traces from the terminal."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    was_disabled, FAKE_TENSORS.disabled = FAKE_TENSORS.disabled, True
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        FAKE_TENSORS.disabled = was_disabled
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _is_beyond(name: str, layers: int) -> bool:
+    match = LAYER.search(name)
+    return match is not None and int(match[1]) >= layers

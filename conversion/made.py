@@ -1,0 +1,85 @@
+"""What of a folder a conversion made, by its record, and what came there otherwise."""
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_hyperconn.errors import UnsupportedCheckpointError
+
+from .record import read_record
+from .source import RECORD, LocalSource
+from .transfer import digest
+
+Listing = dict[str, tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a folder holds.
+
+    files: inode, size in bytes and time of change in ns, by path; of everything that is no folder.
+    not_made: those that no conversion made, or that are no longer as it made them.
+    """
+
+    files: Listing
+    not_made: tuple[str, ...]
+
+
+def listing(folder: Path) -> Listing:
+    """The `files` of a folder's contents, links not followed. Raises `OSError` when all of it can't be seen."""
+    found = {}
+    for place, folders, names in os.walk(folder, onerror=_raise):
+        links = (name for name in folders if os.path.islink(os.path.join(place, name)))
+        for path in (os.path.join(place, name) for name in (*names, *links)):
+            status = os.lstat(path)
+            name = os.path.relpath(path, folder).replace(os.sep, "/")
+            found[name] = (status.st_ino, status.st_size, status.st_mtime_ns)
+    return found
+
+
+def contents_of(folder: Path) -> Contents | None:
+    """What a folder of a conversion holds; None of anything else.
+
+    Its files are read, to compare their SHA-256 with the recorded. Raises `OSError` when they can't be.
+    """
+    if folder.is_symlink() or not folder.is_dir() or not is_regular(folder / RECORD):
+        return None
+    files = listing(folder)
+    try:
+        record = read_record(LocalSource(folder))
+    except UnsupportedCheckpointError:
+        return None
+    return Contents(files, _not_made(folder, files, record))
+
+
+def is_regular(path: Path) -> bool:
+    """Whether a path is a regular file, and no link to one."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _not_made(folder: Path, files: Listing, record: dict) -> tuple[str, ...]:
+    """The files that the record does not know, or knows otherwise."""
+    from huggingface_hub.utils import tqdm
+
+    digests = {**(record.get("files") or {}), **(record.get("card") or {})}
+    digests[record.get("hyper_connection_shard")] = record.get("hyper_connection_sha256")
+    shards = {shard["file"]: shard for shard in record["base_shards"]}
+    found, total = [], sum(size for _, size, _ in files.values())
+    with tqdm(total=total, unit="B", unit_scale=True, desc="Checking OUT", disable=None) as bar:
+        for name, (_, size, _) in sorted(files.items()):
+            path, shard = folder / name, shards.get(name, {})
+            known = shard.get("sha256") or digests.get(name)
+            if name == RECORD or (shard and path.is_symlink()):  # the base has what a link leads to
+                continue
+            might_be = is_regular(path) and (shard or known) and shard.get("size", size) == size
+            if not might_be or (known and digest(path, bar.update) != known):
+                found.append(name)
+    return tuple(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error

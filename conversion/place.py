@@ -1,0 +1,140 @@
+"""Where a conversion goes, decided before anything is written: not over its source, nor over what is no conversion."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_hyperconn.errors import ConversionError
+
+from .made import Contents, contents_of, listing
+from .source import CONFIG, RECORD, Source, check_is_text
+
+LONGEST_NAME = 255  # bytes, on the file systems there are
+NAMED = 3  # files that a message names before it counts
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a conversion goes.
+
+    out: the folder to make, without links in its path.
+    replaced: what is there now, and goes when the new one is complete.
+    leftover: what is in `previous` because an earlier replacement was cut off, and goes too.
+    """
+
+    out: Path
+    replaced: Contents | None = None
+    leftover: Contents | None = None
+
+    @property
+    def work(self) -> Path:
+        """The folder beside `out` in which a conversion works until it is complete."""
+        return self.out.with_name(f".{self.out.name}.incomplete")
+
+    @property
+    def previous(self) -> Path:
+        """The folder beside `out` that holds what is replaced until the new one has its name."""
+        return self.out.with_name(f".{self.out.name}.previous")
+
+
+def find_place(out: Path, source: Source, names: Iterable[str], *, force: bool, discard: bool) -> Place:
+    """Where a conversion of `source` to OUT goes.
+
+    out: as the user gave it. A link stands for the folder that it leads to, whether that is there or not.
+    names: files of the source that are needed.
+    force: whether a conversion there is replaced.
+    discard: with what no conversion made, too.
+
+    Raises `ConversionError` when it can't go there, or something would be lost.
+    """
+    try:
+        place = Place(Path(os.path.realpath(out)))
+        _check_name(out, place.out)
+        _check_source(out, place, source, names)
+        replaced = _replaced(out, place.out, force, discard) if os.path.lexists(place.out) else None
+        _check_parent(place.out)
+        leftover = _leftover(place, replaced) if force and os.path.lexists(place.previous) else None
+        return Place(place.out, replaced, leftover)
+    except OSError as error:
+        raise ConversionError(f"'{out}' can't be looked at: {error.strerror or error}. Choose another OUT.") from error
+
+
+def _check_name(out: Path, real: Path) -> None:
+    check_is_text(str(real))
+    if (length := len(f".{real.name}.incomplete".encode())) > LONGEST_NAME:
+        raise ConversionError(
+            f"the name {real.name!r:.60} is too long: the conversion works in a folder of {length} bytes' name, and "
+            f"{LONGEST_NAME} are allowed. Choose another OUT."
+        )
+    if any(real.samefile(folder) for folder in _with_parents(Path.cwd()) if real.exists()):
+        raise ConversionError(f"'{out}' is the folder you are in, or holds it. Name a folder to make.")
+    if real.is_symlink():
+        raise ConversionError(f"'{out}' is a link that leads to itself. Remove it, or choose another OUT.")
+    if real.is_mount():
+        raise ConversionError(f"'{out}' is where a disk is mounted, and can't be replaced. Name a folder in it.")
+
+
+def _check_source(out: Path, place: Place, source: Source, names: Iterable[str]) -> None:
+    """Refuse a source of which anything lies where a conversion works or what is there may be removed."""
+    folder = source.folder([CONFIG])
+    homes = {Path(os.path.realpath(folder)), *(Path(os.path.realpath(folder / name)).parent for name in names)}
+    for taken in (place.out, place.work, place.previous):
+        if taken.is_dir() and any(
+            within.is_dir() and taken.samefile(within) for home in homes for within in _with_parents(home)
+        ):
+            raise ConversionError(
+                f"files of {source.name!r} lie in '{taken}', which a conversion to '{out}' would replace. Choose "
+                f"another OUT."
+            )
+
+
+def _replaced(out: Path, real: Path, force: bool, discard: bool) -> Contents:
+    if not force:
+        raise ConversionError(f"'{out}' already exists. Choose another OUT, or replace it with --force.")
+    contents = contents_of(real)
+    if contents is None:
+        raise ConversionError(
+            f"'{out}' is no converted checkpoint (no {RECORD} as the converter writes it), so --force does not "
+            f"replace it. Remove it."
+        )
+    if contents.not_made and not discard:
+        raise ConversionError(
+            f"'{out}' also holds what the conversion did not make, or what has changed since: "
+            f"{named(contents.not_made)}. Save what you need, then add --discard to remove these with it, or choose "
+            f"another OUT."
+        )
+    return contents
+
+
+def _leftover(place: Place, replaced: Contents | None) -> Contents | None:
+    """What an earlier replacement left; None of a folder that it can't have left, which stays as it is."""
+    is_folder = place.previous.is_dir() and not place.previous.is_symlink()
+    if is_folder and not listing(place.previous):
+        return Contents({}, ())
+    contents = contents_of(place.previous)
+    if contents is not None and not contents.not_made:
+        return contents
+    if replaced is None:
+        return None
+    raise ConversionError(
+        f"'{place.previous}' is in the way: the old '{place.out.name}' is kept there until the new one is complete. "
+        f"Rename it, or remove it."
+    )
+
+
+def _check_parent(real: Path) -> None:
+    if not real.parent.is_dir():
+        raise ConversionError(f"there is no folder '{real.parent}' to write '{real.name}' in. Make it first.")
+    if not os.access(real.parent, os.W_OK | os.X_OK):
+        raise ConversionError(f"no permission to write in '{real.parent}'. Choose another OUT.")
+
+
+def named(names: tuple[str, ...]) -> str:
+    """The first of some files for people, and how many more there are."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _with_parents(folder: Path) -> tuple[Path, ...]:
+    return folder, *folder.parents

@@ -1,0 +1,83 @@
+"""What the command line prints: results to stdout, the rest to stderr, whoever reads them or has stopped to."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer
+from typing import TextIO
+
+from hf_hyperconn.errors import HyperConnError
+
+
+def open_streams() -> None:
+    """Let what goes to a closed stdout or stderr go nowhere, not into the next file that is opened."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest descriptor that is free
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+@contextmanager
+def hearing_interrupts() -> Iterator[None]:
+    """Within it, Ctrl-C is heard also when it comes while Python finalises an object, which would only report it."""
+
+    def report(unraisable) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            # a little later: now it would be raised in here
+            Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            before(unraisable)
+
+    before, sys.unraisablehook = sys.unraisablehook, report
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def put(text: str, *, as_is: bool = False) -> None:
+    """Print a result. Who has closed stdout does not want it: the work is done all the same.
+
+    as_is: whether nothing is escaped unless a terminal shows it, for paths that a script goes on with.
+
+    Raises `HyperConnError` when it can't be written otherwise.
+    """
+    try:
+        _write(sys.stdout, text if as_is and not sys.stdout.isatty() else printable(text))
+    except OSError as error:
+        raise HyperConnError(f"can't print the result: {error.strerror}. Print it to somewhere else.") from error
+
+
+def tell(text: str) -> None:
+    """Print what is worth knowing besides, to stderr if that takes it."""
+    try:
+        _write(sys.stderr, printable(text))
+    except OSError:
+        _to_nowhere(sys.stderr)
+
+
+def printable(text: str) -> str:
+    """Text whose characters that are not shown, but change what is or drive a terminal, are escaped; lines stay."""
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    encoding = stream.encoding or "utf-8"
+    shown = text.encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        print(shown, file=stream, flush=True)
+    except BrokenPipeError:
+        _to_nowhere(stream)
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    """What is still in the stream would be written, and fail, when the process ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

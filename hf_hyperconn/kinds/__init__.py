@@ -1,0 +1,35 @@
+"""The table of connections: of each kind its parameters and their start, cost, limits, exactness, title and paper.
+
+It imports neither torch nor transformers. Values are stated in numpy, apart from the modules that they initialise: a
+conversion need not import torch, and a verification does not ask the code it checks.
+"""
+
+from collections.abc import Mapping
+
+from .attention import AttentionResidual
+from .from_scratch import Dual, Keel
+from .hyper import AltUp, Dynamic, Frac, Static
+from .kind import FIELDS, Kind, Readout, setting
+from .manifold import Identity, Manifold
+from .readouts import READOUTS
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        *(Static(), Dynamic(), Manifold(), Identity(), Frac()),
+        *(AttentionResidual(), AltUp(), Keel(), Dual()),
+    )
+}
+CONVERTIBLE = tuple(name for name, kind in KINDS.items() if kind.no_equivalent is None)
+
+__all__ = ["CONVERTIBLE", "FIELDS", "KINDS", "READOUTS", "Kind", "Readout", "setting", "kind_of", "readout_of"]
+
+
+def kind_of(config: Mapping) -> Kind:
+    """The kind of a config's connections. Raises `KeyError` for a name that is in no row."""
+    return KINDS[setting(config, "connection")]
+
+
+def readout_of(config: Mapping) -> Readout:
+    """The readout of a config. Raises `KeyError` for a name that is in no row."""
+    return kind_of(config).readout or READOUTS[setting(config, "hc_readout")]

@@ -1,0 +1,95 @@
+"""Attention residuals."""
+
+import numpy as np
+
+from .kind import Kind, Readout, float32, setting, sub_layers
+
+READ = 6  # operations on each value of a token that is read: its mean square, its score, its share
+FORMS = ("sum", "mean")
+
+
+class AttentionReadout(Readout):
+    """`AttentionReadout`: the last values, read as by a sub-layer."""
+
+    def shapes(self, config, norm):
+        return {"query": (config["hidden_size"],)}
+
+    def values(self, config, norm):
+        return float32(query=np.zeros(config["hidden_size"]))
+
+    def flops(self, config):
+        values = 1 + -(-sub_layers(config) // setting(config, "hc_block"))
+        return (READ * values + 1) * config["hidden_size"]
+
+
+class AttentionResidual(Kind):
+    """`AttentionResidual`; the number of values grows with the depth, by one with each block of sub-layers."""
+
+    name, title, paper = "attnres", "attention residuals", "2603.15031"
+    no_history = "attention residuals read every earlier output as it is"
+    most = 1
+    has_matrices = extends_hyper_connections = False
+    fields = ("hc_block",)
+    readout: Readout = AttentionReadout()
+
+    def suffix(self, n):
+        return "AttnRes"
+
+    def streams(self, config):
+        block = setting(config, "hc_block")
+        apart = "every sub-layer before it" if block == 1 else f"blocks of {block} sub-layers before it"
+        return f"each sub-layer reads the residual stream and, by a softmax, the outputs of {apart}"
+
+    def handed_on(self, config):
+        return "the outputs of earlier sub-layers"
+
+    def settings(self, config):
+        block = setting(config, "hc_block")
+        return ["full" if block == 1 else f"blocks of {block} sub-layers"]
+
+    def fault(self, config):
+        if found := super().fault(config):
+            return found
+        block, form = setting(config, "hc_block"), setting(config, "hc_attention")
+        if not isinstance(block, int) or isinstance(block, bool) or block < 1:
+            return f"hc_block {block!r:.20}, not a number of sub-layers"
+        if form not in FORMS:
+            return f"hc_attention {form!r:.20}, not one of {', '.join(map(repr, FORMS))}"
+        return None
+
+    def inequivalence(self, config):
+        if setting(config, "hc_attention") == "mean":
+            return "a mean of the earlier outputs is not their sum"
+        return super().inequivalence(config)
+
+    def shapes(self, config, norm):
+        return {"query": (config["hidden_size"],)}
+
+    def values(self, config, norm, k):
+        return float32(query=np.zeros(config["hidden_size"]))
+
+    def drift(self, stored, initial, config):
+        """What a value of mean square 1 adds to its score, by which it is weighed."""
+        return 0.0, 0.0, float(np.linalg.norm(stored["query"]))
+
+    def flops(self, config):
+        # beside the reads, a sub-layer adds its output to the residual stream and to its block
+        connections = sub_layers(config)
+        values = connections + _opened(connections - 1, 1, setting(config, "hc_block"))
+        return (READ * values + 3 * connections) * config["hidden_size"]
+
+    def kept(self, config):
+        # the residual stream and the values between layers, and one more value within each; the readout's, too
+        layers = config["num_hidden_layers"]
+        return 1 + 3 * layers + _opened(layers, 2, setting(config, "hc_block")), 0
+
+
+def _opened(count: int, step: int, block: int) -> int:
+    """The sum of ceil(i step / block) over i = 1 .. count: blocks opened after i times 1 or 2 sub-layers."""
+
+    def within(steps: int) -> int:
+        return steps + max(0, steps - block // step)
+
+    periods, rest = divmod(count, block)
+    before = step * (block * periods * (periods - 1) // 2 + periods * rest)
+    return before + periods * within(block) + within(rest)

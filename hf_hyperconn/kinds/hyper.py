@@ -1,0 +1,168 @@
+"""Hyper-connections, static and dynamic, and what is computed as they are: frac-connections and AltUp."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from ..models.history_start import HISTORIES, written_streams
+from .kind import NORM, SCALE, Kind, Readout, Shapes, Values, float32, largest_change, setting, sub_layers
+from .readouts import Joined
+
+
+class Static(Kind):
+    """`HyperConnection` without a norm."""
+
+    name, title, paper = "shc", "static hyper-connections", "2409.19606"
+    fields = ("hc_start", "hc_history")
+
+    def fault(self, config):
+        if found := super().fault(config):
+            return found
+        if (history := setting(config, "hc_history")) not in HISTORIES:
+            return f"hc_history {history!r:.20}, not one of {', '.join(map(repr, HISTORIES))}"
+        return None
+
+    def shapes(self, config, norm):
+        n = config["hc_mult"]
+        return {"static_alpha": (n, n + 1), "static_beta": (n,)}
+
+    def values(self, config, norm, k):
+        n = config["hc_mult"]
+        read, write = k % n, np.ones(n)
+        if setting(config, "hc_start") == "history":
+            read, write = 0, np.zeros(n)
+            write[list(written_streams(k, sub_layers(config), n, setting(config, "hc_history")))] = 1
+        identity = np.eye(n)
+        return float32(static_alpha=np.concatenate([identity[:, [read]], identity], axis=1), static_beta=write)
+
+    def drift(self, stored, initial, config):
+        return (*(largest_change(stored, initial, name) for name in ("static_alpha", "static_beta")), 0.0)
+
+    def flops(self, config):
+        # to read, mix and write (HC paper, Eqs. 2-5)
+        return sub_layers(config) * 2 * config["hc_mult"] * (config["hc_mult"] + 2) * config["hidden_size"]
+
+    def kept(self, config):
+        # the streams that a layer receives and the outputs of its two branches; the first copies are one embedding
+        n = config["hc_mult"]
+        return config["num_hidden_layers"] * (n + 2) - (n - 1), 0
+
+
+class Dynamic(Static):
+    """`HyperConnection` with a norm."""
+
+    name, title = "dhc", "dynamic hyper-connections"
+    fields = ("hc_tanh", *Static.fields)
+
+    def shapes(self, config, norm):
+        return {**super().shapes(config, norm), **_prediction(config["hidden_size"], config["hc_mult"] + 1, norm)}
+
+    def values(self, config, norm, k):
+        return {**super().values(config, norm, k), **_nothing_predicted(self.shapes(config, norm), norm)}
+
+    def drift(self, stored, initial, config):
+        alpha, beta, _ = super().drift(stored, initial, config)
+        return alpha, beta, _predicted(stored, initial, config)
+
+    def flops(self, config):
+        # to predict the coefficients takes as much as to use them, and a norm (Eqs. 10-13)
+        normed = sub_layers(config) * NORM * config["hc_mult"] * config["hidden_size"]
+        return 2 * super().flops(config) + normed
+
+    def kept(self, config):
+        # coefficients, their prediction, the norm's divisors
+        n, (rows, _) = config["hc_mult"], super().kept(config)
+        return rows, sub_layers(config) * (2 * n * (n + 2) + n)
+
+
+class Frac(Dynamic):
+    """`FracConnection`."""
+
+    name, title, paper = "frac", "frac-connections", "2503.14125"
+    no_history = "frac-connections have parts of one stream instead of several streams"
+    fields = ("hc_tanh",)
+    readout: Readout = Joined()
+
+    def streams(self, config):
+        return f"the hidden state in {config['hc_mult']} parts"
+
+    def handed_on(self, config):
+        return None
+
+    def fault(self, config):
+        n, size = config["hc_mult"], config["hidden_size"]
+        if found := super().fault(config):
+            return found
+        return f"hidden_size {size}, which can't be cut into {n} equal parts" if size % n else None
+
+    def shapes(self, config, norm):
+        n = config["hc_mult"]
+        static = {"static_alpha": (n, 2 * n), "static_beta": (n,)}
+        return {**static, **_prediction(config["hidden_size"] // n, 2 * n, norm)}
+
+    def values(self, config, norm, k):
+        identity = np.eye(config["hc_mult"])
+        static = float32(static_alpha=np.concatenate([identity, identity], axis=1), static_beta=np.ones(len(identity)))
+        return {**static, **_nothing_predicted(self.shapes(config, norm), norm)}
+
+    def flops(self, config):
+        return sub_layers(config) * (4 * (2 * config["hc_mult"] + 1) + NORM) * config["hidden_size"]
+
+    def kept(self, config):
+        # differentiated by autograd, in float32
+        n, d = config["hc_mult"], config["hidden_size"]
+        return 0, sub_layers(config) * (5 * d + 2 * n * (2 * n + 1) + n)
+
+
+class AltUp(Static):
+    """`AltUpConnection`."""
+
+    name, title, paper = "altup", "AltUp", "2301.13310"
+    no_history = "AltUp reads its streams in turn"
+    extends_hyper_connections = False
+    fields = ()
+
+    def shapes(self, config, norm):
+        n = config["hc_mult"]
+        return {"prediction": (n, n), "correction": (n,)}
+
+    def values(self, config, norm, k):
+        return float32(prediction=np.eye(config["hc_mult"]), correction=np.ones(config["hc_mult"]))
+
+    def drift(self, stored, initial, config):
+        return (*(largest_change(stored, initial, name) for name in ("prediction", "correction")), 0.0)
+
+
+def _prediction(size: int, columns: int, norm: Iterable[str]) -> Shapes:
+    """What predicts coefficients from streams of `size` values (HC paper, Algorithm 2)."""
+    return {
+        "dynamic_alpha_fn": (size, columns),
+        "dynamic_beta_fn": (size,),
+        "dynamic_alpha_scale": (1,),
+        "dynamic_beta_scale": (1,),
+        **{f"norm.{name}": (size,) for name in norm},
+    }
+
+
+def _nothing_predicted(shapes: Shapes, norm: Mapping[str, float]) -> Values:
+    """The start of the parameters that predict: no coefficient changes yet."""
+    start = {f"norm.{name}": value for name, value in norm.items()}
+    start |= dict.fromkeys(("dynamic_alpha_scale", "dynamic_beta_scale"), SCALE)
+    return {
+        name: np.full(shape, start.get(name, 0.0), np.float32)
+        for name, shape in shapes.items()
+        if not name.startswith("static_")
+    }
+
+
+def _predicted(stored: Values, initial: Values, config: Mapping) -> float:
+    """The standard deviation of what tokens add to the coefficient where it is largest."""
+    fn = np.column_stack([stored["dynamic_alpha_fn"], stored["dynamic_beta_fn"]])
+    if "norm.weight" in stored:
+        fn = fn * (1 + stored["norm.weight"] - initial["norm.weight"])[:, None]
+    predicted = np.linalg.norm(fn, axis=0)
+    if setting(config, "hc_tanh"):
+        predicted = np.tanh(predicted)
+    columns = stored["dynamic_alpha_fn"].shape[1]
+    scale = np.append(np.repeat(stored["dynamic_alpha_scale"], columns), stored["dynamic_beta_scale"])
+    return float(np.abs(scale * predicted).max())

@@ -1,0 +1,186 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""Attention Residuals (arXiv 2603.15031): a softmax over depth in the place of the residual sum.
+
+For one token, v_0 is the embedding and v_1 .. v_{M-1} are the outputs of the sub-layers so far (full form) or the sums
+of blocks of them, the block under way included. What a sub-layer with the query w reads is
+
+    s_i = w . v_i / sqrt(mean(v_i^2) + eps)      p = softmax(s)
+
+    "mean"   h = sum_i p_i v_i                   the paper's, for training from scratch
+    "sum"    h = r + sum_i (M p_i - 1) v_i       r: the sum of the v_i, rounded as the residual stream of the base
+
+The second is M times the first, a factor that the norm of the branch takes out up to its eps. At w = 0, where M p_i is
+computed as M exp(s_i - max) / sum exp, it is exactly 1, and so h is exactly r: the model computes what its Pre-Norm
+base computes, bit for bit. The weight of the paper's norm of v_i is part of w.
+
+The streams are `[B, S, 1 + M, D]`: r, then the values. M grows; within a decoder layer the outputs are kept beside the
+streams that the layer took, so that these are copied once a layer.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from .hyper_connections import Connection, WideModule, compute_dtype, expand_streams
+from .hyper_connections_step import without_autocast
+
+
+class Values(NamedTuple):
+    """What a width connection leaves for the depth connection of the same sub-layer.
+
+    residual: r, `[B, S, D]`.
+    values: v_0 .. v_{M-1} in this order, in tensors `[B, S, m, D]`.
+    """
+
+    residual: torch.Tensor
+    values: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of_streams(cls, streams: torch.Tensor) -> "Values":
+        """Views of streams `[B, S, 1 + M, D]`."""
+        return cls(streams[..., 0, :], (streams[..., 1:, :],))
+
+    def streams(self) -> torch.Tensor:
+        """The streams `[B, S, 1 + M, D]`."""
+        return torch.cat([self.residual.unsqueeze(-2), *self.values], dim=-2)
+
+    def write(self, branch_output: torch.Tensor, opens_block: bool) -> "Values":
+        """With a branch output `[B, S, D]` added to r, and to the last value unless it is the first of its block."""
+        residual, value = self.residual + branch_output, branch_output.unsqueeze(-2)
+        if opens_block:
+            return Values(residual, (*self.values, value))
+        *before, last = self.values
+        if last.shape[-2] > 1:
+            before.append(last[..., :-1, :])
+        return Values(residual, (*before, last[..., -1:, :] + value))
+
+    def read(self, query: torch.Tensor, form: str, eps: float) -> torch.Tensor:
+        """h, `[B, S, D]`, in the dtype of r."""
+        with without_autocast(self.residual):
+            inputs = (form == "sum", eps, query.to(compute_dtype(self.residual.dtype)), self.residual, *self.values)
+            if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs[2:]):
+                return _Read.apply(*inputs)
+            return _Read.forward(*inputs)  # Dynamo would call it with a context, as one without `setup_context`
+
+
+class AttentionResidual(Connection):
+    """The attention residual around one sub-layer.
+
+    hidden_size, sub_layer: see `Connection`. Sub-layer 0 has one value, the embedding, and its query no effect.
+    block: number of sub-layers whose outputs make one value; 1 for the full form.
+    form: "sum" or "mean".
+    eps: of the norm of the values.
+    """
+
+    def __init__(self, hidden_size: int, sub_layer: int, block: int = 1, form: str = "sum", eps: float = 1e-6):
+        super().__init__(hidden_size, 1, sub_layer)
+        self.opens_block, self.form, self.eps = sub_layer % block == 0, form, eps
+        self.register_initial_values()
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """The query of equal weights, float32."""
+        return {"query": torch.zeros(self.hidden_size, dtype=torch.float32)}
+
+    def expand_streams(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """r and v_0, both of them the hidden states `[B, S, D]`: `[B, S, 2, D]`."""
+        return expand_streams(hidden_states, 2)
+
+    def forward(self, streams: torch.Tensor | Values) -> tuple[torch.Tensor, Values]:
+        """The width connection, of streams or of what the sub-layer before has written."""
+        values = streams if isinstance(streams, Values) else Values.of_streams(streams)
+        return values.read(self.query, self.form, self.eps), values
+
+    def depth_connection(self, carry: Values, branch_output: torch.Tensor) -> torch.Tensor:
+        """The next streams `[B, S, 1 + M, D]`, M one more if the sub-layer opens a block."""
+        return carry.write(branch_output, self.opens_block).streams()
+
+    def next_width_connection(
+        self, previous: "AttentionResidual", carry: Values, branch_output: torch.Tensor
+    ) -> tuple[torch.Tensor, Values]:
+        return self(carry.write(branch_output, previous.opens_block))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, opens_block={self.opens_block}, form={self.form!r}"
+
+
+class AttentionReadout(WideModule):
+    """The readout: the last values, read as by a sub-layer.
+
+    hidden_size: D. form, eps: as for `AttentionResidual`.
+    """
+
+    def __init__(self, hidden_size: int, form: str = "sum", eps: float = 1e-6):
+        super().__init__()
+        self.hidden_size, self.form, self.eps = hidden_size, form, eps
+        self.register_initial_values()
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """The query of equal weights, float32."""
+        return {"query": torch.zeros(self.hidden_size, dtype=torch.float32)}
+
+    def forward(self, streams: torch.Tensor) -> torch.Tensor:
+        """Hidden states `[B, S, D]` of streams `[B, S, 1 + M, D]`, in their dtype."""
+        return Values.of_streams(streams).read(self.query, self.form, self.eps)
+
+
+class _Read(torch.autograd.Function):
+    """What is read, `[B, S, D]`. The backward keeps the values in their own dtype, and computes the rest again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        adds_residual: bool, eps: float, query: torch.Tensor, residual: torch.Tensor, *values: torch.Tensor
+    ) -> torch.Tensor:
+        wide = [value.to(query.dtype) for value in values]
+        weights = _weights(_scores(wide, query, eps)[0])
+        weights = weights - 1 if adds_residual else weights / weights.shape[-1]
+        read = sum((weight * value).sum(-2) for weight, value in zip(_by_tensor(weights, wide), wide, strict=True))
+        return (residual.to(query.dtype) + read if adds_residual else read).to(residual.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.adds_residual, ctx.eps, query, _, *values = inputs
+        ctx.save_for_backward(query, *values)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        query, *values = ctx.saved_tensors
+        wide, grad = [value.to(query.dtype) for value in values], grad_output.to(query.dtype).unsqueeze(-2)
+        scores, deviation = _scores(wide, query, ctx.eps)
+        weights = _weights(scores)
+        count = weights.shape[-1]
+        of_weights = torch.cat([(value * grad).sum(-1) for value in wide], dim=-1)
+        of_scores = weights * (of_weights - (weights * of_weights).mean(-1, keepdim=True))
+        if ctx.adds_residual:
+            weights = weights - 1
+        else:
+            weights, of_scores = weights / count, of_scores / count
+        scaled = of_scores * deviation
+        along = scaled * scores * deviation / query.shape[-1]
+        of_query, of_values = torch.zeros_like(query), []
+        for value, weight, by_query, by_value in zip(
+            wide, *(_by_tensor(factors, wide) for factors in (weights, scaled, along)), strict=True
+        ):
+            of_query = of_query + (by_query * value).flatten(0, -2).sum(0)
+            of_value = weight * grad
+            of_values.append(of_value.addcmul_(by_query, query).addcmul_(by_value, value, value=-1))
+        of_values = [of_value.to(value.dtype) for of_value, value in zip(of_values, values, strict=True)]
+        return None, None, of_query, grad_output if ctx.adds_residual else None, *of_values
+
+
+def _scores(values: list[torch.Tensor], query: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """s and 1 / sqrt(mean(v^2) + eps) of values `[B, S, m, D]`: `[B, S, M]` each."""
+    deviation = torch.rsqrt(torch.cat([value.square().mean(-1) for value in values], dim=-1) + eps)
+    return torch.cat([(value * query).sum(-1) for value in values], dim=-1) * deviation, deviation
+
+
+def _weights(scores: torch.Tensor) -> torch.Tensor:
+    """M p of scores `[B, S, M]`; of equal scores exactly 1."""
+    exponentials = (scores - scores.detach().amax(-1, keepdim=True)).exp()
+    return scores.shape[-1] * exponentials / exponentials.sum(-1, keepdim=True)
+
+
+def _by_tensor(factors: torch.Tensor, values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Factors `[B, S, M]` as `[B, S, m, 1]` for each tensor of values."""
+    return factors.unsqueeze(-1).split([value.shape[-2] for value in values], dim=-2)

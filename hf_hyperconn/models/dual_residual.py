@@ -1,0 +1,61 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""ResiDual (arXiv 2304.14802): a Post-Norm and a Pre-Norm residual stream side by side.
+
+For sub-layer k with its branch F (which norms its input), x the Post-Norm stream and d the Pre-Norm one, both of them
+the embedding at first,
+
+    x_next = Norm(x + F(x))      d_next = d + F(x)
+
+After the last, the two become x + Norm(d). The family's final norm follows.
+"""
+
+import torch
+from torch import nn
+
+from .hyper_connections import Carry, Connection, WideModule, compute_dtype, in_float32
+
+
+class DualResidual(Connection):
+    """ResiDual's connection around one sub-layer; streams are `[B, S, 2, D]`, x and d.
+
+    hidden_size, sub_layer: see `Connection`.
+    norm: of the family's kind, after the addition to x.
+    """
+
+    def __init__(self, hidden_size: int, sub_layer: int, norm: nn.Module):
+        super().__init__(hidden_size, 2, sub_layer)
+        self.norm = in_float32(norm)
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """None: there are no parameters but the norm's."""
+        return {}
+
+    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        values = streams.to(compute_dtype(streams.dtype))
+        return streams[..., 0, :], values, values.new_ones(2)
+
+    def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
+        """The next streams `[B, S, 2, D]`; x is normed in float32."""
+        wide = super().depth_connection(carry._replace(dtype=carry.mixed.dtype), branch_output)
+        x, d = wide.unbind(-2)
+        return torch.stack([self.norm(x), d], dim=-2).to(torch.promote_types(carry.dtype, branch_output.dtype))
+
+
+class DualReadout(WideModule):
+    """x + Norm(d), of the last streams.
+
+    norm: of the family's kind.
+    """
+
+    def __init__(self, norm: nn.Module):
+        super().__init__()
+        self.norm = in_float32(norm)
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """None: there are no parameters but the norm's."""
+        return {}
+
+    def forward(self, streams: torch.Tensor) -> torch.Tensor:
+        """Hidden states `[B, S, D]` of streams `[B, S, 2, D]`, in their dtype."""
+        x, d = streams.to(compute_dtype(streams.dtype)).unbind(-2)
+        return (x + self.norm(d)).to(streams.dtype)

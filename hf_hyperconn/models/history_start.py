@@ -1,0 +1,36 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""The history start: streams that differ from the first forward, in a model that computes what its base computes.
+
+Stream 0 is the residual stream of the base, and the only one that branches and the readout read. The side streams, 1
+to N - 1, hold the embedding and what a part of the sub-layers wrote:
+
+    A_m = e_0      A_r = I      b_k = e_0 + e_j, for the side stream j of sub-layer k
+
+All products are by 0 or 1, so nothing is rounded otherwise than in the base. But read weights of side streams get a
+gradient at the first step, which those of N equal streams share.
+"""
+
+HISTORIES = ("type", "depth")
+
+
+def written_streams(sub_layer: int, sub_layers: int, hc_mult: int, history: str) -> tuple[int, ...]:
+    """The streams that sub-layer k writes at the start: 0 and its side stream, if it has one.
+
+    sub_layer, sub_layers: k and how many there are; even ones are attention, odd ones MLPs.
+    hc_mult: N.
+    history: "depth" cuts the sub-layers into N - 1 runs, one for each side stream; with N = 2 the only side stream has
+        the first half, as all of them would be stream 0 again. "type" gives attention the first
+        side streams and MLPs the next ones, with runs of layers where there are several; with N >= 4 the last side
+        stream holds the embedding alone; with N = 2 only attention has one.
+    """
+    sides = hc_mult - 1
+    if sides == 0:
+        return (0,)
+    if history == "depth":
+        run = sub_layer * max(sides, 2) // sub_layers
+        return (0, 1 + run) if run < sides else (0,)
+    written = sides - (sides > 2)
+    of_attention = (written + 1) // 2
+    first, runs = ((1, of_attention), (1 + of_attention, written - of_attention))[sub_layer % 2]
+    layer, layers = sub_layer // 2, sub_layers // 2
+    return (0, first + layer * runs // layers) if runs else (0,)

@@ -1,0 +1,144 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""A decoder layer on residual streams."""
+
+import torch
+from torch import nn
+
+from .altup_connection import AltUpConnection
+from .attention_residuals import AttentionReadout, AttentionResidual
+from .dual_residual import DualReadout, DualResidual
+from .dynamic_activations import EmbeddingScale, replace_norms
+from .frac_connections import FracConnection, narrow_norm
+from .history_start import written_streams
+from .hyper_connections import Connection, HyperConnection, InitialisedModule, WeightedReadout, copied
+from .keel_connection import KeelConnection
+from .manifold_hyper_connections import LearnedReadout, ManifoldHyperConnection
+
+
+def has_readout_module(config) -> bool:
+    """Whether the readout has parameters, or norms, of its own: `hc_head` of the last layer."""
+    return config.hc_readout in ("learned", "weighted") or config.connection in ("attnres", "dual")
+
+
+class HyperConnectionDecoderLayer:
+    """Mixin before a family's decoder layer: its two residual additions become hyper-connections.
+
+    A branch is whatever the family computes between reading the residual stream and adding to it. Here it is norm +
+    attention and norm + MLP; a family whose branches are something else overrides `attention_branch` or `mlp_branch`.
+    `output_projections` are the names of the weights that write to the residual stream: static and dynamic
+    hyper-connections start them smaller, as their paper does.
+
+    is_first, is_last: whether it expands the streams and reads them out; the model keeps them right when layers are
+        removed or added (`HyperConnectionModel.place_layers`).
+    """
+
+    output_projections = ("o_proj", "down_proj")
+    lent_readout: tuple[InitialisedModule, ...] = ()  # in a tuple, so that its parameters keep the one name they have
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__(config, layer_idx)
+        if config.connection in ("shc", "dhc"):
+            self._mark_output_projections()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_first, self.is_last = layer_idx == 0, layer_idx == config.num_hidden_layers - 1
+        replace_norms(self, config)
+        if config.norm is not None and layer_idx == 0:
+            self.embedding_scale = EmbeddingScale(config.hidden_size)
+        self.attn_hc = self.make_connection(2 * layer_idx)
+        self.mlp_hc = self.make_connection(2 * layer_idx + 1)
+        if layer_idx == config.num_hidden_layers - 1:
+            self.add_readout()
+
+    def _mark_output_projections(self) -> None:
+        for path, _ in list(self.named_parameters()):
+            owner, _, name = path.rpartition(".")
+            if path.removesuffix(".weight").rpartition(".")[2] in self.output_projections:
+                self.get_submodule(owner).hc_output_projection = name
+
+    def add_readout(self) -> None:
+        """Give the last layer its readout, if that has parameters."""
+        config, n = self.config, self.config.hc_mult
+        if config.connection == "attnres":
+            self.hc_head = AttentionReadout(config.hidden_size, config.hc_attention, config.hc_eps)
+        elif config.connection == "dual":
+            self.hc_head = DualReadout(self.make_norm())
+        elif config.hc_readout == "learned":
+            self.hc_head = LearnedReadout(config.hidden_size, n, config.hc_eps)
+        elif config.hc_readout == "weighted":
+            weights = (1.0, *[0.0] * (n - 1)) if config.hc_start == "history" else (1 / n,) * n
+            self.hc_head = WeightedReadout(weights)
+
+    def make_norm(self) -> nn.Module:
+        """A new norm of the family's own kind, for the prediction of DHC's coefficients."""
+        return copied(self.post_attention_layernorm)
+
+    def make_connection(self, sub_layer: int) -> Connection:
+        """The connection around sub-layer k, as the config asks for."""
+        config = self.config
+        size, n = config.hidden_size, config.hc_mult
+        written = None
+        if config.hc_start == "history":
+            written = written_streams(sub_layer, 2 * config.num_hidden_layers, n, config.hc_history)
+        match config.connection:
+            case "shc":
+                return HyperConnection(size, n, sub_layer, written=written)
+            case "dhc":
+                norm = self.make_norm()
+                return HyperConnection(size, n, sub_layer, norm=norm, tanh=config.hc_tanh, written=written)
+            case "frac":
+                norm = narrow_norm(self.make_norm(), size // n)
+                return FracConnection(size, n, sub_layer, norm=norm, tanh=config.hc_tanh)
+            case "keel":
+                return KeelConnection(size, sub_layer, 2 * config.num_hidden_layers, norm=self.make_norm())
+            case "mhc" | "ihc" as name:
+                return ManifoldHyperConnection(
+                    size,
+                    n,
+                    sub_layer,
+                    mixes=name == "mhc",
+                    sinkhorn_iters=config.hc_sinkhorn_iters,
+                    eps=config.hc_eps,
+                    is_biased=config.hc_start == "biased",
+                )
+            case "attnres":
+                return AttentionResidual(size, sub_layer, config.hc_block, config.hc_attention, config.hc_eps)
+            case "altup":
+                return AltUpConnection(size, n, sub_layer, config.hc_selection)
+            case "dual":
+                return DualResidual(size, sub_layer, norm=self.make_norm())
+
+    def read_out(self, streams: torch.Tensor) -> torch.Tensor:
+        """Hidden states `[B, S, D]` of streams, by the readout of the config."""
+        if has_readout_module(self.config):
+            return (self.lent_readout[0] if self.lent_readout else self.hc_head)(streams)
+        return self.mlp_hc.reduce_streams(streams, self.config.hc_readout)
+
+    def attention_branch(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
+        """Norm and attention, `[B, S, D]` to `[B, S, D]`."""
+        return self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)[0]
+
+    def mlp_branch(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Norm and MLP, `[B, S, D]` to `[B, S, D]`."""
+        return self.mlp(self.post_attention_layernorm(hidden_states))
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
+        """One decoder layer on streams `[B, S, N, D]`; the first takes and the last returns `[B, S, D]`."""
+        expands = self.is_first and hidden_states.dim() != 4  # a first layer may be there once more, further up
+        if not expands and hidden_states.dim() != 4:
+            raise ValueError(
+                f"decoder layer {self.layer_idx} received hidden states of shape {tuple(hidden_states.shape)}, but "
+                f"takes the streams [batch, sequence, streams, size] of the layer before it. Stages of a pipeline "
+                f"exchange hidden states: use tensor parallelism instead."
+            )
+        if expands and self.config.norm is not None:
+            hidden_states = self.embedding_scale(hidden_states)
+        streams = self.attn_hc.expand_streams(hidden_states) if expands else hidden_states
+
+        branch_input, carry = self.attn_hc(streams)
+        branch_output = self.attention_branch(branch_input, **kwargs)
+        branch_input, carry = self.mlp_hc.next_width_connection(self.attn_hc, carry, branch_output)
+        branch_output = self.mlp_branch(branch_input)
+        streams = self.mlp_hc.depth_connection(carry, branch_output)
+
+        return self.read_out(streams) if self.is_last else streams

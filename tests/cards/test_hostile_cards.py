@@ -1,0 +1,105 @@
+"""READMEs and results that would take hours or gigabytes to read, or hold what can't be written down."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from hf_hyperconn.conversion.base_card import read_base_card
+from hf_hyperconn.conversion.card_text import LARGEST_METADATA, is_ours, merge, read_card, stamp, trainer_facts
+from hf_hyperconn.conversion.cli import main
+from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.conversion.evaluation import read_evaluation
+from hf_hyperconn.conversion.source import LocalSource
+from hf_hyperconn.conversion.trainer_state import training_facts
+from hf_hyperconn.errors import CardError
+
+BOMB = "\n".join(
+    ["---", "license: mit", "a: &a [x, x, x, x, x, x, x, x, x]"]
+    + [f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True)]
+    + ["extra_gated_fields: *i", "---", "text"]
+)
+ITSELF = "---\ntags: &tags [*tags]\n---\n"
+LONG = f"---\ntags: [{'a,' * LARGEST_METADATA}]\n---\n"
+DEEP = f"---\ntags: {'[' * 100_000}\n---\n"
+HALF = '---\nextra_gated_prompt: "\\uD800"\n---\n'
+
+
+@pytest.fixture
+def out(llama_folder, tmp_path) -> Path:
+    return convert_checkpoint(str(llama_folder), tmp_path / "out", verify="off").path
+
+
+@pytest.mark.parametrize("card", [BOMB, ITSELF, LONG, DEEP, HALF], ids=("bomb", "itself", "long", "deep", "half"))
+def test_metadata_that_stand_for_more_than_is_written(card, out, capsys):
+    (out / "README.md").write_text(card)
+    assert read_base_card(LocalSource(out)) == {}, "it is inherited from"
+    assert main(["card", str(out), "--update"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the metadata of" in line
+    assert "unexpected" not in line
+    assert (out / "README.md").read_text() == card
+
+
+def test_an_alias_is_named(tmp_path):
+    assert len(BOMB) < 500
+    (tmp_path / "README.md").write_text(BOMB)
+    with pytest.raises(CardError, match=r"line 3 has an alias, \*a: write it out"):
+        read_card(tmp_path / "README.md")
+
+
+def test_what_looks_like_an_alias_in_text_is_none(tmp_path):
+    (tmp_path / "README.md").write_text("---\r\nlicense: mit\r\ntags: ['*a', \"&b\"]\r\n---\r\n*a &b\n---\n")
+    assert read_card(tmp_path / "README.md").data.tags == ["*a", "&b"]
+
+
+def test_a_readme_that_is_too_large(out, capsys):
+    with (out / "README.md").open("wb") as file:
+        file.truncate(3 * 10**9)
+    assert read_base_card(LocalSource(out)) == {}
+    assert main(["card", str(out), "--update"]) == 1
+    assert "it holds more than 10,000,000 bytes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!-- hf-hyperconn: a -->\n" * 20_000,
+        "<!-- hf-hyperconn: a -->\n" * 20_000 + "<!-- /hf-hyperconn -->\n",
+        "<!-- hf-hyperconn: a -->\n<!-- /hf-hyperconn -->\n" * 10_000,
+        "\n" * 480_000,
+        "# \n" * 160_000,
+    ],
+    ids=("opened", "opened and closed once", "closed", "empty lines", "headings"),
+)
+def test_marks_are_found_in_time_that_grows_with_the_text(text):
+    started = time.perf_counter()
+    is_ours(text)
+    merge(text, stamp("".join(f"<!-- hf-hyperconn: {name} -->\nx\n<!-- /hf-hyperconn -->\n" for name in "abcdefgh")))
+    trainer_facts(text)
+    assert time.perf_counter() - started < 10, "and not with its square, which takes minutes"
+
+
+NUMBERS = [10**400, float("nan"), float("inf"), True, "1", [1], None]
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=lambda value: f"{value!r:.8}")
+def test_numbers_that_are_none(value, tmp_path):
+    results = {
+        "lm_eval_version": "0.4",
+        "config": {},
+        "results": {"task": {"acc,none": 0.5, "acc_stderr,none": value, "other,none": value}},
+        "n-shot": {"task": value},
+        "configs": {"task": {"dataset_path": "a/b", "dataset_name": value, "test_split": value}},
+    }
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({**results, "results": {"task": {**results["results"]["task"]}}}))
+    if isinstance(value, int) and value > 1:
+        path.write_text(path.read_text().replace(str(value), "1e400"))
+    (score,) = read_evaluation(path).scores
+    assert (score.value, score.error, score.shots) == (0.5, None, None)
+    assert all(text is None or isinstance(text, str) for text in (score.subset, score.split))
+    state = {name: value for name in ("global_step", "max_steps", "epoch", "num_input_tokens_seen")}
+    entry = {name: value for name in ("loss", "eval_loss", "step", "train_runtime")}
+    assert training_facts({**state, "log_history": [entry]}) == []

@@ -1,0 +1,279 @@
+"""Disks that fill up at every write, or that can't be written to; with room again, the same command completes.
+
+python -m tests.fuzz.disks                # every page, file and limit: minutes
+python -m tests.fuzz.disks --step 16      # one in sixteen
+
+Disks are made in a mount namespace of their own (`unshare -rm`). Where that is not allowed, it exits with 77.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+from hf_hyperconn.conversion import cli
+from hf_hyperconn.conversion.record import RECORD
+from tests import reliability
+from tests.test_interruption import contents
+
+from .children import FILE_SIZE, Ended
+from .commands import run_here
+from .hub_process import hub_process
+from .judge import Broken, check_end, check_printed
+from .mutations.values import read_json, write_json
+from .prepared import build_starts, prepared
+from .snapshot import snapshot
+from .workers import side_by_side
+
+NOT_ALLOWED = 77
+INSIDE = "HF_HYPERCONN_FUZZ_DISKS"
+PAGE = 4096
+LARGE = 2**26
+SMALLEST = 2 * PAGE  # of the limits of files, which what a command prints must stay below
+
+
+class Fault(NamedTuple):
+    """What a disk refuses: bytes beyond a size, files beyond a number, long files, or everything."""
+
+    size: int = LARGE
+    files: int | None = None
+    longest: int = FILE_SIZE
+    read_only: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Of the fault, for the table."""
+        if self.read_only:
+            return "read-only"
+        return (
+            "no more bytes" if self.size != LARGE else "no more files" if self.files is not None else "no longer files"
+        )
+
+
+class Kind(NamedTuple):
+    """A command that writes.
+
+    arguments: of the command line. before: makes what is on the disk already, in the folder that it is given.
+    writes: what may change on the disk. disk: which folder of the place is on it.
+    """
+
+    arguments: list[str]
+    before: Callable[[Path, Path], None]
+    writes: tuple[str, ...]
+    disk: str = "work"
+
+
+def _nothing(starts: Path, work: Path) -> None:
+    """An empty disk."""
+
+
+def _old(starts: Path, work: Path) -> None:
+    shutil.copytree(starts / "conversions" / "llama", work / "out")
+
+
+def _conversion(starts: Path, work: Path) -> None:
+    shutil.copytree(starts / "conversions" / "llama", work / "hc")
+
+
+def _unverified(starts: Path, work: Path) -> None:
+    _conversion(starts, work)
+    write_json(work / "hc" / RECORD, {**read_json(work / "hc" / RECORD), "verification": None})
+
+
+CONVERT = ["convert", "../base", "out", "-n", "4", "-q", "--verify"]
+KINDS = {
+    "convert": Kind([*CONVERT, "structure"], _nothing, ("out",)),
+    "convert --force": Kind([*CONVERT, "structure", "--force"], _old, ("out",)),
+    "verify": Kind(["verify", "hc", "--against", "../base", "--mode", "structure"], _unverified, (f"hc/{RECORD}",)),
+    "card": Kind(
+        ["card", "hc", "--results", "../results.json"],
+        _conversion,
+        ("hc/README.md", "hc/.eval_results/lm_eval.yaml", "hc/Notice"),
+    ),
+    "plot": Kind(["plot", "hc", "--kind", "connections"], _conversion, ("hc/figures/connections.png",)),
+    "push": Kind(["push", "../hc", "me/case", "-q"], _nothing, (), disk="home"),
+}
+
+
+class Disk:
+    """A file system of its own, at a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __enter__(self) -> "Disk":
+        _run("mount", "-t", "tmpfs", "-o", f"size={LARGE}", "none", str(self.folder))
+        return self
+
+    def limit(self, fault: Fault) -> None:
+        """Leave room for as many bytes and files beyond those that are there, or for none."""
+        used = os.statvfs(self.folder)
+        size = (used.f_blocks - used.f_bfree) * used.f_frsize + fault.size
+        files = 0 if fault.files is None else used.f_files - used.f_ffree + fault.files
+        _run(
+            "mount",
+            "-o",
+            f"remount,size={size},nr_inodes={files},{'ro' if fault.read_only else 'rw'}",
+            str(self.folder),
+        )
+
+    def __exit__(self, *exception) -> None:
+        _run("umount", "--lazy", str(self.folder))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+class Rig:
+    """Where commands run. made: what each makes undisturbed. sizes: in bytes, of the files that the last made."""
+
+    def __init__(self, starts: Path, place: Path, made: dict[str, dict[str, str]]):
+        self.starts, self.place, self.made = starts, place, made
+
+    def attempt(self, name: str, fault: Fault | None) -> tuple[bool, str | None]:
+        """Run a command with a fault, if any, and hold what is left against the promises.
+
+        Returns whether the fault stopped it, and which promise was broken.
+        """
+        kind, place = KINDS[name], self.place
+        for folder in ("work", "home", "tmp", "hub"):
+            (place / folder).mkdir(parents=True)
+        shutil.copytree(self.starts / "bases" / "llama", place / "base")
+        shutil.copytree(self.starts / "conversions" / "llama", place / "hc")
+        shutil.copy(self.starts / "results.json", place)
+        disk = place / kind.disk
+        try:
+            with Disk(disk) as limited, hub_process(place / "hub", {}) if name == "push" else nullcontext() as hub:
+
+                def command(longest: int = FILE_SIZE) -> Ended:
+                    return run_here(place, lambda: _believing(kind.arguments), hub, file_size=longest)
+
+                kind.before(self.starts, disk)
+                before, sources = contents(disk), [snapshot(place / source) for source in ("base", "hc")]
+                if fault is None:
+                    ended = command()
+                    if ended.code:
+                        raise RuntimeError(f"{name} fails undisturbed: {ended.stderr}")
+                    self.made[name] = now = contents(disk)
+                    whole = "out" in kind.writes  # each of its files is written anew
+                    new = [disk / file for file in now if whole or before.get(file) != now[file]]
+                    self.sizes = [file.stat().st_size for file in new]
+                    return False, None
+                limited.limit(fault)
+                ended = command(fault.longest)
+                check_end(ended)
+                check_printed(ended)
+                _check_left(kind, disk, before, self.made[name], whole=ended.code == 0)
+                if ended.code:
+                    if hub and any(len(contents(folder)) > 1 for folder in hub.repos().get("me/case", {}).values()):
+                        raise Broken("the Hub holds something")
+                    limited.limit(Fault())
+                    again = command()
+                    if again.code:
+                        raise Broken(f"with room again, it fails: {again.stderr.strip()[-200:]}")
+                    _check_left(kind, disk, before, self.made[name], whole=True)
+                if sources != [snapshot(place / source) for source in ("base", "hc")]:
+                    raise Broken("the source has changed")
+                return ended.code != 0, None
+        except Broken as broken:
+            return True, str(broken)[:300]
+        finally:
+            shutil.rmtree(place)
+
+
+def _believing(arguments: list[str]) -> int:
+    """The command line, on a disk that seems to have room: it fills up while the command runs."""
+    shutil.disk_usage = lambda path: shutil._ntuple_diskusage(2**50, 0, 2**50)
+    return cli.main(arguments)
+
+
+def _check_left(kind: Kind, disk: Path, before: dict, made: dict, whole: bool) -> None:
+    """Each file that a command writes is as before or as it should be, of OUT all are; the rest is as it was."""
+    if kind.disk == "home":
+        return
+    now = contents(disk)
+    if whole:
+        if now != made:
+            raise Broken(f"it ends well, and differs: {sorted(dict(now.items() ^ made.items()))[:3]}")
+        return
+    works = {name: value for name, value in now.items() if name.startswith((".out.incomplete/", ".out.previous/"))}
+    now = {name: value for name, value in now.items() if name not in works}
+    if "out" in kind.writes:
+        if now not in (before, made):
+            raise Broken(f"OUT is neither as it was nor whole: {len(now)} files")
+        return
+    for name in sorted(now.keys() | before.keys()):
+        accepted = (before.get(name), made.get(name)) if name in kind.writes else (before.get(name),)
+        if now.get(name) not in accepted:
+            raise Broken(f"{name} is neither as it was nor as it should be")
+
+
+def faults(sizes: list[int], step: int) -> Iterator[Fault]:
+    """The faults for a command that makes files of these sizes: every page, file and length, and no writing at all.
+
+    step: one in so many.
+    """
+    yield Fault(read_only=True)
+    pages = sum(-(-size // PAGE) for size in sizes) + 4
+    yield from (Fault(size=PAGE * count) for count in range(0, pages, step))
+    yield from (Fault(files=count) for count in range(0, len(sizes) + 6, step))
+    lengths = sorted({size - 1 for size in sizes if size > SMALLEST})
+    yield from (Fault(longest=length) for length in [*lengths[::step], *([SMALLEST] if lengths else [])])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--step", type=int, default=1, metavar="N", help="try one fault in N (default: every one)")
+    parser.add_argument("--only", metavar="COMMAND", help=", ".join(KINDS))
+    parser.add_argument("--workers", type=int, default=2, help="processes side by side (default: 2)")
+    parser.add_argument("--write", action="store_true", help="write the counts to docs/reliability.json and the page")
+    options = parser.parse_args()
+    if INSIDE not in os.environ:
+        if subprocess.run(["unshare", "-rm", "true"], stderr=subprocess.DEVNULL).returncode:
+            print("skipped: this user may not mount a file system of their own (unshare -rm)")
+            return NOT_ALLOWED
+        command = ["unshare", "-rm", sys.executable, "-m", "tests.fuzz.disks", *sys.argv[1:]]
+        return subprocess.run(command, env={**os.environ, INSIDE: "1"}).returncode
+    with prepared() as place:
+        return run_all(options, place)
+
+
+def run_all(options: argparse.Namespace, place: Path) -> int:
+    """Try all commands with all faults, and print what came of it."""
+    start, starts = time.monotonic(), build_starts(place)
+    tries, made = [], {}
+    for name in KINDS if options.only is None else [options.only]:
+        rig = Rig(starts, place / "undisturbed", made)
+        rig.attempt(name, None)
+        tries += [(name, fault) for fault in faults(rig.sizes, options.step)]
+
+    def work(worker: int, tried: tuple[str, Fault]) -> list:
+        name, fault = tried
+        return [name, fault, *Rig(starts, place / f"worker {worker}", made).attempt(name, fault)]
+
+    counts: dict[str, dict[str, int]] = {}
+    for done, (name, fault, full, broken) in enumerate(side_by_side(tries, work, options.workers), start=1):
+        fault = Fault(*fault)
+        of = counts.setdefault(f"{name}, {fault.kind}", {"tried": 0, "full": 0, "failed": 0})
+        of["tried"], of["full"], of["failed"] = of["tried"] + 1, of["full"] + full, of["failed"] + bool(broken)
+        if broken:
+            print(f"FAILED {name}, {fault}: {broken}", flush=True)
+        if done % 50 == 0 or done == len(tries):
+            print(f"{done} of {len(tries)} disks, {time.monotonic() - start:.0f} s", file=sys.stderr)
+    for kind, of in sorted(counts.items()):
+        print(f"{kind:<40}{of['tried']:>6} disks {of['full']:>6} stopped it {of['failed']:>6} promises broken")
+    if options.write:
+        seconds = round(time.monotonic() - start)
+        reliability.write("disks", {"seconds": seconds, "counts": dict(sorted(counts.items()))})
+    return any(of["failed"] for of in counts.values()) or sum(of["tried"] for of in counts.values()) != len(tries)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

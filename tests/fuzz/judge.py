@@ -1,0 +1,217 @@
+"""Whether a command kept its promises, whatever it was given."""
+
+import json
+import os
+import re
+import unicodedata
+from hashlib import sha256
+from pathlib import Path
+
+import hf_hyperconn
+from hf_hyperconn.conversion.reading import read_json
+from hf_hyperconn.conversion.transfer import digest
+from tests.reliability import FAILED, OK, REFUSED, UNVERIFIED
+
+from .cases import Case
+from .children import MEMORY, Ended
+from .models import compare_loaded
+from .mutations.record import RECORD
+from .mutations.values import PRECIOUS, PRIVATE, SECRET
+from .snapshot import differences, holding, snapshot
+
+CODE = Path(hf_hyperconn.__file__).parent / "models"
+OUT_OF_MEMORY = re.compile(r"MemoryError|not enough memory|[Cc]annot allocate memory|can't allocate memory")
+BIDIRECTIONAL = {*map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
+
+
+class Broken(Exception):
+    """A promise that was not kept."""
+
+
+def judge(case: Case, before: dict, ended: Ended, repos: dict | None) -> tuple[str, str]:
+    """The outcome of a case, and why, for people.
+
+    before: `look(case)` before the command ran. repos: of the Hub, after a push.
+    """
+    try:
+        check_end(ended)
+        check_printed(ended, case.out or "")
+        _check_changes(case, before, ended)
+        if repos is not None:
+            _check_hub(case, ended, repos)
+        if ended.code == 0:
+            _check_result(case, before, ended)
+    except Broken as broken:
+        return FAILED, str(broken)
+    return {0: OK, 3: UNVERIFIED}.get(ended.code, REFUSED), _last_line(ended.stderr)
+
+
+def look(case: Case) -> dict:
+    """What the case's folders hold."""
+    return snapshot(case.place, "home", "tmp", "hub", "log.out", "log.err")
+
+
+def check_end(ended: Ended) -> None:
+    """Raises `Broken` for a command that did not end in time, within its memory, and with one of our exit codes."""
+    if ended.timed_out:
+        raise Broken(f"killed after {ended.seconds:.0f} seconds")
+    if ended.code < 0:
+        raise Broken(f"ended by signal {-ended.code}")
+    if ended.peak > MEMORY or OUT_OF_MEMORY.search(ended.stderr):
+        raise Broken(f"too much memory: {_last_line(ended.stderr)}")
+    if "Traceback" in ended.stderr:
+        raise Broken(f"traceback: {_last_line(ended.stderr)}")
+    if ended.code not in (0, 1, 2, 3):
+        raise Broken(f"exit code {ended.code}")
+
+
+def check_printed(ended: Ended, out: str = "") -> None:
+    """Raises `Broken` unless one line says what is wrong when something is, foreseen and fit for a terminal.
+
+    out: OUT as it was given, which goes to a stdout that is no terminal as it is.
+    """
+    if "(unexpected" in ended.stderr:
+        raise Broken(f"unexpected: {_last_line(ended.stderr)}")
+    for character in ended.stdout.removesuffix(f"{out}\n") + ended.stderr:
+        if character != "\n" and (unicodedata.category(character) == "Cc" or character in BIDIRECTIONAL):
+            raise Broken(f"prints the control character {character!r}")
+    errors = [line for line in ended.stderr.splitlines() if re.match(r"(hf-hyperconn.*)?error: ", line)]
+    if len(errors) != (ended.code != 0):
+        raise Broken(f"exit code {ended.code}, and {len(errors)} lines of error: {_last_line(ended.stderr)}")
+
+
+def _check_changes(case: Case, before: dict, ended: Ended) -> None:
+    """Nothing changes but what the command writes; OUT appears when it is whole, or not at all."""
+    for path, change in differences(before, look(case)).items():
+        if not _may_change(case, Path(path), ended):
+            raise Broken(f"{path!r} {change} (exit code {ended.code})")
+    precious = sha256(PRECIOUS).digest()
+    if any(content == precious for _, content in before.values()) and not holding(case.place, (PRECIOUS,)):
+        raise Broken(f"a file of the user's is gone (exit code {ended.code})")
+
+
+def _may_change(case: Case, path: Path, ended: Ended) -> bool:
+    conversion = Path("work", "hc")
+    match case.driver:
+        case "convert" if "--dry-run" not in case.arguments:
+            places = [work for out in _outs(case) for work in _beside(out)]
+            return any(path.is_relative_to(place) for place in (places if ended.code else [*places, *_outs(case)]))
+        case "verify":
+            return path == conversion / RECORD and ended.code == 0
+        case "card":
+            names = ("README.md", "Notice")
+            return path in [conversion / name for name in names] or path.is_relative_to(conversion / ".eval_results")
+    return False
+
+
+def _outs(case: Case) -> list[Path]:
+    """OUT, and what it leads to if it is a link."""
+    place, out = os.path.realpath(case.place), case.work / case.out
+    return [Path(os.path.normpath(Path("work", case.out))), Path(os.path.relpath(os.path.realpath(out), place))]
+
+
+def _beside(out: Path) -> list[Path]:
+    """Where a conversion works until OUT is whole."""
+    return [out.parent / f".{out.name}.{kind}" for kind in ("incomplete", "previous")]
+
+
+def _check_hub(case: Case, ended: Ended, repos: dict[str, dict[str, Path]]) -> None:
+    """The Hub holds the folder's files, or nothing of it."""
+    for branch, folder in repos.get("me/case", {}).items():
+        held = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".gitattributes")
+        if not held:
+            continue
+        if ended.code != 0 or "--dry-run" in case.arguments:
+            raise Broken(f"exit code {ended.code}, and {branch} holds {held[0].relative_to(folder)}")
+        for path, mark in holding(folder, (SECRET, PRIVATE)):
+            raise Broken(f"published {os.fsdecode(path)!r}, which is {mark.decode()}")
+        for path in held:
+            ours = case.work / "hc" / path.relative_to(folder)
+            if not ours.is_file() or path.read_bytes() != ours.read_bytes():
+                raise Broken(f"the Hub's {ours.name} is not the folder's")
+        _check_announced(case, [str(path.relative_to(folder)) for path in held], "published", "")
+
+
+def _check_result(case: Case, before: dict, ended: Ended) -> None:
+    match case.driver:
+        case "convert" if "--dry-run" not in case.arguments:
+            _check_converted(case, before)
+        case "verify":
+            _check_verified(case, before, ended)
+
+
+def _check_converted(case: Case, before: dict) -> None:
+    out, base = case.work / case.out, case.work / "base"
+    for left in _beside(Path(os.path.normpath(Path("work", case.out)))):
+        if os.path.lexists(case.place / left) and os.fsencode(left) not in before:
+            raise Broken(f"{left.name} is left behind")
+    try:
+        config, record = (json.loads((out / name).read_bytes()) for name in ("config.json", RECORD))
+        index = json.loads((out / "model.safetensors.index.json").read_bytes())
+        for name in set(index["weight_map"].values()):
+            if not (out / name).is_file():
+                raise Broken(f"OUT lacks {name}")
+        published = False
+        for shard in record["base_shards"]:
+            ours, theirs = out / shard["file"], base / shard["source"]
+            if ours.read_bytes() != theirs.read_bytes():
+                raise Broken(f"{shard['file']} is not what the base has")
+            published |= not ours.is_symlink() and bool(ours.stat().st_mode & ~theirs.stat().st_mode & 0o077)
+        if not config["model_type"].startswith("hc_"):
+            raise Broken(f"OUT has model_type {config['model_type']}")
+    except (OSError, ValueError, LookupError) as error:
+        raise Broken(f"OUT is not whole: {error}") from error
+    for path in out.rglob("*.py"):
+        if not (CODE / path.name).is_file() or path.read_bytes() != (CODE / path.name).read_bytes():
+            raise Broken(f"OUT has code that isn't the package's: {path.name}")
+    for path, _ in holding(out, (SECRET,)):
+        raise Broken(f"{os.fsdecode(path)!r} holds what lies outside of the base")
+    if case.looks and "off" not in case.arguments and (found := compare_loaded(base, out, case.place)):
+        raise Broken(f"converted, and {found}")
+    if published:
+        raise Broken("weights of OUT can be read by more people than those of the base")
+
+
+def _check_verified(case: Case, before: dict, ended: Ended) -> None:
+    """A conversion that passes is what the converter wrote, and computes what its base computes, or it says so."""
+    if "trained" in ended.stdout and "equivalent initialisation" not in ended.stdout:
+        return
+    printed = ended.stdout + ended.stderr
+    if '"trained": true' in printed:
+        return
+    changed = [name for name in _changed_since_recorded(case) if name.endswith(".py") or name == "config.json"]
+    _check_announced(case, changed, "verified", printed)
+    full = "--against" in case.arguments and "structure" not in case.arguments
+    unspoilt = not any(text.startswith("base: ") for text in case.said)
+    if (
+        case.looks
+        and unspoilt
+        and full
+        and (found := compare_loaded(case.work / "base", case.work / "hc", case.place))
+    ):
+        raise Broken(f"verified, and {found}")
+
+
+def _check_announced(case: Case, names: list[str], done: str, printed: str) -> None:
+    for name in sorted(set(names) & set(_changed_since_recorded(case))):
+        if (name.endswith(".py") or name == "config.json") and name not in printed:
+            raise Broken(
+                f"{done}, and not a word of the change in {'a file of code' if name != 'config.json' else name}"
+            )
+
+
+def _changed_since_recorded(case: Case) -> list[str]:
+    """Files that are not as the record says."""
+    try:
+        recorded = read_json(case.work / "hc" / RECORD)["files"]
+        return [
+            name
+            for name, expected in recorded.items()
+            if (case.work / "hc" / name).is_file() and digest(case.work / "hc" / name) != expected
+        ]
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        return []
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1][:300]

@@ -1,0 +1,14 @@
+"""Run a script as it is, and then see that it has left no thread of gloo, which may abort if it outlives Python.
+
+Usage: torchrun ... tests/ranks/to_the_end.py SCRIPT [ARGUMENT ...]
+"""
+
+import runpy
+import sys
+from pathlib import Path
+
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+threads = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
+if left := [name for name in threads if "gloo" in name]:
+    sys.exit(f"left behind: {left}")

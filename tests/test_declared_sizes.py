@@ -1,0 +1,193 @@
+"""A config.json is held against the headers of its weights, and Transformers' loading reports must name nothing."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_hyperconn.conversion import loading
+from hf_hyperconn.conversion.checkpoint import INDEX, read_config, read_weights
+from hf_hyperconn.conversion.cli import main
+from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.conversion.numeric import compare_models
+from hf_hyperconn.conversion.source import LocalSource
+from hf_hyperconn.conversion.verify import verify_checkpoint
+from hf_hyperconn.errors import UnsupportedCheckpointError, VerificationError
+from hf_hyperconn.families import FAMILIES
+
+from .tiny import tiny
+
+
+@pytest.fixture
+def source(llama_folder, tmp_path) -> Path:
+    return shutil.copytree(llama_folder, tmp_path / "base")
+
+
+@pytest.fixture(scope="module")
+def pristine(llama_folder, tmp_path_factory) -> Path:
+    return convert_checkpoint(str(llama_folder), tmp_path_factory.mktemp("sizes") / "out", verify="structure").path
+
+
+@pytest.fixture
+def out(pristine, tmp_path) -> Path:
+    return shutil.copytree(pristine, tmp_path / "out")
+
+
+def configure(folder: Path, **changes) -> Path:
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+    return folder
+
+
+def edit(folder: Path, change) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def refused(source: Path, verify: str) -> str:
+    with pytest.raises(UnsupportedCheckpointError) as refusal:
+        convert_checkpoint(str(source), source.parent / "out", verify=verify)
+    assert not list(source.parent.glob("*out*")), "work was done first"
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"num_hidden_layers": 4}, "num_hidden_layers is 4, and there is no layer 3"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2, and there are 3"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, and there is no layer 3"),
+        ({"hidden_size": 64}, r"hidden_size is 64, and model.embed_tokens.weight is [96, 32]"),
+        ({"hidden_size": 10**8}, "hidden_size is 100000000, and model.embed_tokens.weight is"),
+        ({"vocab_size": 95}, "vocab_size is 95, and model.embed_tokens.weight is [96, 32]"),
+        ({"vocab_size": "many"}, "vocab_size is 'many'"),
+    ],
+)
+def test_sizes_that_the_weights_have_not(changes, fault, source):
+    """Whatever is verified: nothing heavy is needed to see them."""
+    tracemalloc.start()
+    assert fault in refused(configure(source, **changes), "off")
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.embed_tokens.weight"])
+def test_a_missing_tensor_outside_of_the_layers(name, source):
+    assert f"the tensor {name} is missing" in refused(edit(source, lambda tensors: tensors.pop(name)), "off")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"intermediate_size": 10**9}, "mlp.down_proj.weight is [32, 48], and its model's [32, 1000000000]"),
+        ({"num_attention_heads": 8, "head_dim": 8}, "and its model's [32, 64]"),
+        ({"attention_bias": True}, "the tensor model.layers.0.self_attn.k_proj.bias is missing"),
+        ({"architectures": ["LlamaForTokenClassification"]}, "the tensor score.bias is missing"),
+        ({"num_attention_heads": "four"}, "Transformers can't load it ("),
+        ({"pad_token_id": 1000}, "Transformers can't load it ("),
+    ],
+)
+def test_other_sizes_are_compared_by_transformers_before_any_work(changes, fault, source):
+    assert fault in refused(configure(source, **changes), "structure")
+
+
+def test_weights_of_another_family(tmp_path):
+    tiny("qwen3").save_pretrained(tmp_path / "base")
+    configure(tmp_path / "base", model_type="llama", architectures=["LlamaForCausalLM"])
+    message = refused(tmp_path / "base", "structure")
+    assert "a LlamaForCausalLM has no tensor model.layers.0.self_attn.k_norm.weight" in message
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_headers_of_every_family_and_head_fit(model_type, tmp_path):
+    family = FAMILIES[model_type]
+    for head in ("Model", *family.heads):
+        tiny(model_type, head).save_pretrained(tmp_path / head)
+        source = LocalSource(tmp_path / head)
+        config, weights = read_config(source), read_weights(source)
+        assert loading.fault_by_headers(source, config, family, weights) is None, head
+        name = next(name for name in weights.tensors if name.endswith("o_proj.weight"))
+        del weights.tensors[name]
+        assert loading.fault_by_headers(source, config, family, weights) == f"the tensor {name} is missing", head
+
+
+def change_weights(folder: Path, change) -> None:
+    """Change the base's tensors in a conversion, and its index."""
+    path, index = folder / "model-00001-of-00002.safetensors", json.loads((folder / INDEX).read_text())
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+    others = {name: file for name, file in index["weight_map"].items() if file != path.name}
+    (folder / INDEX).write_text(json.dumps({**index, "weight_map": {**others, **dict.fromkeys(tensors, path.name)}}))
+
+
+@pytest.mark.parametrize("mode", ["structure", "full"])
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), "the tensor model.norm.weight is missing"),
+        (lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"), "up_proj.weight is missing"),
+        (
+            lambda tensors: tensors.update({"model.layers.0.self_attn.q_norm.weight": torch.ones(8)}),
+            "a LlamaForCausalLM has no tensor model.layers.0.self_attn.q_norm.weight",
+        ),
+    ],
+    ids=["norm", "layer", "another"],
+)
+def test_a_conversion_equal_to_a_base_with_the_same_fault_fails(change, fault, mode, out, source):
+    """Both models would initialise what is missing alike, and leave out what they don't know."""
+    change_weights(out, change)
+    edit(source, change)
+    assert fault in verify_checkpoint(out, str(source), mode=mode).failure
+
+
+def test_the_reports_of_both_models_that_run_are_read(out, source):
+    edit(source, lambda tensors: tensors.pop("lm_head.weight"))
+    base, target = LocalSource(source), LocalSource(out)
+    pairs = (target, read_weights(target)), (base, read_weights(base))
+    with pytest.raises(VerificationError, match=r"base' as Transformers loads it is not complete: the tensor lm_head"):
+        compare_models(*pairs, FAMILIES["llama"], read_config(target), layers=3)
+
+
+def test_an_architecture_of_another_family(out):
+    configure(out, architectures=["HCQwen3ForCausalLM"])
+    with pytest.raises(UnsupportedCheckpointError, match="names the architecture 'HCQwen3ForCausalLM'; known"):
+        verify_checkpoint(out)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_base_of_what_is_no_number_is_named(value, source, capsys):
+    edit(source, lambda tensors: tensors["model.layers.1.mlp.up_proj.weight"][0].fill_(value))
+    assert main(["convert", str(source), str(source.parent / "out")]) == 3
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert f"model.layers.1.mlp.up_proj.weight of '{source}' holds NaN or infinity, so there is nothing to" in message
+
+
+@pytest.mark.parametrize(("longest", "continues"), [(1, None), (5, True), (16, True), (17, True)])
+def test_few_positions(longest, continues, source):
+    configure(source, max_position_embeddings=longest)
+    result = convert_checkpoint(str(source), source.parent / "out", verify="full")
+    (comparison,) = result.verification.comparisons
+    assert (comparison.equal, comparison.continuation) == (True, continues)
+
+
+def test_an_expert_of_another_shape_is_refused_in_one_line(tmp_path):
+    """torch logs the trace of what fails while experts are fused, though that is caught."""
+    tiny("olmoe").save_pretrained(tmp_path / "base")
+    name = "model.layers.0.mlp.experts.1.gate_proj.weight"
+    edit(tmp_path / "base", lambda tensors: tensors.update({name: tensors[name][:-1].clone()}))
+    command = [sys.executable, "-m", "hf_hyperconn.conversion", "convert", "base", "out", "-q"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "fake_tensor" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "are not those of its config.json" in ended.stderr.splitlines()[-1]
