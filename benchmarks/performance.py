@@ -3,13 +3,15 @@
     python -m benchmarks.performance            # measures, then writes tables and plot
     python -m benchmarks.performance --render   # only writes tables and plot, from benchmarks/results
 
-Runs benchmarks.connections and benchmarks.models on the device there is and says what it could not measure.
+Runs benchmarks.connections, benchmarks.kinds and benchmarks.models on the device there is and says what it could not
+measure.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+from itertools import product
 
 from benchmarks.timing import RESULTS, fill, markdown
 
@@ -17,7 +19,8 @@ REPOSITORY = RESULTS.parents[1]
 PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "performance.md")
 PLOT = RESULTS / "connections.png"
 ADD = "residual, n streams"
-KINDS = [(dtype, mode) for dtype in ("float32", "bfloat16") for mode in ("eager", "compiled")]
+DTYPES = ("float32", "bfloat16")
+WAYS = list(product(DTYPES, ("eager", "compiled")))
 TITLES = {
     "step": "training step",
     "prefill": "prefill",
@@ -36,7 +39,7 @@ def connections_table(result: dict) -> str:
         return f"{row['both_ms']:.1f} ms" + ("" if case == ADD else f" ({row['both_ratio']:.1f}×)")
 
     cases = dict.fromkeys(row["case"] for row in result["rows"])
-    return markdown(["", *map(", ".join, KINDS)], [[case, *(cell(case, kind) for kind in KINDS)] for case in cases])
+    return markdown(["", *map(", ".join, WAYS)], [[case, *(cell(case, kind) for kind in WAYS)] for case in cases])
 
 
 def models_table(result: dict) -> str:
@@ -47,6 +50,21 @@ def models_table(result: dict) -> str:
         cells = [_cell(row[what], UNITS[what]) if what in row else "" for what in measured]
         rows.append([f"{row['shape']}: {row['case']}", *cells])
     return markdown(["", *map(TITLES.get, measured)], rows)
+
+
+def kinds_table(result: dict) -> str:
+    """Markdown: forward with backward of each kind's connection in a stack, and what the backward keeps of all."""
+    rows = {(row["case"], row["dtype"]): row for row in result["rows"]}
+
+    def cells(row: dict) -> list[str]:
+        times = [f"{row[mode]['ms']:.2f} ms ({row[mode]['ratio']:.2f}×)" for mode in ("eager", "compiled")]
+        return [*times, f"{row['kept_mib']:.0f} MiB"]
+
+    head = [", ".join(words) for words in product(DTYPES, ("eager", "compiled", "kept"))]
+    cases = dict.fromkeys(case for case, _ in rows)
+    return markdown(
+        ["", *head], [[case, *(cell for dtype in DTYPES for cell in cells(rows[case, dtype]))] for case in cases]
+    )
 
 
 def overhead_table(result: dict) -> str:
@@ -73,7 +91,7 @@ def plot(result: dict) -> None:
     rows = {(row["case"], row["dtype"], row["mode"]): row["both_ratio"] for row in result["rows"]}
     figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
     greys = ("0.25", "0.45", "0.65", "0.85")
-    for k, (kind, grey) in enumerate(zip(KINDS, greys, strict=True)):
+    for k, (kind, grey) in enumerate(zip(WAYS, greys, strict=True)):
         heights = [rows[(case, *kind)] for case in cases]
         bars = axes.barh([i + 0.2 * k for i in range(len(cases))], heights, 0.18, color=grey, label=", ".join(kind))
         axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=7)
@@ -92,6 +110,7 @@ def render(text: str) -> str:
     """The page with those tables that it has made anew from benchmarks/results."""
     tables = {
         "connections": ("connections", connections_table),
+        "kinds": ("kinds", kinds_table),
         "models": ("models", models_table),
         "overhead": ("models", overhead_table),
     }
@@ -105,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--render", action="store_true", help="measure nothing")
     if not parser.parse_args().render:
-        for module in ("connections", "models"):
+        for module in ("connections", "kinds", "models"):
             subprocess.run([sys.executable, "-m", f"benchmarks.{module}"], check=True)
     for page in PAGES:
         page.write_text(render(page.read_text(encoding="utf-8")), encoding="utf-8")

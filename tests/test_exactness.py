@@ -43,7 +43,8 @@ def differing(attention, stories, converted, tmp_path_factory) -> dict[str, list
         "dtypes": DTYPES,
         "prompts": AutoTokenizer.from_pretrained(stories)(PROMPTS)["input_ids"],
     }
-    return elsewhere([{"comparisons": [comparison], "new_tokens": 100}], tmp_path_factory.mktemp("elsewhere"))
+    new_tokens = 40 if attention == "sdpa" else 100
+    return elsewhere([{"comparisons": [comparison], "new_tokens": new_tokens}], tmp_path_factory.mktemp("elsewhere"))
 
 
 @pytest.mark.parametrize(("connection", "n"), CASES)

@@ -26,8 +26,6 @@ VARIANTS = {
     "dhc2": ["-n", "2", "--verify", "structure"],
     "dhc4": ["-n", "4", "--verify", "full"],
     "shc4": ["-n", "4", "--connection", "shc", "--verify", "structure"],
-    "history": ["-n", "3", "--start", "history", "--verify", "structure"],
-    "attnres": ["--connection", "attnres", "--block", "2", "--verify", "structure"],
 }
 PROMPTS = torch.randint(3, 96, (3, 24), generator=torch.Generator().manual_seed(0)).tolist()
 DTYPES = ("float32", "bfloat16")

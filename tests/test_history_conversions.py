@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from hf_hyperconn import HCLlamaForCausalLM, convert_model, hc_param_groups, load_hc, save_hc
 from hf_hyperconn.analysis.unfolding import unfold_static
@@ -72,6 +72,18 @@ def test_in_memory_and_from_prenorm(case, llama, llama_folder, ids):
         found = model.eval()(ids, output_hidden_states=True)
         assert torch.equal(found.logits, expected.logits)
         assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["dhc×4 type", "attnres 2"])
+def test_equal_to_the_compiled_base_when_compiled(case, stories):
+    ids = torch.randint(3, 512, (2, 48), generator=torch.Generator().manual_seed(0))
+    logits = []
+    for model in (LlamaForCausalLM.from_pretrained(stories), HCLlamaForCausalLM.from_prenorm(stories, **FAST[case])):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            logits.append(torch.compile(model.eval(), fullgraph=True)(ids).logits)
+    assert torch.equal(*logits)
 
 
 @pytest.mark.parametrize("n", range(1, 9))

@@ -188,6 +188,7 @@ def check_replaced(out: Path, old: dict[str, str], new: dict[str, str]):
         assert contents(out.with_name(f".{out.name}.previous")) == old
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(convert, source, undisturbed, tmp_path):
     before, moments, out = contents(source), random.Random(0), tmp_path / "out"
     unfinished = copying = 0
@@ -246,6 +247,7 @@ def test_killed_before_each_change_of_a_folder(convert, source, tmp_path):
     assert change > 2 * (SHARDS + 1)
 
 
+@pytest.mark.slow
 def test_killed_before_each_change_of_a_folder_while_replacing(convert, source, old, tmp_path):
     before, before_out, out = contents(source), contents(old), tmp_path / "out"
     assert convert(source, out, link="hard")[0]

@@ -190,7 +190,7 @@ def test_readout_sum_differs_from_mean_only_in_scale(llama, ids):
     assert torch.equal(4 * a, b)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", pytest.param("flex_attention", marks=pytest.mark.slow)])
 def test_attention_implementations(attention, llama, ids):
     if attention == "flex_attention":
         pytest.importorskip("torch.nn.attention.flex_attention")

@@ -17,6 +17,7 @@ from hf_hyperconn import HCLlamaForCausalLM, convert_model, hc_parameters, load_
 from hf_hyperconn.errors import HyperConnectionFileError
 from hf_hyperconn.families import FAMILIES
 from hf_hyperconn.models import peft_defaults
+from hf_hyperconn.models.hyper_connections_layer import has_readout_module
 
 from .adapted import CONNECTIONS, logits, train
 from .conftest import hc_llama
@@ -158,12 +159,16 @@ def test_adapters_that_transformers_adds_itself(ids, tmp_path):
         {"connection": "ihc"},
         {"connection": "frac"},
         {"connection": "keel", "hc_mult": 1},
+        {"connection": "shc", "hc_start": "history", "hc_readout": "weighted"},
+        {"connection": "attnres", "hc_mult": 1},
+        {"connection": "altup"},
+        {"connection": "dual", "hc_mult": 2},
     ],
-    ids=lambda fields: fields["connection"],
+    ids=lambda fields: "-".join(map(str, fields.values())),
 )
 def test_every_connection_trains_as_a_module_to_save(fields, ids, tmp_path):
     expected = logits(hc_llama(**fields), ids)
-    modules = [*CONNECTIONS, *(["hc_head"] if "hc_readout" in fields else [])]
+    modules = [*CONNECTIONS, *(["hc_head"] if has_readout_module(hc_llama(**fields).config) else [])]
     model = peft.get_peft_model(hc_llama(**fields), peft.LoraConfig(modules_to_save=modules))
     assert torch.equal(logits(model, ids), expected)
     model.gradient_checkpointing_enable()

@@ -146,6 +146,7 @@ def test_no_file_is_in_both_parts(tmp_path):
     assert sides[0][1] <= sides[1][1]
 
 
+@pytest.mark.slow
 def test_the_text_is_there():
     found = corpus("headers")
     assert found.files > 1000

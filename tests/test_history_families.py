@@ -1,0 +1,66 @@
+"""Every family, started from the history or converted to attention residuals, equals its base."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_hyperconn import convert_model
+from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.families import FAMILIES
+
+from .processes import elsewhere
+from .test_families import DTYPES, PROMPTS
+from .test_history_conversions import FAST, SLOW
+from .tiny import tiny
+
+CASES = {**FAST, **SLOW}
+families = pytest.mark.parametrize("model_type", FAMILIES)
+
+
+@families
+@pytest.mark.parametrize("cases", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["few", "all"])
+@torch.no_grad()
+def test_in_memory(cases, model_type):
+    base, ids = tiny(model_type).eval(), torch.tensor(PROMPTS)
+    expected = base(ids, output_hidden_states=True)
+    for fields in cases.values():
+        found = convert_model(base, **fields).eval()(ids, output_hidden_states=True)
+        assert torch.equal(found.logits, expected.logits)
+        assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
+
+
+@pytest.fixture(scope="module")
+def place(model_types, tmp_path_factory) -> Path:
+    """Every family's base and its conversions, `<model type>/base`, `<model type>/<case>`."""
+    place = tmp_path_factory.mktemp("families")
+    for model_type in model_types:
+        base = place / model_type / "base"
+        tiny(model_type).save_pretrained(base)
+        for name, fields in CASES.items():
+            convert_checkpoint(str(base), base.with_name(name), verify="structure", **fields)
+    return place
+
+
+@pytest.fixture(scope="module")
+def differing(model_types, place) -> dict[str, list[str]]:
+    """What two processes without this package, each with half of the families, find to differ."""
+    comparisons = [
+        {
+            "base": str(place / model_type / "base"),
+            "converted": [str(place / model_type / name) for name in CASES],
+            "attention": None,
+            "dtypes": DTYPES,
+            "prompts": [PROMPTS[0], PROMPTS[1][:5], PROMPTS[2][:17]],
+        }
+        for model_type in model_types
+    ]
+    return elsewhere([{"comparisons": comparisons[i::2], "new_tokens": 8} for i in range(2)], place)
+
+
+@pytest.mark.slow
+@families
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equal_to_the_base_without_the_package(model_type, dtype, place, differing):
+    found = {name: differing[f"{place / model_type / name} {dtype} None"] for name in CASES}
+    assert found == dict.fromkeys(CASES, [])
