@@ -40,7 +40,7 @@ SLOW = {
 SLOW = {name: fields for name, fields in SLOW.items() if name not in FAST}
 
 
-def differing(cases: dict, stories: Path, place: Path) -> dict[str, list[str]]:
+def differing(cases: dict, attention: str, stories: Path, place: Path) -> dict[str, list[str]]:
     """What a process without this package finds to differ, by case and dtype."""
     folders = {
         name: convert_checkpoint(str(stories), place / str(i), verify="structure", **fields).path
@@ -49,17 +49,26 @@ def differing(cases: dict, stories: Path, place: Path) -> dict[str, list[str]]:
     comparison = {
         "base": str(stories),
         "converted": list(map(str, folders.values())),
-        "attention": "sdpa",
+        "attention": attention,
         "dtypes": DTYPES,
         "prompts": AutoTokenizer.from_pretrained(stories)(PROMPTS)["input_ids"],
     }
     found = elsewhere([{"comparisons": [comparison], "new_tokens": 40}], place)
-    return {f"{name} {dtype}": found[f"{path} {dtype} sdpa"] for name, path in folders.items() for dtype in DTYPES}
+    return {
+        f"{name} {dtype}": found[f"{path} {dtype} {attention}"] for name, path in folders.items() for dtype in DTYPES
+    }
 
 
-@pytest.mark.parametrize("cases", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["few", "all"])
-def test_equal_to_the_base_without_the_package(cases, stories, tmp_path):
-    found = differing(cases, stories, tmp_path)
+@pytest.mark.parametrize(
+    ("cases", "attention"),
+    [
+        pytest.param(FAST, "sdpa", id="few"),
+        pytest.param(FAST, "eager", id="few-eager", marks=pytest.mark.slow),
+        pytest.param(SLOW, "sdpa", id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_equal_to_the_base_without_the_package(cases, attention, stories, tmp_path):
+    found = differing(cases, attention, stories, tmp_path)
     assert found == dict.fromkeys(found, [])
     assert len(found) == 3 * len(cases)
 

@@ -20,7 +20,7 @@ LARGEST = 200_000  # bytes; larger files are tables
 
 @dataclass(frozen=True)
 class Corpus:
-    """Bytes to train on and bytes held out, `[T]` uint8, and what identifies them.
+    """Bytes to train on and bytes held out, `[T]`, and what identifies them.
 
     sha256: of all hashes of files, in their order.
     """

@@ -23,6 +23,15 @@ MODELS = {
     "DHC×8": {"connection": "dhc", "hc_mult": 8},
     "frac×4": {"connection": "frac", "hc_mult": 4},
 }
+HISTORY = {"hc_start": "history", "hc_readout": "weighted"}
+DEEP_MODELS = {
+    "DHC×4 history by type": {**DHC4, **HISTORY},
+    "DHC×4 history by depth": {**DHC4, **HISTORY, "hc_history": "depth"},
+    "SHC×2 history": {"connection": "shc", "hc_mult": 2, **HISTORY},
+    "SHC×4 history": {"connection": "shc", "hc_mult": 4, **HISTORY},
+    "attention residuals": {"connection": "attnres", "hc_mult": 1},
+    "attention residuals, blocks of 4": {"connection": "attnres", "hc_mult": 1, "hc_block": 4},
+}
 PLAIN, HC = PAIR = ("Pre-Norm", "DHC×4")
 FAMILIES = ("Llama", "OLMoE")
 SLOW_TO_COMPILE = ("DHC×8",)
@@ -40,6 +49,8 @@ class Scale:
     slower: how many steps the plain model makes in the time of one of DHC×4, at least (a test compares with times.py).
     held_out: rows that curves are evaluated on, and that a model is at its end.
     compiled: families whose training is compiled.
+    vocabulary: tokens that there are; 256 where a token is a byte.
+    keeps_base: whether the base's weights are kept beside the results, rounded to bfloat16.
     """
 
     name: str
@@ -53,6 +64,8 @@ class Scale:
     slower: dict[str, float]
     held_out: tuple[int, int]
     compiled: tuple[str, ...]
+    vocabulary: int = 256
+    keeps_base: bool = False
 
 
 SCALES = {
@@ -144,6 +157,7 @@ class Run:
     noise: standard deviation of what is added to A_m and A_r after the conversion.
     undivided: whether the weights that write to the streams start as the plain model's, not divided by √n, as the HC
         paper has those of its connections.
+    lane: what the second stream is written with at the start; a conversion where it is not 1 is not exact.
     """
 
     study: str
@@ -159,6 +173,7 @@ class Run:
     rank: int = 0
     noise: float = 0.0
     undivided: bool = False
+    lane: float = 1.0
 
     @property
     def id(self) -> str:
@@ -168,12 +183,12 @@ class Run:
         words += [f"warmup{self.warm_up}"] * (self.warm_up != round(WARM_UP * self.steps))
         words += [
             f"{name}{getattr(self, name):g}"
-            for name in ("hc_lr", "rank", "noise")
+            for name in ("hc_lr", "rank", "noise", "lane")
             if getattr(self, name) != usual[name]
         ]
         words += ["undivided"] * self.undivided
         words += [self.text] * (self.text != usual["text"])
-        return "-".join([*words, f"seed{self.seed}"]).lower().replace(" ", "_").replace("×", "x")
+        return "-".join([*words, f"seed{self.seed}"]).lower().replace(" ", "_").replace(",", "").replace("×", "x")
 
 
 def tuned_as(run: Run) -> str:

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from transformers import (
     LlamaForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
+    PreTrainedConfig,
     get_cosine_with_min_lr_schedule_with_warmup,
 )
 
@@ -26,11 +27,12 @@ from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCOlmoeConfig, HCOlm
 from hf_hyperconn.analysis.study import study
 from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.conversion.files import replace_file
+from hf_hyperconn.kinds import KINDS
 
-from .corpus import corpus, rows
-from .runs import MODELS, Run, Scale, is_compiled, is_drawn, scale
+from .corpus import Corpus, corpus, rows
+from .runs import DEEP_MODELS, MODELS, Run, Scale, is_compiled, is_drawn, scale
 
-WORK = RESULTS.parents[1] / "build" / "pretraining" / scale().name
+WORK = RESULTS.parents[1] / "build" / "pretraining"
 CURVES = RESULTS / "pretraining"
 CLASSES = {
     "Llama": (LlamaConfig, LlamaForCausalLM, HCLlamaConfig, HCLlamaForCausalLM),
@@ -54,31 +56,39 @@ class OutOfTime(Exception):
     """The run was kept; another call goes on with it."""
 
 
-def is_done(run: Run) -> bool:
+def weights_of(base: str, size: Scale) -> Path:
+    """Where the weights of the base with this id are, or will be."""
+    return (CURVES if size.keeps_base else WORK) / size.name / base
+
+
+def is_done(run: Run, size: Scale | None = None) -> bool:
     """Whether the run's curve is there, and of the base, which others start from, its weights."""
-    return path_of(run, scale()).exists() and (run.study != "base" or (WORK / run.id).exists())
+    size = size or scale()
+    return path_of(run, size).exists() and (run.study != "base" or weights_of(run.id, size).exists())
 
 
-def train(run: Run, deadline: float = float("inf")) -> dict:
+def train(run: Run, deadline: float = float("inf"), *, size: Scale | None = None, text: Corpus | None = None) -> dict:
     """Do a run, or what is left of it, and write its curve; returns what was written.
 
     deadline: of `time.monotonic`; the run is kept when it passes.
+    size, text: by default the scale for this device, and the text that the run names.
 
     Raises `OutOfTime` then.
     """
-    text, size = corpus(run.text), scale()
+    size = size or scale()
+    text = text or corpus(run.text)
     training, held_out = rows(text.training, size.length), rows(text.held_out, size.length)
     for_curve, for_end = (
         held_out[:: len(held_out) // number][:number].long().to(device()) for number in size.held_out
     )
 
-    model = build(run).to(device())
+    model = build(run, size).to(device())
     optimizer = optimizer_of(model, run)
     schedule = get_cosine_with_min_lr_schedule_with_warmup(
         optimizer, run.warm_up, run.steps, min_lr_rate=LAST_LEARNING_RATE
     )
     state = {"step": 0, "curve": [], "training": [], "times": [], "matrices": {}}
-    kept = WORK / f"{run.id}.pt"
+    kept = WORK / size.name / f"{run.id}.pt"
     if kept.exists():
         saved = torch.load(kept, map_location=device(), weights_only=True)
         model.load_state_dict(saved["model"])
@@ -87,7 +97,7 @@ def train(run: Run, deadline: float = float("inf")) -> dict:
         state = saved["state"]
 
     def keep() -> None:
-        WORK.mkdir(parents=True, exist_ok=True)
+        kept.parent.mkdir(parents=True, exist_ok=True)
         parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
         content = BytesIO()
         torch.save({**{name: part.state_dict() for name, part in parts.items()}, "state": state}, content)
@@ -115,6 +125,8 @@ def train(run: Run, deadline: float = float("inf")) -> dict:
                 last_kept = now
             if now > deadline:
                 raise OutOfTime(run.id)
+    if run.study == "base" and size.keeps_base:
+        model.to(torch.bfloat16).float()
     state["curve"].append(evaluate(model, for_curve, run.steps))
     result = {
         **asdict(run),
@@ -134,8 +146,8 @@ def train(run: Run, deadline: float = float("inf")) -> dict:
         result["matrices"] = {**state["matrices"], "after": matrix(model, for_curve)}
     path = path_of(run, size)
     if run.study == "base":
-        _refuse_another_base(path, result)
-        model.save_pretrained(WORK / run.id)
+        _refuse_another_base(path, weights_of(run.id, size), result)
+        model.to(torch.bfloat16 if size.keeps_base else torch.float32).save_pretrained(weights_of(run.id, size))
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(result, separators=(",", ":"), ensure_ascii=False) + "\n").encode())
     kept.unlink(missing_ok=True)
@@ -161,38 +173,40 @@ def training_step(
     return loss.item()
 
 
-def _refuse_another_base(path: Path, result: dict) -> None:
+def _refuse_another_base(path: Path, weights: Path, result: dict) -> None:
     """The results of continuations belong to one base; on another machine it may come out another."""
     if path.exists() and json.loads(path.read_text(encoding="utf-8"))["held_out_loss"] != result["held_out_loss"]:
         raise RuntimeError(
             f"the base came out another than that of {path}. Remove the results of the runs that start from it, or "
-            f"put its weights back in {WORK / path.stem}."
+            f"put its weights back in {weights}."
         )
 
 
-def build(run: Run) -> nn.Module:
+def build(run: Run, size: Scale | None = None) -> nn.Module:
     """The model that a run trains: new, or its start's, converted if it has hyper-connections."""
+    size = size or scale()
     torch.manual_seed(run.seed)
     config_class, model_class, hc_config_class, hc_class = CLASSES[run.family]
-    fields = MODELS[run.model]
+    fields = {**MODELS, **DEEP_MODELS}[run.model]
     if run.start is None:
-        size = scale()
         shape = size.shapes[run.family] | {"max_position_embeddings": size.length}
-        shape |= {"vocab_size": 256, "tie_word_embeddings": True}
+        shape |= {"vocab_size": size.vocabulary, "tie_word_embeddings": True}
         shape |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
         plain = model_class(config_class(**shape))
         if fields is None:
             return plain
-        model = hc_class(hc_config_class(**shape, **fields, **READOUT.get(fields["connection"], {})))
+        model = hc_class(hc_config_class(**shape, **{**READOUT.get(fields["connection"], {}), **fields}))
         model.load_state_dict(plain.state_dict(), strict=False)
         return model if run.undivided else _divided(model)
-    start = WORK / run.start
-    model = model_class.from_pretrained(start) if fields is None else hc_class.from_prenorm(start, **fields)
-    if run.noise:
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith("static_alpha"):
-                    parameter.add_(run.noise * torch.randn_like(parameter))
+    start = weights_of(run.start, size)
+    from_start = model_class.from_pretrained if fields is None else partial(hc_class.from_prenorm, **fields)
+    model = from_start(start, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if run.noise and name.endswith("static_alpha"):
+                parameter.add_(run.noise * torch.randn_like(parameter))
+            if name.endswith("static_beta"):
+                parameter[1:2] *= run.lane
     if run.rank:
         connections = None if fields is None else ["attn_hc", "mlp_hc"]
         settings = {"target_modules": "all-linear", "modules_to_save": connections}
@@ -223,9 +237,14 @@ def evaluate(model: nn.Module, held_out: torch.Tensor, step: int) -> dict:
     model.eval()
     with autocast():
         losses = [loss_on(model, part).item() for part in held_out.split(EVALUATED_TOGETHER)]
-        figures = hc_figures(model, held_out[:1]) if hasattr(model.config, "hc_mult") else {}
+        figures = hc_figures(model, held_out[:1]) if has_matrices(model.config) else {}
     model.train()
     return {"step": step, "loss": round(statistics.mean(losses), 5), **{k: round(v, 6) for k, v in figures.items()}}
+
+
+def has_matrices(config: PreTrainedConfig) -> bool:
+    """Whether matrices read and mix streams, so that there are figures of them."""
+    return hasattr(config, "hc_mult") and KINDS[config.connection].has_matrices
 
 
 def loss_on(model: nn.Module, ids: torch.Tensor, **settings: bool) -> torch.Tensor:

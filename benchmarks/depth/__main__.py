@@ -1,0 +1,54 @@
+"""Continue a plain model of 24 layers with each kind of connection; what was interrupted goes on.
+
+    python -m benchmarks.depth --text books_train.txt --held-out books_valid.txt --minutes 50
+    python -m benchmarks.depth --list
+
+Each run writes benchmarks/results/pretraining/deep/<run>.json. The committed results are of the books that
+docs/results.md names; with another text, take those away first.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.pretraining.train import OutOfTime, is_done, train
+
+from .studies import DEEP, STUDIES
+from .text import given
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, help="a file to train on")
+    parser.add_argument("--held-out", type=Path, help="a file to evaluate on; by default the end of the other")
+    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=list(STUDIES))
+    parser.add_argument("--part", default="1/1", help="which of how many processes this is, as in 2/3")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so many")
+    parser.add_argument("--threads", type=int, default=1, help="of the processor")
+    parser.add_argument("--list", action="store_true", help="only say which runs are done")
+    options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
+    runs = list(dict.fromkeys(run for study in options.studies for run in STUDIES[study]()))
+    if options.list:
+        print("\n".join(f"{'done' if is_done(run, DEEP) else '    '} {run.id}" for run in runs))
+        return
+    if options.text is None:
+        parser.error("a text to train on is missing: give --text FILE")
+    torch.set_num_threads(options.threads)
+    deadline = time.monotonic() + 60 * options.minutes
+    base, *others = runs
+    for run in [base, *others[part - 1 :: parts]]:
+        if is_done(run, DEEP):
+            continue
+        try:
+            result = train(run, deadline, size=DEEP, text=given(options.text, options.held_out, DEEP.vocabulary))
+        except OutOfTime:
+            print(f"{run.id}: interrupted; the same command goes on", flush=True)
+            return
+        print(f"{run.id}: {result['held_out_loss']:.4f}, {result['seconds_a_step']:.3f} s a step", flush=True)
+
+
+if __name__ == "__main__":
+    main()

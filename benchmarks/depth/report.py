@@ -1,0 +1,93 @@
+"""Tables of the deep study's finished runs, into docs/results.md.
+
+    python -m benchmarks.depth.report
+
+Intervals are those of benchmarks.pretraining.report.
+"""
+
+import json
+import statistics
+
+from benchmarks.pretraining.report import CURVES, DOCS, difference
+from benchmarks.pretraining.runs import PLAIN, Run
+from benchmarks.pretraining.train import path_of
+from benchmarks.timing import between_marks, markdown
+
+from .studies import DEEP, LANE, METHODS, continued, rates
+
+
+def results(runs: list[Run]) -> dict[Run, dict]:
+    """What is finished of those runs.
+
+    Raises `ValueError` when it was not all trained on the same text.
+    """
+    paths = {run: path_of(run, DEEP) for run in runs}
+    found = {run: json.loads(path.read_text(encoding="utf-8")) for run, path in paths.items() if path.exists()}
+    if len(texts := {result["corpus"]["sha256"] for result in found.values()}) > 1:
+        raise ValueError(f"results in {CURVES / DEEP.name} come from {len(texts)} texts.")
+    return found
+
+
+def tuning() -> str:
+    """Markdown: the held-out loss of each method at each pair of learning rates, of one seed."""
+    found = {
+        (run.model, run.learning_rate, run.hc_lr if run.model != PLAIN else None): result["held_out_loss"]
+        for run, result in results(rates()).items()
+        if run.study == "continued"
+    }
+    pairs = sorted({(rate, hc_lr) for _, rate, hc_lr in found if hc_lr is not None})
+    rows = [
+        [PLAIN, *(_loss(found.get((PLAIN, rate, None))) for rate, _ in pairs)],
+        *(
+            [model, *(_loss(found.get((model, *pair))) for pair in pairs)]
+            for model in METHODS
+            if any(model == tried for tried, *_ in found)
+        ),
+    ]
+    return markdown(["", *(f"{rate:g}, {hc_lr:g}×" for rate, hc_lr in pairs)], rows) if pairs else ""
+
+
+def comparison() -> str:
+    """Markdown: every method at its best learning rates against the plain model at its own, over seeds."""
+    by_model: dict[str, dict[int, dict]] = {}
+    settings: dict[str, Run] = {}
+    for run, result in results(continued()).items():
+        if run.study == "continued":
+            name = run.model if run.lane == 1 else f"{run.model}, second stream written {LANE:g} times"
+            by_model.setdefault(name, {})[run.seed] = result
+            settings[name] = run
+    rows = []
+    for name, of_seeds in by_model.items():
+        run, apart = settings[name], difference(of_seeds, by_model.get(PLAIN, {})) if name != PLAIN else None
+        rows.append(
+            [
+                name,
+                f"{run.learning_rate:g}" + (f", {run.hc_lr:g}×" if run.model != PLAIN else ""),
+                str(len(of_seeds)),
+                f"{statistics.mean(result['held_out_loss'] for result in of_seeds.values()):.4f}",
+                str(apart or ""),
+                f"{apart.detectable:.4f}" if apart and apart.detectable else "",
+            ]
+        )
+    return markdown(["", "learning rates", "seeds", "held-out loss", "against plain", "detectable"], rows)
+
+
+def render(page: str) -> str:
+    """The page with its tables made anew from the finished runs."""
+    for name, body in (("deep tuning", tuning()), ("deep continued", comparison())):
+        if f"<!-- {name} -->" not in page:
+            raise ValueError(f"{DOCS} has no mark for the table {name!r}.")
+        page = between_marks(page, name, body)
+    return page
+
+
+def main() -> None:
+    DOCS.write_text(render(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _loss(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What the deep study trains: a plain Llama of 24 layers, and what continues it."""
+
+import json
+from dataclasses import replace
+
+from benchmarks.pretraining.runs import PLAIN, WARM_UP, Run, Scale
+from benchmarks.pretraining.train import path_of
+
+DEEP = Scale(
+    "deep",
+    shapes={
+        "Llama": {
+            "hidden_size": 96,
+            "intermediate_size": 256,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        },
+    },
+    length=256,
+    batch=4,
+    steps={"scratch": 600, "base": 3000, "continued": 300},
+    tried={"Llama": (1e-3, 2e-3, 4e-3), "continued": (1e-4, 3e-4, 1e-3)},
+    taken={"Llama": 2e-3, "continued": 3e-4},
+    base_learning_rate=2e-3,
+    slower={"Llama": 1.3},
+    held_out=(64, 512),
+    compiled=("Llama",),
+    vocabulary=2048,
+    keeps_base=True,
+)
+TEXT = "books"
+METHODS = (
+    *("DHC×4", "DHC×4 history by type", "SHC×4 history", "attention residuals, blocks of 4", "DHC×4 history by depth"),
+    *("mHC×4", "SHC×2 history", "iHC×4", "attention residuals"),
+)
+HC_LRS, USUAL_HC_LR = (3.0, 10.0, 1.0, 30.0), 3.0
+SEEDS = tuple(range(1, 9))
+LANE = 1.5  # what the second stream of the control, which is not exact, is written with
+
+
+def base() -> Run:
+    """What is continued."""
+    steps = DEEP.steps["base"]
+    return Run(
+        study="base",
+        model=PLAIN,
+        seed=0,
+        learning_rate=DEEP.base_learning_rate,
+        steps=steps,
+        warm_up=round(WARM_UP * steps),
+        text=TEXT,
+    )
+
+
+def rates() -> list[Run]:
+    """Every method with four learning rates of its connections and three of the body, the plain model with those."""
+    middle = DEEP.taken["continued"]
+    runs = [_continued(PLAIN, learning_rate=rate) for rate in DEEP.tried["continued"]]
+    for model in METHODS:
+        runs += [_continued(model, learning_rate=middle, hc_lr=hc_lr) for hc_lr in HC_LRS]
+        runs += [
+            _continued(model, learning_rate=rate, hc_lr=USUAL_HC_LR)
+            for rate in DEEP.tried["continued"]
+            if rate != middle
+        ]
+    return [base(), *runs]
+
+
+def best(model: str) -> Run | None:
+    """The run of that model with the lowest loss of those in `rates`; None until all of them are there."""
+    tried = [run for run in rates() if (run.study, run.model) == ("continued", model)]
+    paths = {run: path_of(run, DEEP) for run in tried}
+    if not all(path.exists() for path in paths.values()):
+        return None
+    return min(tried, key=lambda run: json.loads(paths[run].read_text(encoding="utf-8"))["held_out_loss"])
+
+
+def continued() -> list[Run]:
+    """Every method at its best, and a control that is not exact, with all seeds."""
+    chosen = [run for model in (PLAIN, *METHODS) if (run := best(model)) is not None]
+    control = _continued("SHC×2", learning_rate=DEEP.taken["continued"], hc_lr=USUAL_HC_LR, lane=LANE)
+    return [base(), *(replace(run, seed=seed) for seed in SEEDS for run in (*chosen, control))]
+
+
+STUDIES = {"rates": rates, "continued": continued}
+
+
+def _continued(model: str, **settings) -> Run:
+    steps = DEEP.steps["continued"]
+    usual = {"study": "continued", "seed": 1, "steps": steps, "warm_up": round(WARM_UP * steps)}
+    return Run(model=model, text=TEXT, start=base().id, **{**usual, **settings})

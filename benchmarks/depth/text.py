@@ -1,0 +1,67 @@
+"""The text of the deep study: files of the user's, in tokens of a BPE trained on them."""
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from benchmarks.pretraining.corpus import HELD_OUT, Corpus, corpus
+from benchmarks.pretraining.train import WORK
+
+PLACE = WORK / "text"
+
+
+@cache
+def given(training: Path, held_out: Path | None, vocabulary: int) -> Corpus:
+    """A file to train on and one held out; without that, the last fiftieth of the first."""
+    contents = [path.read_bytes() for path in (training, held_out) if path]
+    sha256 = hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in contents)).hexdigest()
+    if held_out is None:
+        cut = len(contents[0]) - len(contents[0]) // HELD_OUT
+        contents = [contents[0][:cut], contents[0][cut:]]
+    tokenizer = bpe(contents[0], vocabulary)
+    parts = [encode(tokenizer, content) for content in contents]
+    return Corpus(*parts, len(contents), sha256)
+
+
+@cache
+def shifted(training: Path, vocabulary: int) -> Corpus:
+    """The source code of Python, in the tokens of that file."""
+    source, tokenizer = corpus("python"), bpe(training.read_bytes(), vocabulary)
+    parts = [encode(tokenizer, part.numpy().tobytes()) for part in (source.training[:8_000_000], source.held_out)]
+    return Corpus(*parts, source.files, source.sha256)
+
+
+def bpe(content: bytes, vocabulary: int) -> Tokenizer:
+    """A byte-level BPE trained on a text, once."""
+    path = PLACE / f"{hashlib.sha256(content).hexdigest()[:16]}-{vocabulary}.json"
+    if path.exists():
+        return Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(_lines(content), trainer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, content: bytes) -> torch.Tensor:
+    """The tokens of a text, `[T]` int16, made once."""
+    key = hashlib.sha256(tokenizer.to_str().encode() + content).hexdigest()[:16]
+    path = PLACE / f"{key}.npy"
+    if not path.exists():
+        encodings = tokenizer.encode_batch_fast(_lines(content))
+        np.save(path, np.concatenate([np.asarray(encoding.ids, np.int16) for encoding in encodings]))
+    return torch.from_numpy(np.load(path))
+
+
+def _lines(content: bytes) -> list[str]:
+    """A text in pieces that no token spans."""
+    return content.decode(errors="replace").splitlines(keepends=True)

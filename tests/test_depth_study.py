@@ -1,0 +1,79 @@
+"""The study of benchmarks/depth: its text, its runs, and the tables made of their results."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.depth import report, studies, text
+from benchmarks.pretraining import train
+from benchmarks.pretraining.runs import PLAIN
+
+TINY = replace(
+    studies.DEEP,
+    shapes={"Llama": {**studies.DEEP.shapes["Llama"], "hidden_size": 16, "num_hidden_layers": 2}},
+    length=16,
+    batch=2,
+    steps={"base": 20, "continued": 10},
+    held_out=(4, 8),
+    compiled=(),
+    vocabulary=300,
+)
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch) -> Path:
+    """A text of a few words, tiny shapes, and folders of their own."""
+    for module in (studies, report):
+        monkeypatch.setattr(module, "DEEP", TINY)
+    monkeypatch.setattr(train, "CURVES", tmp_path / "curves")
+    monkeypatch.setattr(train, "WORK", tmp_path / "work")
+    monkeypatch.setattr(text, "PLACE", tmp_path / "text")
+    words, choose = ["sea", "ship", "storm", "and", "the", "captain"], random.Random(0)
+    file = tmp_path / "words.txt"
+    file.write_text("".join(" ".join(choose.choices(words, k=9)) + "\n" for _ in range(2000)), encoding="utf-8")
+    return file
+
+
+def test_tokens_are_the_text_s_and_none_is_in_both_parts(written):
+    found = text.given(written, None, TINY.vocabulary)
+    tokenizer = text.bpe(written.read_bytes()[: -len(written.read_bytes()) // 50], TINY.vocabulary)
+    parts = [tokenizer.decode(part.tolist()) for part in (found.training, found.held_out)]
+    assert "".join(parts) == written.read_text(encoding="utf-8")
+    assert len(found.training) > 40 * len(found.held_out) > 0
+    assert text.given(written, written, TINY.vocabulary).sha256 != found.sha256
+
+
+def test_conversions_start_where_the_base_ended_but_for_the_control(written):
+    corpus = text.given(written, None, TINY.vocabulary)
+    base = train.train(studies.base(), size=TINY, text=corpus)
+    assert train.is_done(studies.base(), TINY)
+    starts = {}
+    for run in dict.fromkeys(replace(run, hc_lr=3.0) for run in studies.rates() if run.study == "continued"):
+        if run.learning_rate == TINY.taken["continued"]:
+            starts[run.model] = train.train(run, size=TINY, text=corpus)["curve"][0]["loss"]
+    assert starts.keys() == {PLAIN, *studies.METHODS}
+    assert starts == pytest.approx(dict.fromkeys(starts, base["curve"][-1]["loss"]), abs=1e-5)
+    (control, *_) = [run for run in studies.continued() if run.lane != 1]
+    assert train.train(control, size=TINY, text=corpus)["curve"][0]["loss"] != pytest.approx(starts[PLAIN], abs=1e-5)
+
+
+def test_the_best_of_the_tried_is_taken_when_all_are_there(written):
+    tried = [run for run in studies.rates() if run.model == "DHC×4"]
+    assert len(tried) == 6
+    for place, run in enumerate(tried):
+        assert studies.best("DHC×4") is None
+        path = train.path_of(run, TINY)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"held_out_loss": abs(place - 4)}))
+    assert studies.best("DHC×4") == tried[4]
+    assert {run.seed for run in studies.continued() if replace(run, seed=1) == tried[4]} == set(studies.SEEDS)
+
+
+def test_the_page_is_made_of_the_results():
+    page = report.DOCS.read_text(encoding="utf-8")
+    assert report.render(page) == page
+    with pytest.raises(ValueError, match="no mark"):
+        report.render("")
