@@ -1,5 +1,6 @@
 """`hf-hyperconn card`: a model card from recorded facts."""
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -200,4 +201,4 @@ def _write(path: Path, content: str) -> Path:
 def _check_links(folder: Path) -> None:
     for path in (folder / README, (folder / HUB_RESULTS).parent):
         if leads_out(folder, path):
-            raise CardError(f"'{path}' is a link to '{path.resolve()}', outside the folder. Remove it.")
+            raise CardError(f"'{path}' is a link to '{os.path.realpath(path)}', outside the folder. Remove it.")

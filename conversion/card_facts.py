@@ -1,5 +1,6 @@
 """What a model card reports of a checkpoint, from the files of its folder."""
 
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +145,7 @@ def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[st
         except UnsupportedCheckpointError as error:
             warnings.append(f"the card of the base, which names its licence, can't be read: {error}")
     facts = Facts(
-        name=name or folder.resolve().name,
+        name=name or Path(os.path.realpath(folder)).name,
         files=tuple(source.files),
         config=config,
         record=record,

@@ -52,7 +52,7 @@ def leads_out(folder: Path, path: Path) -> bool:
 
     In a snapshot of the Hub's cache, links to the files of that cache do not.
     """
-    folder, target = folder.resolve(), path.resolve()
+    folder, target = (Path(os.path.realpath(each)) for each in (folder, path))
     is_of_cache = folder.parent.name == "snapshots" and target.parent == folder.parents[1] / "blobs"
     return not (target.is_relative_to(folder) or is_of_cache)
 

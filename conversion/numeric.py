@@ -96,16 +96,18 @@ def compare_models(
     config: of the conversion.
     layers: how many of the first layers to run.
 
-    Raises `VerificationError` when one of them can't be loaded, lacks weights or has others, or the base computes NaN.
+    Raises `VerificationError` when one of them can't be loaded, lacks weights or has others, or computes NaN.
     """
     plain_class = base_class(target[0], config, family)
     hc_class = getattr(family.modeling_module(), f"HC{plain_class.__name__}")
     results = []
     for dtype in dict.fromkeys([DTYPES.get(base[1].dtype, torch.float32), torch.float32]):
-        expected = _run(plain_class, *base, dtype, layers)
-        if expected["fault"]:
-            raise VerificationError(expected["fault"])
-        results.append(_compare(str(dtype).removeprefix("torch."), expected, _run(hc_class, *target, dtype, layers)))
+        ran = []
+        for each in ((plain_class, *base), (hc_class, *target)):
+            ran.append(_run(*each, dtype, layers))
+            if fault := ran[-1]["fault"]:
+                raise VerificationError(fault)
+        results.append(_compare(str(dtype).removeprefix("torch."), *ran))
     return tuple(results)
 
 

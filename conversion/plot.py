@@ -149,10 +149,10 @@ def _figures(folder: str, text: str, against: str | None) -> "dict[str, Callable
         )
     found = study(model, batches)
     del model
-    similarity = {Path(folder).resolve().name: found.similarity}
+    similarity = {Path(os.path.realpath(folder)).name: found.similarity}
     if base is not None:
         one_stream = convert_model(load_model(base), hc_mult=1, connection="shc")
-        name = Path(against).resolve().name
+        name = Path(os.path.realpath(against)).name
         similarity[against if name in similarity else name] = study(one_stream, batches).similarity
     return {
         "connections": lambda: plots.connections_figure(found.matrices),

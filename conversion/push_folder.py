@@ -1,6 +1,7 @@
 """A folder that is fit for pushing: what of it goes up, and the bytes that were checked."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable
 from glob import glob
 from pathlib import Path
@@ -102,7 +103,7 @@ def open_checked(folder: Path, include: Iterable[str], accept_changes: bool, say
     """
     if not folder.is_dir():
         raise PushError(f"there is no folder '{folder}'. Give that of a conversion or of a saved model.")
-    if folder.resolve().name.endswith(".incomplete"):
+    if Path(os.path.realpath(folder)).name.endswith(".incomplete"):
         raise PushError(f"'{folder}' is an unfinished conversion. Run the same `hf-hyperconn convert` again.")
     report = verify_checkpoint(folder, mode="structure", accept_changes=True)
     if not report.passed:

@@ -46,10 +46,10 @@ def configure(folder: Path, **changes) -> Path:
     return folder
 
 
-def edit(folder: Path, change) -> Path:
-    tensors = load_file(folder / "model.safetensors")
+def edit(folder: Path, change, file: str = "model.safetensors") -> Path:
+    tensors = load_file(folder / file)
     change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / file, metadata={"format": "pt"})
     return folder
 
 
@@ -191,3 +191,15 @@ def test_an_expert_of_another_shape_is_refused_in_one_line(tmp_path):
     assert "fake_tensor" not in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "are not those of its config.json" in ended.stderr.splitlines()[-1]
+
+
+def test_a_conversion_of_what_is_no_number_is_named(source, capsys):
+    """As training that has diverged leaves it."""
+    out = source.parent / "out"
+    assert main(["convert", str(source), str(out), "-q", "--verify", "off"]) == 0
+    name = "model.layers.1.mlp_hc.static_beta"
+    edit(out, lambda tensors: tensors[name].fill_(float("nan")), "model-00002-of-00002.safetensors")
+    capsys.readouterr()
+    assert main(["verify", str(out), "--against", str(source), "--mode", "full"]) == 3
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert f"{name} of '{out}' holds NaN or infinity, so there is nothing to" in message

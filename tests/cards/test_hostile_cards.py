@@ -103,3 +103,10 @@ def test_numbers_that_are_none(value, tmp_path):
     state = {name: value for name in ("global_step", "max_steps", "epoch", "num_input_tokens_seen")}
     entry = {name: value for name in ("loss", "eval_loss", "step", "train_runtime")}
     assert training_facts({**state, "log_history": [entry]}) == []
+
+
+def test_a_card_that_is_a_link_to_itself_is_replaced(out):
+    (out / "README.md").unlink()
+    (out / "README.md").symlink_to("README.md")
+    assert main(["card", str(out)]) == 0
+    assert (out / "README.md").read_text().startswith("---\n")
