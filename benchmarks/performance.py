@@ -57,8 +57,9 @@ def kinds_table(result: dict) -> str:
     rows = {(row["case"], row["dtype"]): row for row in result["rows"]}
 
     def cells(row: dict) -> list[str]:
-        times = [f"{row[mode]['ms']:.2f} ms ({row[mode]['ratio']:.2f}×)" for mode in ("eager", "compiled")]
-        return [*times, f"{row['kept_mib']:.0f} MiB"]
+        times = [row.get(mode) for mode in ("eager", "compiled")]
+        shown = [f"{taken['ms']:.2f} ms ({taken['ratio']:.2f}×)" if taken else "" for taken in times]
+        return [*shown, f"{row['kept_mib']:.0f} MiB"]
 
     head = [", ".join(words) for words in product(DTYPES, ("eager", "compiled", "kept"))]
     cases = dict.fromkeys(case for case, _ in rows)
