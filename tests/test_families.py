@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import inspect
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -56,21 +57,27 @@ def test_inspection_of_a_conversion(model_type, place):
     assert found.flops - found.added_flops == base_flops(base.config.to_dict(), shapes)
 
 
-@pytest.fixture(scope="module")
-def differing(model_types, place) -> dict[str, list[str]]:
-    """What two processes without this package, each with half of the families, find to differ."""
+def compared(place: Path, model_types: list[str], variants: Iterable[str], new_tokens: int) -> dict[str, list[str]]:
+    """What two processes without this package, each with half of the families, find to differ.
+
+    place: of every family's base and its conversions, `<model type>/base`, `<model type>/<variant>`.
+    """
     comparisons = [
         {
             "base": str(place / model_type / "base"),
-            "converted": [str(place / model_type / variant) for variant in VARIANTS],
+            "converted": [str(place / model_type / variant) for variant in variants],
             "attention": None,
             "dtypes": DTYPES,
             "prompts": [PROMPTS[0], PROMPTS[1][:5], PROMPTS[2][:17]],
         }
         for model_type in model_types
     ]
-    halves = [{"comparisons": comparisons[i::2], "new_tokens": 12} for i in range(2)]
-    return elsewhere(halves, place)
+    return elsewhere([{"comparisons": comparisons[i::2], "new_tokens": new_tokens} for i in range(2)], place)
+
+
+@pytest.fixture(scope="module")
+def differing(model_types, place) -> dict[str, list[str]]:
+    return compared(place, model_types, VARIANTS, new_tokens=12)
 
 
 @families

@@ -9,8 +9,7 @@ from hf_hyperconn import convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.families import FAMILIES
 
-from .processes import elsewhere
-from .test_families import DTYPES, PROMPTS
+from .test_families import DTYPES, PROMPTS, compared
 from .test_history_conversions import FAST, SLOW
 from .tiny import tiny
 
@@ -44,18 +43,7 @@ def place(model_types, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def differing(model_types, place) -> dict[str, list[str]]:
-    """What two processes without this package, each with half of the families, find to differ."""
-    comparisons = [
-        {
-            "base": str(place / model_type / "base"),
-            "converted": [str(place / model_type / name) for name in CASES],
-            "attention": None,
-            "dtypes": DTYPES,
-            "prompts": [PROMPTS[0], PROMPTS[1][:5], PROMPTS[2][:17]],
-        }
-        for model_type in model_types
-    ]
-    return elsewhere([{"comparisons": comparisons[i::2], "new_tokens": 8} for i in range(2)], place)
+    return compared(place, model_types, CASES, new_tokens=8)
 
 
 @pytest.mark.slow

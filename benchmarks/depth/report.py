@@ -8,10 +8,10 @@ Intervals are those of benchmarks.pretraining.report.
 import json
 import statistics
 
-from benchmarks.pretraining.report import CURVES, DOCS, difference
+from benchmarks.pretraining.report import CURVES, DOCS, difference, with_tables
 from benchmarks.pretraining.runs import PLAIN, Run
 from benchmarks.pretraining.train import path_of
-from benchmarks.timing import between_marks, markdown
+from benchmarks.timing import markdown
 
 from .studies import DEEP, LANE, METHODS, continued, rates
 
@@ -74,11 +74,7 @@ def comparison() -> str:
 
 def render(page: str) -> str:
     """The page with its tables made anew from the finished runs."""
-    for name, body in (("deep tuning", tuning()), ("deep continued", comparison())):
-        if f"<!-- {name} -->" not in page:
-            raise ValueError(f"{DOCS} has no mark for the table {name!r}.")
-        page = between_marks(page, name, body)
-    return page
+    return with_tables(page, {"deep tuning": tuning(), "deep continued": comparison()})
 
 
 def main() -> None:

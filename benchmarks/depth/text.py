@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from benchmarks.pretraining.corpus import HELD_OUT, Corpus, corpus
+from benchmarks.pretraining.corpus import HELD_OUT, Corpus
 from benchmarks.pretraining.train import WORK
 
 PLACE = WORK / "text"
@@ -25,14 +25,6 @@ def given(training: Path, held_out: Path | None, vocabulary: int) -> Corpus:
     tokenizer = bpe(contents[0], vocabulary)
     parts = [encode(tokenizer, content) for content in contents]
     return Corpus(*parts, len(contents), sha256)
-
-
-@cache
-def shifted(training: Path, vocabulary: int) -> Corpus:
-    """The source code of Python, in the tokens of that file."""
-    source, tokenizer = corpus("python"), bpe(training.read_bytes(), vocabulary)
-    parts = [encode(tokenizer, part.numpy().tobytes()) for part in (source.training[:8_000_000], source.held_out)]
-    return Corpus(*parts, source.files, source.sha256)
 
 
 def bpe(content: bytes, vocabulary: int) -> Tokenizer:

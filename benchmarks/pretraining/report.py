@@ -261,10 +261,19 @@ def render(page: str) -> str:
     """
     for size in SCALES.values():
         if (CURVES / size.name).exists():
-            for name, body in tables(size).items():
-                if f"<!-- {name} -->" not in page:
-                    raise ValueError(f"{DOCS} has no mark for the table {name!r}.")
-                page = between_marks(page, name, body)
+            page = with_tables(page, tables(size))
+    return page
+
+
+def with_tables(page: str, made: Mapping[str, str]) -> str:
+    """The page with these tables, by name, between their marks.
+
+    Raises `ValueError` when a table has no place.
+    """
+    for name, body in made.items():
+        if f"<!-- {name} -->" not in page:
+            raise ValueError(f"{DOCS} has no mark for the table {name!r}.")
+        page = between_marks(page, name, body)
     return page
 
 
