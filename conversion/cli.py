@@ -12,11 +12,12 @@ from hf_hyperconn.models.history_start import HISTORIES
 
 from .fields import STARTS, HyperConnectionFields
 from .inspection import inspect_checkpoint
+from .interrupts import hearing_interrupts
 from .plan import LINKS, plan_conversion
 from .plot import KINDS as PLOTS
 from .push import carry_out_push, plan_push
 from .record import record_verification
-from .terminal import hearing_interrupts, open_streams, put, tell
+from .terminal import open_streams, put, tell
 from .verify import MODES, verify_checkpoint
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130

@@ -19,6 +19,7 @@ from .checkpoint import INDEX
 from .companions import check_links
 from .fields import HyperConnectionFields
 from .files import make_folder, replace_file
+from .interrupts import holding_interrupts
 from .made import contents_of, is_regular
 from .moving import check_unchanged, lock, put_in_place
 from .plan import ConversionPlan, plan_conversion
@@ -268,13 +269,14 @@ def _for_each_shard(plan: ConversionPlan, title: str, work, meanwhile=lambda: No
 
     stop = Event()
     with (
+        holding_interrupts() as interrupted,
         tqdm(total=plan.base_bytes, unit="B", unit_scale=True, desc=title, disable=None) as bar,
         ThreadPoolExecutor(2) as pool,
     ):
 
         def advance(count: int) -> None:
             bar.update(count)
-            if stop.is_set():
+            if stop.is_set() or interrupted():
                 raise InterruptedError("stopped")
 
         pending = {name: pool.submit(work, name, advance) for name in plan.shards}

@@ -18,6 +18,7 @@ from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import Family
 
 from .checkpoint import Weights
+from .interrupts import holding_interrupts
 from .source import CONFIG, Source
 
 FAKE_TENSORS = getLogger("torch._subclasses.fake_tensor")  # traces every error there, also one that is caught
@@ -50,7 +51,7 @@ def fault_by_headers(source: Source, config: dict, family: Family, weights: Weig
     shapes = {name: tensor.shape for name, tensor in weights.tensors.items() if not is_of_connection(name)}
     plain = {name: value for name, value in config.items() if name not in ("auto_map", "architectures")}
     try:
-        with quiet():
+        with quiet(), holding_interrupts():
             model_config = model_class.config_class.from_dict({**plain, "model_type": family.model_type})
             with FakeTensorMode(allow_non_fake_inputs=True):
                 _, report = model_class.from_pretrained(

@@ -1,11 +1,7 @@
 """What the command line prints: results to stdout, the rest to stderr, whoever reads them or has stopped to."""
 
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Timer
 from typing import TextIO
 
 from hf_hyperconn.errors import HyperConnError
@@ -21,24 +17,6 @@ def open_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-
-
-@contextmanager
-def hearing_interrupts() -> Iterator[None]:
-    """Within it, Ctrl-C is heard also when it comes while Python finalises an object, which would only report it."""
-
-    def report(unraisable) -> None:
-        if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            # a little later: now it would be raised in here
-            Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
-        else:
-            before(unraisable)
-
-    before, sys.unraisablehook = sys.unraisablehook, report
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
 
 
 def put(text: str, *, as_is: bool = False) -> None:

@@ -1,11 +1,8 @@
 """Whoever reads what the command line prints, or has stopped to: the work is done, and no terminal is driven."""
 
 import json
-import random
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -85,49 +82,3 @@ def test_a_name_asked_for_is_as_it_is_but_for_a_terminal(is_terminal, llama_fold
 def test_text_stays_as_it_is():
     assert printable("Grüße, 世界\n  n=4") == "Grüße, 世界\n  n=4"
     assert printable("a\tb\r\x00\udcff") == "a\\tb\\r\\x00\\udcff"
-
-
-def test_ctrl_c_while_it_starts_is_one_line(llama_folder):
-    """From its first own line on; before, Python itself is starting."""
-    arguments = ["inspect", str(llama_folder)]
-    for delay in random.Random(0).choices([i / 1000 for i in range(300)], k=12):
-        process = subprocess.Popen(
-            [sys.executable, "-c", f"{ENTRY}; print('started', flush=True); raise SystemExit(main())", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout.readline() == "started\n"
-        time.sleep(delay)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-        assert "Traceback" not in errors, delay
-        assert process.returncode in (130, 1), errors
-        assert len(errors.splitlines()) == 1
-
-
-def test_ctrl_c_while_arguments_are_parsed(monkeypatch, capsys):
-    from hf_hyperconn.conversion import cli
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "_parser", interrupt)
-    assert main(["convert"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_an_interrupt_while_an_object_is_finalised_is_heard(monkeypatch, capsys):
-    from hf_hyperconn.conversion import cli
-
-    class Finalised:
-        def __del__(self):
-            raise KeyboardInterrupt
-
-    def run(*args):
-        Finalised()
-        time.sleep(10)
-
-    monkeypatch.setattr(cli, "inspect_checkpoint", run)
-    assert cli.main(["inspect", "anything"]) == 130
-    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"

@@ -1,0 +1,161 @@
+"""Ctrl-C ends a command in one line wherever it comes, and no thread waits for ever."""
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from hf_hyperconn.conversion.cli import main
+from hf_hyperconn.conversion.interrupts import holding_interrupts
+
+from .test_terminal import ENTRY
+
+# Ctrl-C when the main thread has just taken the lock of a future, which the thread that works needs to be done
+WITH_A_LOCK_TAKEN = """
+import os, signal, sys, threading, time
+from hf_hyperconn.conversion import cli, convert
+
+bring, enter = convert.bring, threading.Condition.__enter__
+working, sent = threading.Event(), threading.Event()
+
+def bring_late(*arguments):
+    working.set()
+    sent.wait()
+    return bring(*arguments)
+
+def enter_and_interrupt(condition):
+    entered = enter(condition)
+    if sys._getframe(1).f_code.co_name == "result" and working.is_set() and not sent.is_set():
+        sent.set()
+        os.kill(os.getpid(), signal.SIGINT)
+    return entered
+
+convert.bring, threading.Condition.__enter__ = bring_late, enter_and_interrupt
+raise SystemExit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_while_it_starts_is_one_line(llama_folder):
+    """From its first own line on; before, Python itself is starting."""
+    arguments = ["inspect", str(llama_folder)]
+    for delay in random.Random(0).choices([i / 1000 for i in range(300)], k=12):
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"{ENTRY}; print('started', flush=True); raise SystemExit(main())", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout.readline() == "started\n"
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert "Traceback" not in errors, delay
+        assert process.returncode in (130, 1), errors
+        assert len(errors.splitlines()) == 1
+
+
+def test_ctrl_c_while_arguments_are_parsed(monkeypatch, capsys):
+    from hf_hyperconn.conversion import cli
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_parser", interrupt)
+    assert main(["convert"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_an_interrupt_while_an_object_is_finalised_is_heard(monkeypatch, capsys):
+    from hf_hyperconn.conversion import cli
+
+    class Finalised:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    def run(*args):
+        Finalised()
+        time.sleep(10)
+
+    monkeypatch.setattr(cli, "inspect_checkpoint", run)
+    assert cli.main(["inspect", "anything"]) == 130
+    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
+
+
+def test_ctrl_c_with_a_lock_taken_does_not_hang(llama_folder, tmp_path):
+    arguments = ["convert", str(llama_folder), str(tmp_path / "out"), "--verify", "structure", "-q"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_A_LOCK_TAKEN, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 130
+    assert done.stderr.endswith("interrupted; the same command goes on from here\n")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+    assert main(arguments) == 0
+
+
+def test_ctrl_c_is_held_and_raised_at_the_end():
+    def work():
+        with holding_interrupts() as interrupted:
+            assert not interrupted()
+            signal.raise_signal(signal.SIGINT)
+            done.append(interrupted())
+
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == [True]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_replaces_the_error_that_it_makes():
+    def work():
+        with holding_interrupts() as interrupted:
+            signal.raise_signal(signal.SIGINT)
+            if interrupted():
+                raise InterruptedError("stopped")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+
+
+def test_a_second_ctrl_c_is_raised_at_once():
+    def work():
+        with holding_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            done.append("first")
+            signal.raise_signal(signal.SIGINT)
+            done.append("second")
+
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["first"]
+
+
+def test_who_hears_ctrl_c_in_a_way_of_their_own_still_does():
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        with holding_interrupts() as interrupted:
+            signal.raise_signal(signal.SIGINT)
+        assert heard == [signal.SIGINT]
+        assert not interrupted()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_change_no_handler():
+    def look():
+        with holding_interrupts():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    found = []
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [before]
