@@ -38,8 +38,12 @@ MEASURED_EVERY = 12  # signals, as the machine may be busy
 
 
 class Result(NamedTuple):
-    """What came of a signal: whether it cut the command off, and which promise was broken."""
+    """What came of a signal: whether it cut the command off, and which promise was broken.
 
+    seed: of the moment.
+    """
+
+    seed: int
     kind: str
     signal: str
     cut: bool
@@ -94,8 +98,9 @@ KINDS = {
 AGAIN = ("convert --force", "push")  # which, once they are done, may be done again
 
 
-def send(rig: Rig, place: Path, kind: str, number: signal.Signals, pick: random.Random) -> Result:
+def send(rig: Rig, place: Path, kind: str, number: signal.Signals, seed: int) -> Result:
     """Send one signal into a command, at a random moment, and hold what is left against the promises."""
+    pick = random.Random(seed)
     _fresh(rig, place, kind)
     before = {path: snapshot(path) for path in (rig.base, rig.old)}
     with hub_process(place / "hub", {}) if kind == "push" else nullcontext() as hub:
@@ -112,7 +117,7 @@ def send(rig: Rig, place: Path, kind: str, number: signal.Signals, pick: random.
             _check_ended(ended, number)
             check = _check_hub if hub else _check_out
             check(rig, place, kind, hub, whole=not cut)
-            if cut or kind in AGAIN:
+            if kind in AGAIN or (cut and not _is_made(rig, place, kind)):
                 again = command()
                 if again.code:
                     raise Broken(f"run again, it fails: {again.stderr.strip()[-200:]}")
@@ -120,8 +125,8 @@ def send(rig: Rig, place: Path, kind: str, number: signal.Signals, pick: random.
             if any(snapshot(path) != was for path, was in before.items()):
                 raise Broken("the source has changed")
         except (Broken, AssertionError) as broken:
-            return Result(kind, number.name, cut, str(broken)[:300])
-    return Result(kind, number.name, cut, None)
+            return Result(seed, kind, number.name, cut, str(broken)[:300])
+    return Result(seed, kind, number.name, cut, None)
 
 
 def _fresh(rig: Rig, place: Path, kind: str) -> Path:
@@ -159,6 +164,12 @@ def _check_out(rig: Rig, place: Path, kind: str, hub: None, whole: bool) -> None
         raise Broken("OUT is there, and not whole")
 
 
+def _is_made(rig: Rig, place: Path, kind: str) -> bool:
+    """Whether a new OUT had its name when the command was cut off; run again, it would say that OUT is there."""
+    out = place / "work" / "out"
+    return out.exists() and os.listdir(out.parent) == ["out"] and contents(out) == rig.made[kind]
+
+
 def _check_hub(rig: Rig, place: Path, kind: str, hub: Running, whole: bool) -> None:
     """The Hub holds all, or nothing; the folder is as it was."""
     held = [contents(folder) for folder in hub.repos().get("me/case", {}).values()]
@@ -194,9 +205,9 @@ def run_all(options: argparse.Namespace, place: Path) -> int:
             shutil.copytree(made.old, rig.old)
         if not hasattr(rig, "made") or i // options.workers % MEASURED_EVERY == 0:
             rig.measure()
-        pick, folder = random.Random(options.seed + i), rig.place / "signal"
+        folder = rig.place / "signal"
         kind, number = list(KINDS)[i % len(KINDS)], SIGNALS[i // len(KINDS) % len(SIGNALS)]
-        result = send(rig, folder, kind, number, pick)
+        result = send(rig, folder, kind, number, options.seed + i)
         shutil.rmtree(folder)
         return list(result)
 
@@ -210,7 +221,7 @@ def run_all(options: argparse.Namespace, place: Path) -> int:
             of["failed"] + bool(result.broken),
         )
         if result.broken:
-            print(f"FAILED {result.kind}, {result.signal}: {result.broken}", flush=True)
+            print(f"FAILED {result.kind}, {result.signal}, seed {result.seed}: {result.broken}", flush=True)
         if done % 50 == 0 or done == options.count:
             print(f"{done} of {options.count} signals, {time.monotonic() - start:.0f} s", file=sys.stderr)
     for kind, of in counts.items():
