@@ -4,8 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_SLOW := $(VENV)/.installed-slow
-# two processes of one thread each: tests are too small for more threads
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# two processes of one thread each: tests are too small for more threads; files in their order, as those with few tests are
+# long ones, and would come last
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST_TRITON := OMP_NUM_THREADS=1 $(BIN)/python tests/triton/run.py -n 2
 
 .PHONY: demo test test-slow test-range test-transformers fuzz lint style clean
