@@ -84,15 +84,23 @@ def test_figures_of_each_layer_on_request(tmp_path):
     assert sum(of_layers) / 6 == pytest.approx(figures["hc/write_norm"])
 
 
-COMPILED = pytest.param({"torch_compile": True, "bf16": True}, marks=pytest.mark.slow)
+COMPILED = {"torch_compile": True, "bf16": True}
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, COMPILED])
-def test_watching_changes_nothing(settings, tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "fields"),
+    [
+        ({}, {}),
+        ({"gradient_checkpointing": True}, {}),
+        pytest.param(COMPILED, {"num_hidden_layers": 1, "hc_mult": 2}, marks=pytest.mark.slow),
+    ],
+    ids=("eager", "checkpointed", "compiled"),
+)
+def test_watching_changes_nothing(settings, fields, tmp_path):
     """The same weights after training with dropout, watched or not."""
     weights = []
     for watched in (False, True):
-        trainer = trainer_of(hc_llama(attention_dropout=0.1), tmp_path, **settings)
+        trainer = trainer_of(hc_llama(attention_dropout=0.1, **fields), tmp_path, **settings)
         if watched:
             HCMonitorCallback().attach(trainer)
         trainer.train()
