@@ -1,0 +1,32 @@
+"""What the engines answered last, docs/engines.json, and its table in docs/serving.md."""
+
+import json
+
+from benchmarks.timing import between_marks, markdown
+from tests.pages import REPOSITORY
+
+FIGURES, PAGE = REPOSITORY / "docs" / "engines.json", REPOSITORY / "docs" / "serving.md"
+
+
+def write(figures: dict) -> None:
+    """Replace the figures and the page's table."""
+    FIGURES.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def render(page: str) -> str:
+    """The page, its table made anew."""
+    figures = json.loads(FIGURES.read_text(encoding="utf-8"))
+    versions = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
+    head = ["", "", "dtype", "answers", "log-probabilities"]
+    return between_marks(page, "engines", f"{versions}.\n\n{markdown(head, list(map(_row, figures['rows'])))}")
+
+
+def _row(row: dict) -> list[str]:
+    name = f"{row['base']}, {row['connection'] or 'the base itself'}{', trained' * row['trained']}"
+    if "error" in row:
+        return [name, row["does"], row["dtype"], "none", ""]
+    answers = "those of `generate`" if row["tokens"] else "near those of `generate`"
+    if "equal_to_base" in row:
+        answers = "the base's, bit for bit" if row["equal_to_base"] else "other than the base's"
+    return [name, row["does"], row["dtype"], answers, f"within {row['distance']:.1g}"]

