@@ -9,7 +9,7 @@ INSTALLED_SLOW := $(VENV)/.installed-slow
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST_TRITON := OMP_NUM_THREADS=1 $(BIN)/python tests/triton/run.py -n 2
 
-.PHONY: demo test test-slow test-range test-transformers fuzz lint style clean
+.PHONY: demo test test-slow test-range test-transformers test-engines fuzz lint style clean
 
 demo: $(INSTALLED)
 	$(BIN)/hf-hyperconn demo
@@ -25,6 +25,10 @@ test-slow: $(INSTALLED_SLOW)
 # Transformers' own tests of models, on four families; their source is downloaded once
 test-transformers: $(INSTALLED)
 	$(BIN)/python tests/transformers_suite/run.py
+
+# vLLM, in an environment of its own, 6 GB; writes docs/engines.json and the table of docs/serving.md
+test-engines: $(INSTALLED)
+	$(BIN)/python -m tests.engines --write
 
 # mutated checkpoints, signals and full disks against the commands; writes docs/reliability.json and the page's tables
 fuzz: $(INSTALLED)

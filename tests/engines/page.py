@@ -18,7 +18,7 @@ def render(page: str) -> str:
     """The page, its table made anew."""
     figures = json.loads(FIGURES.read_text(encoding="utf-8"))
     versions = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
-    head = ["", "", "dtype", "answers", "log-probabilities"]
+    head = ["", "", "dtype", "answers", "log-probabilities, from those of `generate` in float32"]
     return between_marks(page, "engines", f"{versions}.\n\n{markdown(head, list(map(_row, figures['rows'])))}")
 
 
@@ -26,7 +26,7 @@ def _row(row: dict) -> list[str]:
     name = f"{row['base']}, {row['connection'] or 'the base itself'}{', trained' * row['trained']}"
     if "error" in row:
         return [name, row["does"], row["dtype"], "none", ""]
-    answers = "those of `generate`" if row["tokens"] else "near those of `generate`"
+    answers = "those of `generate`" if row["tokens"] else "differ by rounding"
     if "equal_to_base" in row:
         answers = "the base's, bit for bit" if row["equal_to_base"] else "other than the base's"
     return [name, row["does"], row["dtype"], answers, f"within {row['distance']:.1g}"]

@@ -1,0 +1,17 @@
+"""What `make test-engines` found last is what docs/serving.md says, and nothing differed."""
+
+import json
+
+from .engines.page import FIGURES, PAGE, render
+
+
+def test_the_page_says_what_was_found_last():
+    page = PAGE.read_text(encoding="utf-8")
+    assert render(page) == page
+    assert "| Llama, DHC×4, trained | tensor parallel, 2 | float32 |" in page
+
+
+def test_nothing_differed():
+    rows = json.loads(FIGURES.read_text(encoding="utf-8"))["rows"]
+    assert len(rows) > 20
+    assert all(row["ok"] for row in rows)
