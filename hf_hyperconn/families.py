@@ -25,6 +25,7 @@ SHARED_CODE = (
     "manifold_hyper_connections_kernels.py",
     "manifold_hyper_connections_triton.py",
     "modeling_hyper_connections.py",
+    "norm_forms.py",
     "peft_defaults.py",
 )
 

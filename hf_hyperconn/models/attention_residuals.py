@@ -87,17 +87,17 @@ class AttentionResidual(Connection):
 
     def forward(self, streams: torch.Tensor | Values) -> tuple[torch.Tensor, Values]:
         """The width connection, of streams or of what the sub-layer before has written."""
-        values = streams if isinstance(streams, Values) else Values.of_streams(streams)
+        values = Values.of_streams(streams) if isinstance(streams, torch.Tensor) else Values(*streams)
         return values.read(self.query, self.form, self.eps), values
 
     def depth_connection(self, carry: Values, branch_output: torch.Tensor) -> torch.Tensor:
         """The next streams `[B, S, 1 + M, D]`, M one more if the sub-layer opens a block."""
-        return carry.write(branch_output, self.opens_block).streams()
+        return Values(*carry).write(branch_output, self.opens_block).streams()
 
     def next_width_connection(
         self, previous: "AttentionResidual", carry: Values, branch_output: torch.Tensor
     ) -> tuple[torch.Tensor, Values]:
-        return self(carry.write(branch_output, previous.opens_block))
+        return self(Values(*carry).write(branch_output, previous.opens_block))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, opens_block={self.opens_block}, form={self.form!r}"

@@ -92,6 +92,8 @@ class HyperConnectionConfig:
 
     def __init_subclass__(cls, *args, **kwargs):
         super().__init_subclass__(*args, **kwargs)
+        if not hasattr(cls, "base_model_type"):  # empty as yet: cloudpickle sets attributes of a class afterwards
+            return
         # AutoTokenizer looks the tokenizer's class up by model type, and so finds the base's
         names, overruled = TOKENIZER_MAPPING_NAMES, MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
         if cls.base_model_type in names:

@@ -36,9 +36,9 @@ class DualResidual(Connection):
 
     def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
         """The next streams `[B, S, 2, D]`; x is normed in float32."""
-        wide = super().depth_connection(carry._replace(dtype=carry.mixed.dtype), branch_output)
-        x, d = wide.unbind(-2)
-        return torch.stack([self.norm(x), d], dim=-2).to(torch.promote_types(carry.dtype, branch_output.dtype))
+        mixed, beta, dtype = carry
+        x, d = super().depth_connection(Carry(mixed, beta, mixed.dtype), branch_output).unbind(-2)
+        return torch.stack([self.norm(x), d], dim=-2).to(torch.promote_types(dtype, branch_output.dtype))
 
 
 class DualReadout(WideModule):

@@ -53,7 +53,7 @@ class FracConnection(HyperConnection):
 
     def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
         """The next parts `[B, S, m, D / m]`, from the carry and the branch output `[B, S, D]`."""
-        return depth_connection(carry, branch_output.unflatten(-1, (self.hc_mult, -1)))
+        return depth_connection(Carry(*carry), branch_output.unflatten(-1, (self.hc_mult, -1)))
 
 
 def narrow_norm(norm: nn.Module, size: int) -> nn.Module:

@@ -32,13 +32,13 @@ from torch import nn
 from .hyper_connections_autograd import is_transformed
 from .hyper_connections_step import (
     StepCarry,
-    fold_norm,
     read_streams,
     without_autocast,
     write_and_read_streams,
     write_streams,
 )
 from .hyper_connections_torch import Reader, compute_dtype, uses_matrix_products
+from .norm_forms import NormForm, form_of
 
 
 class Carry(NamedTuple):
@@ -52,6 +52,14 @@ class Carry(NamedTuple):
     mixed: torch.Tensor
     beta: torch.Tensor
     dtype: torch.dtype
+
+
+def is_mixed(carry: tuple) -> bool:
+    """Whether it is a `Carry`, in which the streams are mixed, and not one of a step or of kernels.
+
+    Not told by the class: some of what handles the outputs of modules (compressed-tensors) makes plain tuples of them.
+    """
+    return isinstance(carry[-1], torch.dtype)
 
 
 def expand_streams(hidden_states: torch.Tensor, hc_mult: int) -> torch.Tensor:
@@ -197,7 +205,7 @@ class Connection(WideModule):
 
     def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
         """The next streams `[B, S, N, D]`, from the carry and the branch output `[B, S, D]`."""
-        return depth_connection(carry, branch_output.unsqueeze(-2))
+        return depth_connection(Carry(*carry), branch_output.unsqueeze(-2))
 
     def next_width_connection(
         self, previous: "Connection", carry: Carry, branch_output: torch.Tensor
@@ -265,8 +273,24 @@ class HyperConnection(Connection):
         super().__init__(hidden_size, hc_mult, sub_layer)
         self.tanh, self.written = tanh, written
         self.keeps_streams: bool | None = None
+        self.norm_form: NormForm | None = None
         self.norm = norm if norm is None else in_float32(norm)
         self.register_initial_values()
+
+    def __setattr__(self, name: str, value) -> None:
+        super().__setattr__(name, value)
+        if name == "norm":
+            self.norm_form = self._form_of_norm()
+
+    def _form_of_norm(self) -> NormForm | None:
+        """What the norm computes. One that does not run on a CPU is taken for what was there before."""
+        if self.norm is None:
+            return None
+        try:
+            return form_of(self.norm, self.stream_size)
+        except Exception:  # whatever an engine's own norm raises there
+            before = self.norm_form
+            return before if before is not None and before.fits(self.norm) else None
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """The equivalent initialisation of every parameter but the norm's, float32 (Eq. 14, Algorithm 2)."""
@@ -334,8 +358,10 @@ class HyperConnection(Connection):
         static = (self.static_alpha.to(dtype), self.static_beta.to(dtype))
         if self.norm is None:
             return Reader(*static)
-        norm = fold_norm(self.norm)
-        if norm is None or (norm.weight is not None and norm.weight.device != self.static_alpha.device):
+        if self.norm_form is None:
+            return None
+        norm = self.norm_form.fold(self.norm)
+        if norm.weight is not None and norm.weight.device != self.static_alpha.device:
             return None
         fn = torch.cat([self.dynamic_alpha_fn, self.dynamic_beta_fn.unsqueeze(-1)], dim=-1).to(dtype)
         return Reader(
@@ -353,13 +379,14 @@ class HyperConnection(Connection):
         self, streams: torch.Tensor | StepCarry, branch_output: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Carry | StepCarry]:
         """The width connection; with a branch output, `streams` is the carry of the sub-layer before, yet to write."""
-        values = streams.streams if isinstance(streams, StepCarry) else streams
+        carry = None if branch_output is None else StepCarry(*streams)
+        values = streams if carry is None else carry.streams
         with without_autocast(values):
             reader = None if is_transformed() else self.reader(compute_dtype(values.dtype))
-            if branch_output is not None and reader is not None:
-                return write_and_read_streams(streams, branch_output, reader)
-            if branch_output is not None:
-                values = write_streams(streams, branch_output)
+            if carry is not None and reader is not None:
+                return write_and_read_streams(carry, branch_output, reader)
+            if carry is not None:
+                values = write_streams(carry, branch_output)
             if reader is not None:
                 return read_streams(values, reader, self.keeps_streams)
         return super().forward(values)
@@ -367,15 +394,15 @@ class HyperConnection(Connection):
     def next_width_connection(
         self, previous: Connection, carry: Carry | StepCarry, branch_output: torch.Tensor
     ) -> tuple[torch.Tensor, Carry | StepCarry]:
-        if isinstance(carry, StepCarry):
-            return self(carry, branch_output)
-        return super().next_width_connection(previous, carry, branch_output)
+        if is_mixed(carry):
+            return super().next_width_connection(previous, carry, branch_output)
+        return self(carry, branch_output)
 
     def depth_connection(self, carry: Carry | StepCarry, branch_output: torch.Tensor) -> torch.Tensor:
-        if not isinstance(carry, StepCarry):
+        if is_mixed(carry):
             return super().depth_connection(carry, branch_output)
         with without_autocast(branch_output):
-            return write_streams(carry, branch_output)
+            return write_streams(StepCarry(*carry), branch_output)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, tanh={self.tanh}"

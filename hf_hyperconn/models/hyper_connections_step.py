@@ -22,7 +22,6 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
-from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from transformers.utils import logging
@@ -291,33 +290,3 @@ def _of_written(grad_beta: torch.Tensor, coefficients: torch.Tensor) -> torch.Te
     if coefficients.dim() == 2:
         grad_beta = grad_beta.flatten(0, -2).sum(0)
     return F.pad(grad_beta.unsqueeze(-1), (coefficients.shape[-1] - 1, 0))
-
-
-class FoldedNorm(NamedTuple):
-    """A norm of the last dimension as weight * (x - mean) / sqrt(variance + eps) + bias.
-
-    weight, bias: `[D]`, or None. centred: whether it takes off the mean; otherwise the mean square is the variance.
-    """
-
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
-    eps: float
-    centred: bool
-
-
-def fold_norm(norm: nn.Module) -> FoldedNorm | None:
-    """What a norm does, when it is one of those that a step can compute by itself; None for another."""
-    if type(norm) is nn.LayerNorm:
-        return FoldedNorm(norm.weight, norm.bias, norm.eps, centred=True)
-    if type(norm) is nn.RMSNorm and norm.eps is not None:
-        return FoldedNorm(norm.weight, None, norm.eps, centred=False)
-    name = type(norm).__name__
-    if not type(norm).__module__.startswith("transformers.models."):
-        return None
-    if name == "OlmoLayerNorm":
-        return FoldedNorm(None, None, 1e-5, centred=True)
-    if name in ("GemmaRMSNorm", "Gemma2RMSNorm"):
-        return FoldedNorm(1.0 + norm.weight, None, norm.eps, centred=False)
-    if name.endswith("RMSNorm") and hasattr(norm, "variance_epsilon"):
-        return FoldedNorm(norm.weight, None, norm.variance_epsilon, centred=False)
-    return None

@@ -37,9 +37,9 @@ class KeelConnection(Connection):
 
     def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
         """The next stream `[B, S, 1, D]`, normed in float32."""
-        wide = carry._replace(dtype=carry.mixed.dtype)
-        normed = self.norm(super().depth_connection(wide, branch_output))
-        return normed.to(torch.promote_types(carry.dtype, branch_output.dtype))
+        mixed, beta, dtype = carry
+        normed = self.norm(super().depth_connection(Carry(mixed, beta, mixed.dtype), branch_output))
+        return normed.to(torch.promote_types(dtype, branch_output.dtype))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, alpha={self.alpha}"

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 
-from .hyper_connections import Carry, Connection, WideModule, compute_dtype, stream_mean
+from .hyper_connections import Carry, Connection, WideModule, compute_dtype, is_mixed, stream_mean
 from .hyper_connections_autograd import gradients, is_transformed, needs_autograd
 from .hyper_connections_step import implementation, without_autocast
 
@@ -122,7 +122,7 @@ class ManifoldHyperConnection(Connection):
         return branch_input, ManifoldCarry(handed_on, write, mix)
 
     def depth_connection(self, carry: Carry | ManifoldCarry, branch_output: torch.Tensor) -> torch.Tensor:
-        if not isinstance(carry, ManifoldCarry):
+        if is_mixed(carry):
             return super().depth_connection(carry, branch_output)
         with without_autocast(branch_output):
             return _Depth.apply(self.mixes, *carry, branch_output)

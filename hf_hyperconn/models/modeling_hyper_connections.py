@@ -313,7 +313,8 @@ def reduce_recorded_streams(forward):
         if outputs[0].dim() == 4:
             raise ValueError(
                 "no decoder layer has read the streams out: the last one is inside a wrapper, or something else "
-                "stands in its place. Remove it from the list of layers, and wrap layers after that."
+                "stands in its place. Remove it from the list of layers, and wrap layers after that. Stages of a "
+                "pipeline end so, too: use tensor parallelism instead."
             )
         if outputs.get("hidden_states") is not None:
             outputs["hidden_states"] = tuple(

@@ -1,0 +1,94 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""Norms by what they compute, whatever class they are of, so that a step can compute them by itself.
+
+A norm is run once, on a few vectors and with known parameters. Nothing depends on its name: families, engines and
+kernels have classes of their own for the same function.
+"""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+USUAL_EPS = (1e-5, 1e-6, 1e-8)  # of norms that don't keep theirs in an attribute
+SCALES = (1.0, 30.0, 1e-3, 1e-5)  # of the vectors; in small ones eps is seen
+TOLERANCES = {"rtol": 1e-5, "atol": 1e-6}
+
+
+class FoldedNorm(NamedTuple):
+    """A norm of the last dimension as weight * (x - mean) / sqrt(variance + eps) + bias.
+
+    weight, bias: `[D]`, or None. centred: whether it takes off the mean; otherwise the mean square is the variance.
+    """
+
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    eps: float
+    centred: bool
+
+
+class NormForm(NamedTuple):
+    """What a norm computes, but for its parameters.
+
+    eps, centred: as of `FoldedNorm`.
+    added: to the parameter `weight`, 1 for Gemma's norms; None when there is no such parameter.
+    has_bias: whether there is a parameter `bias`.
+    """
+
+    eps: float
+    centred: bool
+    added: float | None
+    has_bias: bool
+
+    def fits(self, norm: nn.Module) -> bool:
+        """Whether a norm has the parameters of this form."""
+        names = {name for name, _ in norm.named_parameters()}
+        return names == {name for name, has in (("weight", self.added is not None), ("bias", self.has_bias)) if has}
+
+    def fold(self, norm: nn.Module) -> FoldedNorm:
+        """The norm, with the parameters that it has now."""
+        weight = None if self.added is None else norm.weight
+        if self.added:
+            weight = self.added + weight
+        return FoldedNorm(weight, norm.bias if self.has_bias else None, self.eps, self.centred)
+
+
+def form_of(norm: nn.Module, size: int) -> NormForm | None:
+    """What a norm of `size` channels computes; None when it is another function than `FoldedNorm` can be.
+
+    Its own tensors may be on any device, the meta device included. What running it raises is raised.
+    """
+    tensors = dict(norm.named_parameters()) | dict(norm.named_buffers())
+    if not tensors.keys() <= {"weight", "bias"} or any(tensor.shape != (size,) for tensor in tensors.values()):
+        return None
+    with unset_fake_temporarily(), torch.device("cpu"), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        channels = torch.arange(1, size + 1, dtype=torch.float32)
+        vectors = torch.stack([scale * (torch.sin(channels * (i + 1)) + 0.5) for i, scale in enumerate(SCALES)])
+        known = {"weight": 1 + torch.cos(channels) / 2, "bias": torch.sin(2 * channels)}
+        parameters = {name: nn.Parameter(known[name].clone()) for name in tensors}
+        twin = deepcopy(norm, {id(tensor): parameters[name] for name, tensor in tensors.items()})
+        found = twin(vectors.clone())
+        if not isinstance(found, torch.Tensor) or found.shape != vectors.shape:
+            return None
+        for form in _forms(norm, tensors):
+            if torch.allclose(_normed(vectors, form.fold(twin)), found, **TOLERANCES):
+                return form
+    return None
+
+
+def _forms(norm: nn.Module, parameters: dict[str, torch.Tensor]) -> Iterator[NormForm]:
+    own = [value for value in vars(norm).values() if isinstance(value, float) and 0 < value < 1]
+    added = (0.0, 1.0) if "weight" in parameters else (None,)
+    for eps, centred, offset in product(dict.fromkeys((*own, *USUAL_EPS)), (False, True), added):
+        yield NormForm(eps, centred, offset, "bias" in parameters)
+
+
+def _normed(x: torch.Tensor, norm: FoldedNorm) -> torch.Tensor:
+    values = x - x.mean(-1, keepdim=True) if norm.centred else x
+    values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + norm.eps)
+    values = values if norm.weight is None else norm.weight * values
+    return values if norm.bias is None else values + norm.bias

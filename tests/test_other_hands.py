@@ -1,0 +1,171 @@
+"""What engines and tools do to configs, carries and norms changes nothing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import LlamaForCausalLM
+
+from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, convert_model
+from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.models.hyper_connections import HyperConnection
+
+from .conftest import TINY, hc_llama, llama_config, randomise_connections
+
+# as vLLM sends a config to its workers, which may have no cache of modules
+SEND = """
+import sys; sys.modules["hf_hyperconn"] = None
+import cloudpickle
+from transformers import AutoConfig
+config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
+import transformers_modules
+cloudpickle.register_pickle_by_value(transformers_modules)
+sys.stdout.buffer.write(cloudpickle.dumps(config))
+"""
+RECEIVE = """
+import sys; sys.modules["hf_hyperconn"] = None
+import pickle, torch
+from transformers import AutoModel
+config = pickle.load(sys.stdin.buffer)
+assert "transformers_modules" not in sys.modules
+print(config.to_json_string(use_diff=False), end="")
+model = AutoModel.from_config(config, dtype=torch.bfloat16, trust_remote_code=True)
+assert type(model.config).model_type == "hc_llama" and model.dtype == torch.bfloat16
+"""
+PRINT = """
+import sys; sys.modules["hf_hyperconn"] = None
+from transformers import AutoConfig
+print(AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True).to_json_string(use_diff=False), end="")
+"""
+
+
+def run(code: str, *arguments: str, modules: Path, **keywords) -> bytes:
+    environment = {**os.environ, "HF_MODULES_CACHE": str(modules), "PYTHONPATH": ""}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, check=False, env=environment, **keywords)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+def test_a_config_survives_being_pickled_by_value(llama_folder, tmp_path):
+    pytest.importorskip("cloudpickle")
+    folder = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="off").path
+    sent = run(SEND, str(folder), modules=tmp_path / "here")
+    received = run(RECEIVE, modules=tmp_path / "there", input=sent)
+    assert received == run(PRINT, str(folder), modules=tmp_path / "here")
+
+
+def plain(value):
+    """As what handles the outputs of modules by `isinstance(value, tuple)` rebuilds them."""
+    return tuple(map(plain, value)) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"connection": "shc"},
+        {"connection": "frac"},
+        {"connection": "mhc"},
+        {"connection": "altup"},
+        {"connection": "attnres", "hc_mult": 1},
+        {"connection": "attnres", "hc_mult": 1, "hc_block": 2},
+        {"connection": "keel", "hc_mult": 1},
+        {"connection": "dual", "hc_mult": 2},
+    ],
+    ids=str,
+)
+def test_carries_may_become_plain_tuples(fields, ids):
+    model = randomise_connections(hc_llama(**fields))
+    expected = model(ids, labels=ids)
+    expected.loss.backward()
+    grads = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    for layer in model.model.layers:
+        for connection in (layer.attn_hc, layer.mlp_hc):
+            connection.register_forward_pre_hook(lambda module, args: plain(args))
+            connection.register_forward_hook(lambda module, args, output: plain(output))
+    found = model(ids, labels=ids)
+    found.loss.backward()
+    assert torch.equal(found.logits, expected.logits)
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), grads, strict=True))
+
+
+class EngineNorm(nn.Module):
+    """An RMSNorm of an engine's own class, with the weight of the one that it replaces."""
+
+    def __init__(self, weight: torch.Tensor, epsilon: float):
+        super().__init__()
+        self.weight, self.epsilon = weight, epsilon
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon))
+
+
+class NormOfADevice(EngineNorm):
+    def forward(self, x):
+        raise RuntimeError("runs on a GPU alone")
+
+
+class OtherFunction(EngineNorm):
+    def forward(self, x):
+        return self.weight * torch.tanh(x)
+
+
+class ScaledBelow(EngineNorm):
+    """Told apart from an RMSNorm by its small vectors alone."""
+
+    def forward(self, x):
+        return self.weight * x / x.pow(2).mean(-1, keepdim=True).sqrt().clamp(min=1e-3)
+
+
+def replaced(ids, norm_class) -> tuple[list[HyperConnection], torch.Tensor, torch.Tensor]:
+    """Connections whose norms were replaced by `norm_class`, and logits before and after."""
+    model = randomise_connections(hc_llama())
+    expected = model(ids).logits
+    connections = [module for module in model.modules() if isinstance(module, HyperConnection)]
+    for connection in connections:
+        connection.norm = norm_class(connection.norm.weight, connection.norm.variance_epsilon)
+    return connections, expected, model(ids).logits
+
+
+@pytest.mark.parametrize("norm_class", [EngineNorm, NormOfADevice])
+def test_an_engine_may_replace_norms_and_steps_are_taken_still(norm_class, ids):
+    connections, expected, found = replaced(ids, norm_class)
+    assert all(connection.reader(torch.float32) is not None for connection in connections)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("norm_class", [OtherFunction, ScaledBelow])
+def test_another_function_in_the_place_of_a_norm_is_called(norm_class, ids):
+    connections, expected, found = replaced(ids, norm_class)
+    assert all(connection.reader(torch.float32) is None for connection in connections)
+    assert not torch.equal(found, expected)
+
+
+def test_a_norm_is_known_on_the_meta_device_and_with_fake_tensors(ids):
+    forms = {module.norm_form for module in hc_llama().modules() if isinstance(module, HyperConnection)}
+    assert len(forms) == 1
+    assert None not in forms
+    for mode in (torch.device("meta"), FakeTensorMode()):
+        with mode:
+            model = HCLlamaForCausalLM(HCLlamaConfig(**TINY))
+        assert {module.norm_form for module in model.modules() if isinstance(module, HyperConnection)} == forms
+
+
+def test_a_stage_of_a_pipeline_is_refused():
+    """vLLM cuts a model in stages even when it has no plan for that, and puts such layers where others were."""
+
+    class MissingLayer(torch.nn.Module):
+        def forward(self, hidden_states, **kwargs):
+            return hidden_states
+
+    stage = convert_model(LlamaForCausalLM(llama_config())).model
+    stage.layers[0] = MissingLayer()
+    with pytest.raises(ValueError, match=r"layer 1 received hidden states of shape \(2, 24, 32\).*tensor parallelism"):
+        stage(inputs_embeds=torch.zeros(2, 24, 32))
