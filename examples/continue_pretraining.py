@@ -9,6 +9,7 @@ continues from the last checkpoint there. docs/training.md explains the choices.
 """
 
 import gc
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +131,8 @@ def save(trainer: Trainer) -> None:
 def main(arguments: list[str]) -> None:
     """Load, train, save and evaluate."""
     recipe, args = parse_arguments(arguments)
+    if args.torch_compile:  # layer by layer: all but the first and the last share one graph
+        os.environ.setdefault("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "true")
     tokenizer = AutoTokenizer.from_pretrained(recipe.model)
     with args.main_process_first():
         training = load_training_data(recipe, tokenizer, args)

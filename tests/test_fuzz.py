@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from . import reliability
 from .pages import REPOSITORY, read
 
@@ -26,6 +28,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.slow
 def test_planted_defects_are_found():
     """Each in a command line that is otherwise the real one, which passes."""
     done = subprocess.run(

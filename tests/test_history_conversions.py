@@ -38,9 +38,10 @@ SLOW = {
     "attnres 4": {"connection": "attnres", "hc_block": 4},
 }
 SLOW = {name: fields for name, fields in SLOW.items() if name not in FAST}
+CASES = {**FAST, **SLOW}
 
 
-def differing(cases: dict, attention: str, stories: Path, place: Path) -> dict[str, list[str]]:
+def differing(cases: dict, attention: str, new_tokens: int, stories: Path, place: Path) -> dict[str, list[str]]:
     """What a process without this package finds to differ, by case and dtype."""
     folders = {
         name: convert_checkpoint(str(stories), place / str(i), verify="structure", **fields).path
@@ -53,22 +54,22 @@ def differing(cases: dict, attention: str, stories: Path, place: Path) -> dict[s
         "dtypes": DTYPES,
         "prompts": AutoTokenizer.from_pretrained(stories)(PROMPTS)["input_ids"],
     }
-    found = elsewhere([{"comparisons": [comparison], "new_tokens": 40}], place)
+    found = elsewhere([{"comparisons": [comparison], "new_tokens": new_tokens}], place)
     return {
         f"{name} {dtype}": found[f"{path} {dtype} {attention}"] for name, path in folders.items() for dtype in DTYPES
     }
 
 
 @pytest.mark.parametrize(
-    ("cases", "attention"),
+    ("cases", "attention", "new_tokens"),
     [
-        pytest.param(FAST, "sdpa", id="few"),
-        pytest.param(FAST, "eager", id="few-eager", marks=pytest.mark.slow),
-        pytest.param(SLOW, "sdpa", id="all", marks=pytest.mark.slow),
+        pytest.param(FAST, "sdpa", 12, id="few"),
+        pytest.param(FAST, "eager", 40, id="few-eager", marks=pytest.mark.slow),
+        pytest.param(CASES, "sdpa", 40, id="all", marks=pytest.mark.slow),
     ],
 )
-def test_equal_to_the_base_without_the_package(cases, attention, stories, tmp_path):
-    found = differing(cases, attention, stories, tmp_path)
+def test_equal_to_the_base_without_the_package(cases, attention, new_tokens, stories, tmp_path):
+    found = differing(cases, attention, new_tokens, stories, tmp_path)
     assert found == dict.fromkeys(found, [])
     assert len(found) == 3 * len(cases)
 

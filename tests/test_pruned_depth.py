@@ -5,7 +5,6 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounter
 from transformers import Glm4Config, Glm4ForCausalLM
 
 from hf_hyperconn import convert_model
@@ -159,13 +158,3 @@ def test_streams_that_nobody_reads_out_are_refused(llama, ids):
     assert_equal(model, llama, ids)
     with pytest.raises(ValueError, match="the last one is inside a wrapper"):
         keep(model, [0, 1])(ids)
-
-
-def test_layers_compile_to_three_graphs(ids):
-    model = hc_llama(num_hidden_layers=6).eval()
-    counter = CompileCounter()
-    for layer in model.model.layers:
-        layer.compile(backend=counter)
-    with torch.no_grad():
-        model(ids, use_cache=False)
-    assert counter.frame_count == 3

@@ -124,6 +124,8 @@ def test_options_that_save_memory_and_time(place, stories, texts):
     assert torch.equal(train("checkpointing", "--gradient_checkpointing"), plain)
     compiled = train("compiled", "--torch_compile", "--torch_compile_backend", "aot_eager")
     torch.testing.assert_close(compiled, plain, **COMPILED)
+    saved = [load_file(place / name / "model.safetensors") for name in ("plain", "compiled")]
+    assert saved[0].keys() == saved[1].keys()
     in_bfloat16 = train("bfloat16", "--bf16", "true")
     assert not torch.equal(in_bfloat16, plain)
     saved = load_file(place / "bfloat16" / "model.safetensors")
