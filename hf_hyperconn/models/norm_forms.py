@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 USUAL_EPS = (1e-5, 1e-6, 1e-8)  # of norms that don't keep theirs in an attribute
 SCALES = (1.0, 30.0, 1e-3, 1e-5)  # of the vectors; in small ones eps is seen
@@ -62,6 +61,8 @@ def form_of(norm: nn.Module, size: int) -> NormForm | None:
 
     Its own tensors may be on any device, the meta device included. What running it raises is raised.
     """
+    from torch._subclasses.fake_tensor import unset_fake_temporarily  # torch's own: a folder must load without it
+
     tensors = dict(norm.named_parameters()) | dict(norm.named_buffers())
     if not tensors.keys() <= {"weight", "bias"} or any(tensor.shape != (size,) for tensor in tensors.values()):
         return None
