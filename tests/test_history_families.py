@@ -10,15 +10,10 @@ from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.families import FAMILIES
 
 from .test_families import DTYPES, PROMPTS, compared
-from .test_history_conversions import FAST, SLOW
+from .test_history_conversions import CASES, FAST, SLOW
 from .tiny import tiny
 
 families = pytest.mark.parametrize("model_type", FAMILIES)
-
-
-def cases_of(model_type: str) -> dict[str, dict]:
-    """What is converted of a family: the main cases, and every third of the others, so that any three have all."""
-    return {**FAST, **dict(list(SLOW.items())[list(FAMILIES).index(model_type) % 3 :: 3])}
 
 
 @families
@@ -40,7 +35,7 @@ def place(model_types, tmp_path_factory) -> Path:
     for model_type in model_types:
         base = place / model_type / "base"
         tiny(model_type).save_pretrained(base)
-        for name, fields in cases_of(model_type).items():
+        for name, fields in CASES.items():
             convert_checkpoint(str(base), base.with_name(name), verify="structure", **fields)
     return place
 
@@ -54,5 +49,5 @@ def differing(model_types, place) -> dict[str, list[str]]:
 @families
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equal_to_the_base_without_the_package(model_type, dtype, place, differing):
-    found = {name: differing[f"{place / model_type / name} {dtype} None"] for name in cases_of(model_type)}
+    found = {name: differing[f"{place / model_type / name} {dtype} None"] for name in CASES}
     assert found == dict.fromkeys(found, [])
