@@ -7,7 +7,6 @@ kernels have classes of their own for the same function.
 
 from collections.abc import Iterator
 from copy import deepcopy
-from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -84,8 +83,9 @@ def form_of(norm: nn.Module, size: int) -> NormForm | None:
 def _forms(norm: nn.Module, parameters: dict[str, torch.Tensor]) -> Iterator[NormForm]:
     own = [value for value in vars(norm).values() if isinstance(value, float) and 0 < value < 1]
     added = (0.0, 1.0) if "weight" in parameters else (None,)
-    for eps, centred, offset in product(dict.fromkeys((*own, *USUAL_EPS)), (False, True), added):
-        yield NormForm(eps, centred, offset, "bias" in parameters)
+    for eps in dict.fromkeys((*own, *USUAL_EPS)):
+        for centred in (False, True):
+            yield from (NormForm(eps, centred, offset, "bias" in parameters) for offset in added)
 
 
 def _normed(x: torch.Tensor, norm: FoldedNorm) -> torch.Tensor:
