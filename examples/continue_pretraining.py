@@ -154,9 +154,13 @@ def main(arguments: list[str]) -> None:
     save(trainer)
     if held_out is not None:
         trainer.log_metrics("eval", trainer.evaluate())
-    trainer.accelerator.end_training()  # or a rank that ends before the others may abort on its way out
+    accelerator = trainer.accelerator
+    # DDP goes while the process group is there: as its last owner it would wait for threads that wait for Python
+    del trainer
+    accelerator.free_memory()
+    gc.collect()
+    accelerator.end_training()  # or a rank that ends before the others may abort on its way out
 
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-    gc.collect()  # the trainer, in whose cycles DDP keeps threads of gloo: they may abort if they outlive Python

@@ -49,8 +49,9 @@ def on_ranks(command: list[str], ranks: int, added: list[str], before: tuple[str
 
 
 def environment(threads: int = 1) -> dict[str, str]:
-    """That of a process which finds this package and no GPU."""
-    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
+    """That of a process which finds this package and no GPU, and whose ranks meet on this machine alone."""
+    found = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
+    return {**found, "GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else found
 
 
 def run(*commands: list[str]) -> str:
