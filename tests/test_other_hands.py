@@ -169,3 +169,11 @@ def test_a_stage_of_a_pipeline_is_refused():
     stage.layers[0] = MissingLayer()
     with pytest.raises(ValueError, match=r"layer 1 received hidden states of shape \(2, 24, 32\).*tensor parallelism"):
         stage(inputs_embeds=torch.zeros(2, 24, 32))
+
+
+def test_a_norm_that_is_a_unit_of_fsdp2_is_called():
+    """Its weight is there while it runs, and its gradient is reduced because it ran."""
+    connection = hc_llama().model.layers[0].attn_hc
+    assert connection.reader(torch.float32) is not None
+    connection.norm.__class__ = type("FSDPLlamaRMSNorm", (type(connection.norm),), {})  # as fully_shard does
+    assert connection.reader(torch.float32) is None

@@ -280,7 +280,7 @@ class HyperConnection(Connection):
     def __setattr__(self, name: str, value) -> None:
         super().__setattr__(name, value)
         if name == "norm":
-            self.norm_form = self._form_of_norm()
+            self.norm_form, self.norm_class = self._form_of_norm(), type(value)
 
     def _form_of_norm(self) -> NormForm | None:
         """What the norm computes. One that does not run on a CPU is taken for what was there before."""
@@ -353,12 +353,13 @@ class HyperConnection(Connection):
     def reader(self, dtype: torch.dtype) -> Reader | None:
         """What a step needs to compute `coefficients` in `dtype`; None when the norm must be called to be computed.
 
-        That is a norm which a step does not know, or whose weight is elsewhere and only brought by its own hooks.
+        That is a norm which a step does not know, or whose weight is only brought by its own hooks: it is elsewhere, or
+        FSDP2 has made a unit of the norm and so changed its class.
         """
         static = (self.static_alpha.to(dtype), self.static_beta.to(dtype))
         if self.norm is None:
             return Reader(*static)
-        if self.norm_form is None:
+        if self.norm_form is None or type(self.norm) is not self.norm_class:
             return None
         norm = self.norm_form.fold(self.norm)
         if norm.weight is not None and norm.weight.device != self.static_alpha.device:
