@@ -353,8 +353,8 @@ class HyperConnection(Connection):
     def reader(self, dtype: torch.dtype) -> Reader | None:
         """What a step needs to compute `coefficients` in `dtype`; None when the norm must be called to be computed.
 
-        That is a norm which a step does not know, or whose weight is only brought by its own hooks: it is elsewhere, or
-        FSDP2 has made a unit of the norm and so changed its class.
+        That is a norm which a step does not know, or whose weight is only brought by its own hooks, as it is elsewhere
+        or FSDP2 has made a unit of the norm and so changed its class.
         """
         static = (self.static_alpha.to(dtype), self.static_beta.to(dtype))
         if self.norm is None:
