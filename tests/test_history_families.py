@@ -50,4 +50,4 @@ def differing(model_types, place) -> dict[str, list[str]]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equal_to_the_base_without_the_package(model_type, dtype, place, differing):
     found = {name: differing[f"{place / model_type / name} {dtype} None"] for name in CASES}
-    assert found == dict.fromkeys(found, [])
+    assert found == dict.fromkeys(CASES, [])

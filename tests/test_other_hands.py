@@ -53,7 +53,6 @@ def run(code: str, *arguments: str, modules: Path, **keywords) -> bytes:
 
 
 def test_a_config_survives_being_pickled_by_value(llama_folder, tmp_path):
-    pytest.importorskip("cloudpickle")
     folder = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="off").path
     sent = run(SEND, str(folder), modules=tmp_path / "here")
     received = run(RECEIVE, modules=tmp_path / "there", input=sent)
