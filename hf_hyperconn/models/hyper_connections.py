@@ -280,17 +280,7 @@ class HyperConnection(Connection):
     def __setattr__(self, name: str, value) -> None:
         super().__setattr__(name, value)
         if name == "norm":
-            self.norm_form, self.norm_class = self._form_of_norm(), type(value)
-
-    def _form_of_norm(self) -> NormForm | None:
-        """What the norm computes. One that does not run on a CPU is taken for what was there before."""
-        if self.norm is None:
-            return None
-        try:
-            return form_of(self.norm, self.stream_size)
-        except Exception:  # whatever an engine's own norm raises there
-            before = self.norm_form
-            return before if before is not None and before.fits(self.norm) else None
+            self.norm_form = None if value is None else form_of(value, self.stream_size, before=self.norm_form)
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """The equivalent initialisation of every parameter but the norm's, float32 (Eq. 14, Algorithm 2)."""
@@ -353,16 +343,13 @@ class HyperConnection(Connection):
     def reader(self, dtype: torch.dtype) -> Reader | None:
         """What a step needs to compute `coefficients` in `dtype`; None when the norm must be called to be computed.
 
-        That is a norm which a step does not know, or whose weight is only brought by its own hooks, as it is elsewhere
-        or FSDP2 has made a unit of the norm and so changed its class.
+        That is a norm which a step does not know, or whose weight is elsewhere and only brought by its own hooks.
         """
         static = (self.static_alpha.to(dtype), self.static_beta.to(dtype))
         if self.norm is None:
             return Reader(*static)
-        if self.norm_form is None or type(self.norm) is not self.norm_class:
-            return None
-        norm = self.norm_form.fold(self.norm)
-        if norm.weight is not None and norm.weight.device != self.static_alpha.device:
+        norm = None if self.norm_form is None else self.norm_form.fold(self.norm)
+        if norm is None or (norm.weight is not None and norm.weight.device != self.static_alpha.device):
             return None
         fn = torch.cat([self.dynamic_alpha_fn, self.dynamic_beta_fn.unsqueeze(-1)], dim=-1).to(dtype)
         return Reader(

@@ -32,11 +32,13 @@ class FoldedNorm(NamedTuple):
 class NormForm(NamedTuple):
     """What a norm computes, but for its parameters.
 
+    of: the class of the norm that was looked at.
     eps, centred: as of `FoldedNorm`.
     added: to the parameter `weight`, 1 for Gemma's norms; None when there is no such parameter.
     has_bias: whether there is a parameter `bias`.
     """
 
+    of: type[nn.Module]
     eps: float
     centred: bool
     added: float | None
@@ -47,19 +49,33 @@ class NormForm(NamedTuple):
         names = {name for name, _ in norm.named_parameters()}
         return names == {name for name, has in (("weight", self.added is not None), ("bias", self.has_bias)) if has}
 
-    def fold(self, norm: nn.Module) -> FoldedNorm:
-        """The norm, with the parameters that it has now."""
+    def fold(self, norm: nn.Module) -> FoldedNorm | None:
+        """The norm, with the parameters that it has now.
+
+        None when it must be called all the same: FSDP2 has made a unit of it, and so changed its class; its weight is
+        only there while it runs.
+        """
+        if type(norm) is not self.of:
+            return None
         weight = None if self.added is None else norm.weight
         if self.added:
             weight = self.added + weight
         return FoldedNorm(weight, norm.bias if self.has_bias else None, self.eps, self.centred)
 
 
-def form_of(norm: nn.Module, size: int) -> NormForm | None:
+def form_of(norm: nn.Module, size: int, before: NormForm | None = None) -> NormForm | None:
     """What a norm of `size` channels computes; None when it is another function than `FoldedNorm` can be.
 
-    Its own tensors may be on any device, the meta device included. What running it raises is raised.
+    Its own tensors may be on any device, the meta device included.
+    before: the form of the norm that it replaces, for which an engine's own is taken that does not run on a CPU.
     """
+    try:
+        return _form_seen(norm, size)
+    except Exception:  # whatever somebody else's norm raises there
+        return before._replace(of=type(norm)) if before is not None and before.fits(norm) else None
+
+
+def _form_seen(norm: nn.Module, size: int) -> NormForm | None:
     from torch._subclasses.fake_tensor import unset_fake_temporarily  # torch's own: a folder must load without it
 
     tensors = dict(norm.named_parameters()) | dict(norm.named_buffers())
@@ -85,7 +101,7 @@ def _forms(norm: nn.Module, parameters: dict[str, torch.Tensor]) -> Iterator[Nor
     added = (0.0, 1.0) if "weight" in parameters else (None,)
     for eps in dict.fromkeys((*own, *USUAL_EPS)):
         for centred in (False, True):
-            yield from (NormForm(eps, centred, offset, "bias" in parameters) for offset in added)
+            yield from (NormForm(type(norm), eps, centred, offset, "bias" in parameters) for offset in added)
 
 
 def _normed(x: torch.Tensor, norm: FoldedNorm) -> torch.Tensor:
