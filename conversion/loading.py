@@ -51,7 +51,7 @@ def fault_by_headers(source: Source, config: dict, family: Family, weights: Weig
     shapes = {name: tensor.shape for name, tensor in weights.tensors.items() if not is_of_connection(name)}
     plain = {name: value for name, value in config.items() if name not in ("auto_map", "architectures")}
     try:
-        with quiet(), holding_interrupts():
+        with while_loading():
             model_config = model_class.config_class.from_dict({**plain, "model_type": family.model_type})
             with FakeTensorMode(allow_non_fake_inputs=True):
                 _, report = model_class.from_pretrained(
@@ -104,14 +104,18 @@ def refused_by_transformers(error: Exception) -> str:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keep Transformers' loading reports, which name the layers left out, and torch's traces from the terminal."""
+def while_loading() -> Iterator[None]:
+    """Keep Transformers' loading reports, which name the layers left out, and torch's traces from the terminal.
+
+    Ctrl-C is held meanwhile, as weights are loaded on several threads.
+    """
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     was_disabled, FAKE_TENSORS.disabled = FAKE_TENSORS.disabled, True
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with holding_interrupts():
+            yield
     finally:
         FAKE_TENSORS.disabled = was_disabled
         logging.set_verbosity(verbosity)

@@ -12,8 +12,7 @@ from hf_hyperconn.errors import VerificationError
 from hf_hyperconn.families import Family
 
 from .checkpoint import INDEX, Weights
-from .interrupts import holding_interrupts
-from .loading import base_class, loading_fault, quiet, refused_by_transformers
+from .loading import base_class, loading_fault, refused_by_transformers, while_loading
 from .source import CONFIG, Source
 
 TOKENS, NEW_TOKENS = 64, 16
@@ -146,7 +145,7 @@ def _load(model_class, source: Source, weights: Weights, dtype: torch.dtype, lay
     names = [name for name in (CONFIG, INDEX, "generation_config.json", *weights.files) if name in source.files]
     folder = source.folder(names)
     try:
-        with quiet(), holding_interrupts():
+        with while_loading():
             config = model_class.config_class.from_pretrained(folder)
             readout = {rf"layers\.{config.num_hidden_layers - 1}\.hc_head\.": f"layers.{layers - 1}.hc_head."}
             moved = {"key_mapping": readout} if layers < config.num_hidden_layers else {}

@@ -9,8 +9,7 @@ from hf_hyperconn.registration import register_auto_classes
 
 from .card_facts import TOKENIZERS
 from .checkpoint import INDEX, open_tensors, read_config, read_weights
-from .interrupts import holding_interrupts
-from .loading import quiet
+from .loading import while_loading
 from .source import CONFIG, Source, open_source
 
 
@@ -22,7 +21,7 @@ def load_model(source: Source) -> PreTrainedModel:
     register_auto_classes()
     weights = read_weights(source)
     folder = source.folder([name for name in (CONFIG, INDEX, *weights.files) if name in source.files])
-    with quiet(), holding_interrupts():
+    with while_loading():
         model, info = AutoModel.from_pretrained(
             folder, output_loading_info=True, trust_remote_code=False, use_safetensors=True
         )
