@@ -19,14 +19,15 @@ SHARED_CODE = (
     "hyper_connections_step.py",
     "hyper_connections_torch.py",
     "hyper_connections_triton.py",
-    "hyper_connections_unrolled.py",
     "keel_connection.py",
     "manifold_hyper_connections.py",
     "manifold_hyper_connections_kernels.py",
     "manifold_hyper_connections_triton.py",
     "modeling_hyper_connections.py",
     "norm_forms.py",
+    "operators.py",
     "peft_defaults.py",
+    "sinkhorn.py",
 )
 
 

@@ -64,11 +64,11 @@ def test_the_best_of_the_tried_is_taken_when_all_are_there(written):
     tried = [run for run in studies.rates() if run.model == "DHC×4"]
     assert len(tried) == 6
     for place, run in enumerate(tried):
-        assert studies.best("DHC×4") is None
+        assert studies.best("DHC×4", studies.rates()) is None
         path = train.path_of(run, TINY)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"held_out_loss": abs(place - 4)}))
-    assert studies.best("DHC×4") == tried[4]
+    assert studies.best("DHC×4", studies.rates()) == tried[4]
     assert {run.seed for run in studies.continued() if replace(run, seed=1) == tried[4]} == set(studies.SEEDS)
 
 

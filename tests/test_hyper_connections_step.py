@@ -1,6 +1,7 @@
 """Steps: the hand-written backward against autograd, what it keeps, and streams that are computed again."""
 
 import importlib
+import logging
 import pkgutil
 from collections.abc import Iterator
 from copy import deepcopy
@@ -9,6 +10,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -17,11 +19,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from hf_hyperconn import convert_model, set_hc_implementation
 from hf_hyperconn.families import FAMILIES
 from hf_hyperconn.models import hyper_connections_step as step
-from hf_hyperconn.models import hyper_connections_torch as torch_kernels
-from hf_hyperconn.models import hyper_connections_unrolled as unrolled
 from hf_hyperconn.models.hyper_connections import HyperConnection
 from hf_hyperconn.models.hyper_connections_step import StepCarry
-from hf_hyperconn.models.hyper_connections_torch import Reader
+from hf_hyperconn.models.hyper_connections_torch import BY_MATRIX_PRODUCTS, BY_SUMS, Reader
 from hf_hyperconn.models.norm_forms import form_of
 
 from .conftest import hc_llama
@@ -110,7 +110,7 @@ def test_finite_differences(norm):
 
 
 @pytest.mark.parametrize("mean", [10, 100])
-@pytest.mark.parametrize("kernels", [torch_kernels, unrolled], ids=["matrix", "unrolled"])
+@pytest.mark.parametrize("kernels", [BY_MATRIX_PRODUCTS, BY_SUMS], ids=["matrix", "sums"])
 def test_large_means_do_not_cancel(kernels, mean):
     """Coefficients and gradients by a LayerNorm, as near to float64 as the norm itself is."""
     module = HyperConnection(D, 2, 0, norm=nn.LayerNorm(D))
@@ -125,8 +125,8 @@ def test_large_means_do_not_cancel(kernels, mean):
         reader = module.to(dtype).reader(dtype)
         reader = Reader(*(value.detach() for value in reader[:6]), *reader[6:])
         arguments = (streams.to(dtype), None, None, reader)
-        _, result = kernels.KERNELS.step_forward(*arguments)
-        of = kernels.KERNELS.step_backward(*arguments, result, *(grad.to(dtype) for grad in grads), True)
+        _, result = kernels.step_forward(*arguments)
+        of = kernels.step_backward(*arguments, result, *(grad.to(dtype) for grad in grads), True)
         return result.coefficients, of.streams, of.reader.fn
 
     for mine, exact in zip(run(torch.float32), run(torch.float64), strict=True):
@@ -149,14 +149,14 @@ def test_a_fresh_conversion_of_large_means_is_exact(model_type):
 def test_layers_take_steps(monkeypatch):
     """A decoder layer with a usual norm takes three steps: read, write and read, write."""
     seen = []
-    forward = torch_kernels.KERNELS.step_forward
-    spied = torch_kernels.KERNELS._replace(
+    forward = BY_MATRIX_PRODUCTS.step_forward
+    spied = BY_MATRIX_PRODUCTS._replace(
         step_forward=lambda s, c, f, reader: (
             seen.append((c is not None, reader is not None)),
             forward(s, c, f, reader),
         )[1]
     )
-    monkeypatch.setattr(torch_kernels, "KERNELS", spied)
+    monkeypatch.setattr(step, "BY_MATRIX_PRODUCTS", spied)
     set_hc_implementation("torch")
     model = hc_llama()
     model(torch.arange(5)[None])
@@ -188,9 +188,9 @@ def test_keeps_few_rows(dtype):
 
 def test_frozen_projections_cost_no_gradient(monkeypatch):
     wanted = []
-    backward = torch_kernels.KERNELS.step_backward
-    spied = torch_kernels.KERNELS._replace(step_backward=lambda *a: (wanted.append(a[-1]), backward(*a))[1])
-    monkeypatch.setattr(torch_kernels, "KERNELS", spied)
+    backward = BY_MATRIX_PRODUCTS.step_backward
+    spied = BY_MATRIX_PRODUCTS._replace(step_backward=lambda *a: (wanted.append(a[-1]), backward(*a))[1])
+    monkeypatch.setattr(step, "BY_MATRIX_PRODUCTS", spied)
     (module,) = connections(2, "rms", count=1)
     module.requires_grad_(False)
     streams = torch.randn(1, 3, 2, D, requires_grad=True)
@@ -422,3 +422,34 @@ class TestChoice:
         for _ in range(2):
             model(torch.arange(3)[None])
         assert messages == ["hyper-connections are computed by torch, because the streams are on cpu, not on a GPU."]
+
+
+class TestWhereKernelsFail:
+    """Triton is installed here, and finds no driver."""
+
+    @pytest.fixture(autouse=True)
+    def tried_anew(self, monkeypatch) -> None:
+        monkeypatch.setattr(step, "_failures", {})
+        monkeypatch.setattr(step, "_TRITON_IS_INSTALLED", True)
+        monkeypatch.setattr(step, "_logged", set())
+
+    @pytest.fixture
+    def streams(self) -> torch.Tensor:
+        """As if there were a GPU."""
+        with FakeTensorMode():
+            return torch.empty(1, 3, 4, D, device="cuda:0")
+
+    def test_auto_goes_on_with_torch_and_says_why(self, streams, caplog, monkeypatch):
+        monkeypatch.setattr(logging.getLogger("hf_hyperconn"), "propagate", True)
+        for _ in range(2):
+            assert step.implementation(streams) == "torch"
+        assert caplog.text.count("a kernel failed on cuda:0") == 1
+
+    def test_asked_for_they_raise(self, streams):
+        set_hc_implementation("triton")
+        with pytest.raises(RuntimeError, match="a kernel failed on cuda:0"):
+            step.implementation(streams)
+
+    def test_a_compiler_is_told(self):
+        function = torch.compile(lambda x: x + (step._why_kernels_fail(torch.device("cpu")) is None), backend="eager")
+        assert torch.equal(function(torch.ones(1)), torch.ones(1))

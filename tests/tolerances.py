@@ -9,7 +9,7 @@ FLOAT32 = {"rtol": 1e-5, "atol": 1e-5}
 # bfloat16 streams with float32 coefficients against float64: one rounding to 8 bits of values of order ten
 BFLOAT16_STREAMS = {"rtol": 2**-8, "atol": 2**-8}
 
-# matrix and unrolled form of the same float32 sums over N = 8: another order of summation
+# the same float32 sums over N = 8 as matrix products and written out: another order of summation
 TWO_FORMS = {"rtol": 1e-5, "atol": 1e-5}
 
 # eager and compiled model of the same float32 weights: Inductor fuses norms and sums in another order

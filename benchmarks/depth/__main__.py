@@ -1,4 +1,4 @@
-"""Continue a plain model of 24 layers with each kind of connection; what was interrupted goes on.
+"""Train models of 24 layers with each kind of connection, new or continued; what was interrupted goes on.
 
     python -m benchmarks.depth --text books_train.txt --held-out books_valid.txt --minutes 50
     python -m benchmarks.depth --list
@@ -38,8 +38,8 @@ def main() -> None:
         parser.error("a text to train on is missing: give --text FILE")
     torch.set_num_threads(options.threads)
     deadline = time.monotonic() + 60 * options.minutes
-    base, *others = runs
-    for run in [base, *others[part - 1 :: parts]]:
+    bases = [run for run in runs if run.study == "base"]
+    for run in [*bases, *[run for run in runs if run not in bases][part - 1 :: parts]]:
         if is_done(run, DEEP):
             continue
         try:

@@ -19,8 +19,8 @@ DEEP = Scale(
     },
     length=256,
     batch=4,
-    steps={"base": 3000, "continued": 300},
-    tried={"continued": (1e-4, 3e-4, 1e-3)},
+    steps={"scratch": 1000, "base": 3000, "continued": 300},
+    tried={"scratch": (2e-3, 4e-3, 1e-3), "continued": (1e-4, 3e-4, 1e-3)},
     taken={"continued": 3e-4},
     base_learning_rate=2e-3,
     slower={},
@@ -28,14 +28,16 @@ DEEP = Scale(
     compiled=("Llama",),
     vocabulary=2048,
     keeps_base=True,
+    by_layer=True,
 )
 TEXT = "books"
 METHODS = (
     *("DHC×4", "DHC×4 history by type", "SHC×4 history", "attention residuals, blocks of 4", "DHC×4 history by depth"),
     *("mHC×4", "SHC×2 history", "iHC×4", "attention residuals"),
 )
+NEW_METHODS = ("DHC×4", "DHC×4 history by type", "mHC×4", "SHC×4", "DHC×1")
 HC_LRS, USUAL_HC_LR = (3.0, 10.0, 1.0, 30.0), 3.0
-SEEDS = tuple(range(1, 9))
+SEEDS, NEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5))
 LANE = 1.5  # what the second stream of the control, which is not exact, is written with
 
 
@@ -67,9 +69,14 @@ def rates() -> list[Run]:
     return [base(), *runs]
 
 
-def best(model: str) -> Run | None:
-    """The run of that model with the lowest loss of those in `rates`; None until all of them are there."""
-    tried = [run for run in rates() if (run.study, run.model) == ("continued", model)]
+def scratch_rates() -> list[Run]:
+    """New models, each with the same learning rates."""
+    return [_new(model, learning_rate=rate) for model in (PLAIN, *NEW_METHODS) for rate in DEEP.tried["scratch"]]
+
+
+def best(model: str, tried: list[Run]) -> Run | None:
+    """The run of that model with the lowest loss of those tried; None until all of them are there."""
+    tried = [run for run in tried if run.study != "base" and run.model == model]
     paths = {run: path_of(run, DEEP) for run in tried}
     if not all(path.exists() for path in paths.values()):
         return None
@@ -78,15 +85,33 @@ def best(model: str) -> Run | None:
 
 def continued() -> list[Run]:
     """Every method at its best, and a control that is not exact, with all seeds."""
-    chosen = [run for model in (PLAIN, *METHODS) if (run := best(model)) is not None]
     control = _continued("SHC×2", learning_rate=DEEP.taken["continued"], hc_lr=USUAL_HC_LR, lane=LANE)
-    return [base(), *(replace(run, seed=seed) for seed in SEEDS for run in (*chosen, control))]
+    chosen = [*_best_of((PLAIN, *METHODS), rates()), control]
+    return [base(), *(replace(run, seed=seed) for seed in SEEDS for run in chosen)]
 
 
-STUDIES = {"rates": rates, "continued": continued}
+def scratch() -> list[Run]:
+    """New models, each at its best, with all seeds."""
+    chosen = _best_of((PLAIN, *NEW_METHODS), scratch_rates())
+    return [replace(run, seed=seed) for seed in NEW_SEEDS for run in chosen]
+
+
+STUDIES = {"rates": rates, "continued": continued, "scratch-rates": scratch_rates, "scratch": scratch}
+
+
+def _best_of(models: tuple[str, ...], tried: list[Run]) -> list[Run]:
+    return [run for model in models if (run := best(model, tried)) is not None]
 
 
 def _continued(model: str, **settings) -> Run:
-    steps = DEEP.steps["continued"]
-    usual = {"study": "continued", "seed": 1, "steps": steps, "warm_up": round(WARM_UP * steps)}
-    return Run(model=model, text=TEXT, start=base().id, **{**usual, **settings})
+    return _run("continued", model, start=base().id, **settings)
+
+
+def _new(model: str, **settings) -> Run:
+    return _run("scratch", model, **settings)
+
+
+def _run(study: str, model: str, **settings) -> Run:
+    steps = DEEP.steps[study]
+    usual = {"seed": 1, "steps": steps, "warm_up": round(WARM_UP * steps)}
+    return Run(study=study, model=model, text=TEXT, **usual, **settings)

@@ -51,6 +51,7 @@ class Scale:
     compiled: families whose training is compiled.
     vocabulary: tokens that there are; 256 where a token is a byte.
     keeps_base: whether the base's weights are kept beside the results, rounded to bfloat16.
+    by_layer: whether layers are compiled one by one, which takes a third of the time that a deep model does whole.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Scale:
     compiled: tuple[str, ...]
     vocabulary: int = 256
     keeps_base: bool = False
+    by_layer: bool = False
 
 
 SCALES = {

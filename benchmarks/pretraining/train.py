@@ -103,7 +103,11 @@ def train(run: Run, deadline: float = float("inf"), *, size: Scale | None = None
         torch.save({**{name: part.state_dict() for name, part in parts.items()}, "state": state}, content)
         replace_file(kept, content.getvalue())
 
-    loss_of = compiled_loss(run.model, run.family) if is_compiled(run, size) else loss_on
+    loss_of = loss_on
+    if is_compiled(run, size) and size.by_layer:
+        compile_layers(model)
+    elif is_compiled(run, size):
+        loss_of = compiled_loss(run.model, run.family)
     last_kept, losses, log_every = time.monotonic(), [], max(run.steps // LOGS, 1)
     todo = itertools.islice(enumerate(batches(training, size.batch, run.seed)), state["step"], run.steps)
     for step, ids in todo:
@@ -232,6 +236,7 @@ def batches(training: torch.Tensor, batch: int, seed: int) -> Iterator[torch.Ten
 
 
 @torch.no_grad()
+@torch.compiler.set_stance("force_eager")
 def evaluate(model: nn.Module, held_out: torch.Tensor, step: int) -> dict:
     """Held-out loss in nats a byte, and what the connections do on the first row."""
     model.eval()
@@ -257,6 +262,13 @@ def compiled_loss(model: str, family: str) -> Loss:
     """The loss, compiled once for the runs of one kind of model that follow one another."""
     torch.compiler.reset()
     return torch.compile(loss_on)
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Compile each decoder layer; those of one kind share their code."""
+    torch.compiler.reset()
+    for layer in model.model.layers:
+        layer.compile()
 
 
 def matrix(model: nn.Module, held_out: torch.Tensor) -> list[list[float]]:

@@ -37,7 +37,7 @@ from .hyper_connections_step import (
     write_and_read_streams,
     write_streams,
 )
-from .hyper_connections_torch import Reader, compute_dtype, uses_matrix_products
+from .hyper_connections_torch import Reader, compute_dtype, products_on
 from .norm_forms import NormForm, form_of
 
 
@@ -92,15 +92,7 @@ def width_connection(streams: torch.Tensor, alpha: torch.Tensor, reads: int = 1)
 
     Returns what is read, `[B, S, reads, D]` in the dtype of the streams, and H' `[B, S, N, D]` in that of `alpha`.
     """
-    values = streams.to(alpha.dtype)
-    if not uses_matrix_products(streams.device):
-        # elementwise, so that a compiler fuses it and no setting can make it lossy
-        columns = [
-            sum(alpha[..., i, j : j + 1] * values[..., i, :] for i in range(streams.shape[-2]))
-            for j in range(alpha.shape[-1])
-        ]
-        return torch.stack(columns[:reads], dim=-2).to(streams.dtype), torch.stack(columns[reads:], dim=-2)
-    products = torch.matmul(alpha.transpose(-1, -2), values)
+    products = products_on(streams.device).mixed(alpha, streams.to(alpha.dtype))
     return products[..., :reads, :].to(streams.dtype), products[..., reads:, :]
 
 
@@ -351,11 +343,11 @@ class HyperConnection(Connection):
         norm = None if self.norm_form is None else self.norm_form.fold(self.norm)
         if norm is None or (norm.weight is not None and norm.weight.device != self.static_alpha.device):
             return None
-        fn = torch.cat([self.dynamic_alpha_fn, self.dynamic_beta_fn.unsqueeze(-1)], dim=-1).to(dtype)
+        fn = torch.cat([self.dynamic_alpha_fn.transpose(0, 1), self.dynamic_beta_fn.unsqueeze(0)]).to(dtype)
         return Reader(
             *static,
-            fn=(fn if norm.weight is None else fn * norm.weight.to(dtype).unsqueeze(-1)).transpose(0, 1).contiguous(),
-            offset=None if norm.bias is None else norm.bias.to(dtype) @ fn,
+            fn=fn if norm.weight is None else fn * norm.weight.to(dtype),
+            offset=None if norm.bias is None else fn @ norm.bias.to(dtype),
             alpha_scale=self.dynamic_alpha_scale.to(dtype),
             beta_scale=self.dynamic_beta_scale.to(dtype),
             eps=norm.eps,

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from transformers.utils import logging
 
 from .hyper_connections_autograd import gradients, needs_autograd, write, write_and_read
-from .hyper_connections_torch import Kernels, Read, Reader, uses_matrix_products
+from .hyper_connections_torch import BY_MATRIX_PRODUCTS, BY_SUMS, Kernels, Read, Reader, uses_matrix_products
 
 logger = logging.get_logger(__name__)
 
@@ -37,6 +37,7 @@ _TRITON_IS_INSTALLED = find_spec("triton") is not None
 _TRITON_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 _asked = "auto"
 _logged: set[str] = set()
+_failures: dict[torch.device, str | None] = {}  # of kernels that were tried
 
 
 def set_hc_implementation(name: str) -> None:
@@ -76,7 +77,8 @@ def implementation(streams: torch.Tensor) -> str:
     taken = "triton" if obstacle is None else "torch"
     if not torch.compiler.is_compiling() and taken not in _logged:
         _logged.add(taken)
-        logger.info(f"hyper-connections are computed by {taken}{f', because {obstacle}' if obstacle else ''}.")
+        log = logger.warning if on_gpu and obstacle else logger.info
+        log(f"hyper-connections are computed by {taken}{f', because {obstacle}' if obstacle else ''}.")
     return taken
 
 
@@ -89,6 +91,28 @@ def _triton_obstacle(streams: torch.Tensor, has_device: bool) -> str | None:
         return "the streams are float64"
     if streams.shape[-2] > MAX_TRITON_STREAMS:
         return f"there are {streams.shape[-2]} streams, more than {MAX_TRITON_STREAMS}"
+    return _why_kernels_fail(streams.device) if streams.device.type == "cuda" else None
+
+
+@torch.compiler.assume_constant_result
+def _why_kernels_fail(device: torch.device) -> str | None:
+    """What a small kernel on a GPU fails with, as where there is no C compiler or the GPU is old; None if it runs."""
+    if device not in _failures:
+        _failures[device] = _try_kernels(device)
+    return _failures[device]
+
+
+def _try_kernels(device: torch.device) -> str | None:
+    from torch._subclasses.fake_tensor import unset_fake_temporarily  # torch's own: a folder must load without it
+
+    from .hyper_connections_triton import KERNELS
+
+    try:
+        with unset_fake_temporarily(), torch.no_grad():
+            alpha, beta = torch.zeros(2, 3, device=device), torch.zeros(2, device=device)
+            KERNELS.step_forward(torch.zeros(1, 1, 2, 16, device=device), None, None, Reader(alpha, beta))
+    except Exception as error:  # of a driver, a compiler, or Triton
+        return f"a kernel failed on {device} ({type(error).__name__}: {next(iter(str(error).splitlines()), '')})"
     return None
 
 
@@ -194,9 +218,13 @@ def _place(tensor: torch.Tensor) -> tuple[int, int, torch.Size]:
 def _step(
     streams: torch.Tensor, coefficients: torch.Tensor | None, branch_output: torch.Tensor | None, reader: Reader | None
 ) -> tuple[torch.Tensor, ...]:
+    name = implementation(streams)
+    if not torch.is_grad_enabled():
+        handed_on, result = _kernels(name, streams.device).step_forward(streams, coefficients, branch_output, reader)
+        return (handed_on,) if result is None else (handed_on, result.branch_input, result.coefficients)
     tensors = (None,) * 6 if reader is None else reader[:6]
     settings = None if reader is None else reader[6:]
-    return _Step.apply(implementation(streams), settings, streams, coefficients, branch_output, *tensors)
+    return _Step.apply(name, settings, streams, coefficients, branch_output, *tensors)
 
 
 def without_autocast(tensor: torch.Tensor) -> AbstractContextManager:
@@ -211,11 +239,9 @@ def _kernels(name: str, device: torch.device) -> Kernels:
     """What computes steps on a device."""
     if name == "triton":
         from .hyper_connections_triton import KERNELS
-    elif uses_matrix_products(device):
-        from .hyper_connections_torch import KERNELS
-    else:
-        from .hyper_connections_unrolled import KERNELS
-    return KERNELS
+
+        return KERNELS
+    return BY_MATRIX_PRODUCTS if uses_matrix_products(device) else BY_SUMS
 
 
 class _Step(torch.autograd.Function):

@@ -1,14 +1,21 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""Steps (see `hyper_connections_step.py`) as small matrix products: the fastest form in eager mode on a CPU.
+"""Steps (see `hyper_connections_step.py`) in plain torch, their sums as small matrix products or written out.
 
-Sums over the streams are float32 (float64 for float64 streams); what is written is rounded once. Coefficients of one
-token are `[N, N+2]`: the columns of A_m, A_r and b; those of SHC have no token dimensions.
+Matrix products are few operations, the faster form in eager mode. A setting of the process can make them lossy; sums
+written out never are, and a compiler fuses them. Either way sums over the streams are float32 (float64 for float64
+streams), and what is written is rounded once. Coefficients of one token are `[N, N+2]`: the columns of A_m, A_r and b;
+those of SHC have no token dimensions.
 """
 
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 import torch
+
+EXACT_AT_HIGHEST = ("cpu", "cuda", "xpu", "mps", "meta")  # whose float32 matrix products then are; a TPU's are not
+is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # which torch 2.6 does not tell
 
 
 class Reader(NamedTuple):
@@ -103,18 +110,23 @@ class Kernels(NamedTuple):
     step_backward: Callable
 
 
-def steps_of(
-    write: Callable,
-    write_backward: Callable,
-    read: Callable,
-    read_backward: Callable,
-    split: Callable = lambda streams: streams,
-    join: Callable = lambda parts: parts,
-) -> Kernels:
-    """Steps made of their two halves.
+class Products(NamedTuple):
+    """How a step makes its sums over streams, channels and tokens.
 
-    split, join: from streams `[B, S, N, D]` to the form that the halves work on, and back.
+    mixed: from weights `[..., N, M]` and values `[..., N, D]`, weighted sums of the values, `[..., M, D]`.
+    dots: from values `[..., N, D]` and others `[..., M, D]` or `[M, D]`, their products over D, `[..., N, M]`.
+    add_mixed: adds to `[B, S, N, D]`, in place, sums of `fn` `[M, D]` with weights `[B, S, N, M]`.
+    over_tokens: from weights `[B, S, N, M]` and values `[B, S, N, D]`, sums over all but M and D, `[M, D]`.
     """
+
+    mixed: Callable
+    dots: Callable
+    add_mixed: Callable
+    over_tokens: Callable
+
+
+def steps_of(products: Products) -> Kernels:
+    """Steps that make their sums so."""
 
     def step_forward(
         streams: torch.Tensor,
@@ -122,11 +134,9 @@ def steps_of(
         branch_output: torch.Tensor | None,
         reader: Reader | None,
     ) -> tuple[torch.Tensor, Read | None]:
-        parts = split(streams)
         if coefficients is not None:
-            parts = write(parts, coefficients, branch_output)
-            streams = join(parts)
-        return streams, None if reader is None else read(parts, reader)
+            streams = write(streams, coefficients, branch_output, products)
+        return streams, None if reader is None else read(streams, reader, products)
 
     def step_backward(
         streams: torch.Tensor | None,
@@ -139,15 +149,14 @@ def steps_of(
         grad_beta: torch.Tensor | None,
         wants_fn: bool,
     ) -> StepGrads:
-        of_reader, of_written, grads = None, (None, None), split(grad_streams)
+        of_reader, of_written = None, (None, None)
         if reader is not None:
             if coefficients is not None:
-                # joined as in the forward, where a compiler finds and keeps it, and not its parts beside it
-                streams = join(write(split(streams), coefficients, branch_output))
-            grads, of_reader = read_backward(split(streams), reader, result, grads, grad_input, grad_beta, wants_fn)
-            grad_streams = join(grads)
+                streams = write(streams, coefficients, branch_output, products)
+            grads = grad_streams, grad_input, grad_beta
+            grad_streams, of_reader = read_backward(streams, reader, result, *grads, wants_fn, products)
         if coefficients is not None:
-            of_written = write_backward(grads, coefficients, branch_output)
+            of_written = write_backward(grad_streams, coefficients, branch_output, products)
         return StepGrads(grad_streams, of_reader, *of_written)
 
     return Kernels(step_forward, step_backward)
@@ -169,36 +178,39 @@ def reader_grads(
     return ReaderGrads(of_static, grad_fn, of_offset, of_scale)
 
 
-def write(streams: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor) -> torch.Tensor:
+def write(
+    streams: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor, products: Products
+) -> torch.Tensor:
     """H = A_r^T S + b (outer) f, `[B, S, N, D]`, in the dtype that `streams + branch_output` would have."""
     values, output = streams.to(coefficients.dtype), branch_output.to(coefficients.dtype)
     dtype = torch.promote_types(streams.dtype, branch_output.dtype)
     mix, beta = coefficients[..., 1:-1], coefficients[..., -1:]
-    return (mix.transpose(-1, -2) @ values).addcmul_(beta, output.unsqueeze(-2)).to(dtype)
+    return products.mixed(mix, values).addcmul_(beta, output.unsqueeze(-2)).to(dtype)
 
 
 def write_backward(
-    grad: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor
+    grad: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor, products: Products
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """From the gradient of H, those of b `[B, S, N]` and of f `[B, S, D]`; that of A_r^T S is the gradient of H."""
-    values, output = grad.to(coefficients.dtype), branch_output.to(coefficients.dtype)
-    beta = coefficients[..., -1]
-    grad_beta, grad_output = values @ output.unsqueeze(-1), beta.unsqueeze(-2) @ values
-    return grad_beta.squeeze(-1), grad_output.squeeze(-2).to(branch_output.dtype)
+    values, output = grad.to(coefficients.dtype), branch_output.to(coefficients.dtype).unsqueeze(-2)
+    grad_output = products.mixed(coefficients[..., -1:], values).squeeze(-2)
+    return products.dots(values, output).squeeze(-1), grad_output.to(branch_output.dtype)
 
 
-def read(streams: torch.Tensor, reader: Reader) -> Read:
+def read(streams: torch.Tensor, reader: Reader, products: Products) -> Read:
     """The branch input x = A_m^T H of streams `[B, S, N, D]`, and the coefficients."""
     values = streams.to(reader.static_alpha.dtype)
-    if reader.fn is None:
-        return Read(_read(values, reader.static).to(streams.dtype), reader.static)
-    mean = values.mean(-1) if reader.centred else None
-    centred = _centred(values, mean)
-    squares, products = torch.linalg.vector_norm(centred, dim=-1).square(), centred @ reader.fn.transpose(0, 1)
-    deviation = torch.rsqrt(squares / streams.shape[-1] + reader.eps)
-    predicted = products * deviation.unsqueeze(-1)
-    coefficients = reader.static + reader.scale * reader.squash(predicted)
-    return Read(_read(values, coefficients).to(streams.dtype), coefficients, predicted, deviation, mean)
+    coefficients, rest = reader.static, ()
+    if reader.fn is not None:
+        mean = values.mean(-1) if reader.centred else None
+        centred = _centred(values, mean)
+        variance = torch.linalg.vector_norm(centred, dim=-1).square_().div_(streams.shape[-1])
+        deviation = variance.add_(reader.eps).rsqrt_()
+        predicted = products.dots(centred, reader.fn).mul_(deviation.unsqueeze(-1))
+        coefficients = torch.addcmul(coefficients, reader.scale, reader.squash(predicted))
+        rest = predicted, deviation, mean
+    branch_input = products.mixed(coefficients[..., :1], values).squeeze(-2)
+    return Read(branch_input.to(streams.dtype), coefficients, *rest)
 
 
 def read_backward(
@@ -209,17 +221,17 @@ def read_backward(
     grad_input: torch.Tensor,
     grad_beta: torch.Tensor | None,
     wants_fn: bool,
+    products: Products,
 ) -> tuple[torch.Tensor, ReaderGrads]:
     """From the gradients of A_r^T H, of x and of b, those of H and of the reader."""
     coefficients = result.coefficients
-    values, mixed, inputs = (x.to(coefficients.dtype) for x in (streams, grad_mixed, grad_input))
-    read_weights, mix = coefficients[..., 0], coefficients[..., 1:-1]
+    values, mixed, inputs = (x.to(coefficients.dtype) for x in (streams, grad_mixed, grad_input.unsqueeze(-2)))
     if grad_beta is None:
         grad_beta = values.new_zeros(values.shape[:-1])
     grad_coefficients = torch.cat(
-        [values @ inputs.unsqueeze(-1), values @ mixed.transpose(-1, -2), grad_beta.unsqueeze(-1)], dim=-1
+        [products.dots(values, inputs), products.dots(values, mixed), grad_beta.unsqueeze(-1)], dim=-1
     )
-    grad = (mix @ mixed).addcmul_(read_weights.unsqueeze(-1), inputs.unsqueeze(-2))
+    grad = products.mixed(coefficients[..., 1:-1].transpose(-1, -2), mixed).addcmul_(coefficients[..., :1], inputs)
     if reader.fn is None:
         return grad.to(streams.dtype), reader_grads(reader, result, grad_coefficients, None, None)
 
@@ -228,15 +240,13 @@ def read_backward(
         grad_predicted = grad_predicted * (1 - reader.squash(result.predicted).square())
     deviation, size = result.deviation, streams.shape[-1]
     scaled = grad_predicted * deviation.unsqueeze(-1)
-    grad.flatten(0, -2).addmm_(scaled.flatten(0, -2), reader.fn)
     by_value = -deviation * (scaled * result.predicted).sum(-1) / size
     centred = _centred(values, result.mean)
+    products.add_mixed(grad, scaled, reader.fn)
     grad.addcmul_(centred, by_value.unsqueeze(-1))
     if result.mean is not None:
         grad.sub_((scaled * reader.fn.sum(-1)).sum(-1, keepdim=True) / size)
-    grad_fn = None
-    if wants_fn:
-        grad_fn = scaled.flatten(0, -2).transpose(0, 1) @ centred.flatten(0, -2)
+    grad_fn = products.over_tokens(scaled, centred) if wants_fn else None
     return grad.to(streams.dtype), reader_grads(reader, result, grad_coefficients, grad_predicted, grad_fn)
 
 
@@ -245,16 +255,48 @@ def _centred(values: torch.Tensor, mean: torch.Tensor | None) -> torch.Tensor:
     return values if mean is None else values - mean.unsqueeze(-1)
 
 
-def _read(values: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
-    return (coefficients[..., :1].transpose(-1, -2) @ values).squeeze(-2)
+def _mixed_by_sums(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    pairs = zip(weights.unbind(-2), values.unbind(-2), strict=True)
+    return reduce(add, (weight.unsqueeze(-1) * value.unsqueeze(-2) for weight, value in pairs))
 
 
-KERNELS = steps_of(write, write_backward, read, read_backward)
+def _dots_by_sums(values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    return torch.stack([(values * other.unsqueeze(-2)).sum(-1) for other in others.unbind(-2)], dim=-1)
+
+
+def _add_mixed_by_sums(onto: torch.Tensor, weights: torch.Tensor, fn: torch.Tensor) -> None:
+    for weight, row in zip(weights.unbind(-1), fn.unbind(0), strict=True):
+        onto.addcmul_(weight.unsqueeze(-1), row)
+
+
+def _over_tokens_by_sums(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return torch.stack([(weight.unsqueeze(-1) * values).flatten(0, -2).sum(0) for weight in weights.unbind(-1)])
+
+
+MATRIX_PRODUCTS = Products(
+    mixed=lambda weights, values: weights.transpose(-1, -2) @ values,
+    dots=lambda values, others: values @ others.transpose(-1, -2),
+    add_mixed=lambda onto, weights, fn: onto.flatten(0, -2).addmm_(weights.flatten(0, -2), fn),
+    over_tokens=lambda weights, values: weights.flatten(0, -2).transpose(0, 1) @ values.flatten(0, -2),
+)
+SUMS = Products(_mixed_by_sums, _dots_by_sums, _add_mixed_by_sums, _over_tokens_by_sums)
+BY_MATRIX_PRODUCTS, BY_SUMS = steps_of(MATRIX_PRODUCTS), steps_of(SUMS)
+
+
+def products_on(device: torch.device) -> Products:
+    """What sums are made with on a device, so that none of them loses bits of its operands."""
+    return MATRIX_PRODUCTS if uses_matrix_products(device) else SUMS
 
 
 def uses_matrix_products(device: torch.device) -> bool:
-    """Whether small matrix products on `device` are the faster form and keep every bit of their operands."""
-    if torch.compiler.is_compiling() or device.type != "cpu":
+    """Whether small matrix products on `device` are the faster form and keep every bit of their operands.
+
+    A compiler fuses sums into fewer passes over the streams. What is exported is read by other programs, to whom every
+    operation is one.
+    """
+    if torch.compiler.is_compiling() and not is_exporting():
+        return False
+    if device.type not in EXACT_AT_HIGHEST:
         return False
     try:
         return torch.get_float32_matmul_precision() == "highest"

@@ -1,22 +1,11 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """Steps (see `hyper_connections_step.py`) by the kernels of `hyper_connections_kernels.py`, as torch operators."""
 
-import re
-
 import torch
 
 from .hyper_connections_kernels import _backward, _forward, _projection, triton
 from .hyper_connections_torch import Kernels, Read, Reader, StepGrads, reader_grads
-
-
-def operator_namespace(module: str) -> str:
-    """What a module registers its operators under: another for every name, of whatever characters.
-
-    A process may hold several copies of a module, each with a Hub repo and named after its folder.
-    """
-    escaped = re.sub("[^0-9A-Za-z]", lambda found: "__" if found[0] == "_" else f"_{ord(found[0]):x}_", module)
-    return f"hc_{escaped}"
-
+from .operators import operator_namespace
 
 _NAMESPACE = operator_namespace(__name__)
 # tokens a program, for N: the most with which kernels hardly spill registers on sm_90, in blocks of 512 values, or 256

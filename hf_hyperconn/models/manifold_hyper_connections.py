@@ -25,6 +25,8 @@ import torch
 from .hyper_connections import Carry, Connection, WideModule, compute_dtype, is_mixed, stream_mean
 from .hyper_connections_autograd import gradients, is_transformed, needs_autograd
 from .hyper_connections_step import implementation, without_autocast
+from .hyper_connections_torch import products_on
+from .sinkhorn import sinkhorn
 
 FAVOURED_READ = 0.7
 KEPT = 0.96
@@ -259,21 +261,8 @@ def read_and_mix(
     branch_input = read_streams(read, mean, deviations).to(streams.dtype)
     if mix is None:
         return branch_input, values
-    mixed = torch.stack([weighted_sum(row, deviations) for row in mix.unbind(-2)], dim=-2)
+    mixed = products_on(streams.device).mixed(mix.transpose(-1, -2), deviations)
     return branch_input, mean.unsqueeze(-2) + mixed
-
-
-def sinkhorn(logits: torch.Tensor, iters: int, eps: float) -> torch.Tensor:
-    """A matrix `[..., N, N]` near the doubly stochastic ones: softmax of its rows, then columns and rows in turn.
-
-    It ends with the columns, which then sum to 1. Eq. 9 of the transpose, in the arithmetic of DeepSeek-V4's kernels.
-    """
-    matrix = logits.softmax(-1) + eps
-    matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
-    for _ in range(iters - 1):
-        matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
-        matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
-    return matrix
 
 
 def normed_projection(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
@@ -290,12 +279,8 @@ def centred(streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def read_streams(weights: torch.Tensor, mean: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
     """Sum with weights `[B, S, N]` of the streams with that mean and those deviations: `[B, S, D]`."""
-    return weights.sum(-1, keepdim=True) * mean + weighted_sum(weights, deviations)
-
-
-def weighted_sum(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
-    """Sum of streams `[B, S, N, D]` with weights `[B, S, N]`: `[B, S, D]`."""
-    return sum(weights[..., i : i + 1] * streams[..., i, :] for i in range(streams.shape[-2]))
+    mixed = products_on(mean.device).mixed(weights.unsqueeze(-1), deviations)
+    return weights.sum(-1, keepdim=True) * mean + mixed.squeeze(-2)
 
 
 def read_logits(n: int, favoured: int, eps: float) -> list[float]:

@@ -7,7 +7,7 @@ Streams are `[B, S, N, D]` with any strides. Coefficients are float32: reads and
 
 import torch
 
-from .hyper_connections_triton import _OPTIONS, _tokens, operator_namespace
+from .hyper_connections_triton import _OPTIONS, _tokens
 from .manifold_hyper_connections_kernels import (
     _coefficients,
     _coefficients_backward,
@@ -20,6 +20,7 @@ from .manifold_hyper_connections_kernels import (
     _write_backward,
     triton,
 )
+from .operators import operator_namespace
 
 _NAMESPACE = operator_namespace(__name__)
 _CHUNKS = 8
