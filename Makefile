@@ -54,9 +54,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-# evaluation, ONNX and quantisation, 0.9 GB that only slow tests need
+# evaluation, exports and quantisation, 1.1 GB that only slow tests need
 $(INSTALLED_SLOW): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,eval,onnx,quantization]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,eval,onnx,openvino,quantization]"
 	touch $@
 
 clean:

@@ -3,8 +3,8 @@
     python -m benchmarks.performance            # measures, then writes tables and plot
     python -m benchmarks.performance --render   # only writes tables and plot, from benchmarks/results
 
-Runs benchmarks.connections, benchmarks.kinds and benchmarks.models on the device there is and says what it could not
-measure.
+Runs the benchmarks of this folder, one after the other, on the device there is. benchmarks.exports needs the extras
+onnx and openvino.
 """
 
 import argparse
@@ -16,8 +16,9 @@ from itertools import product
 from benchmarks.timing import RESULTS, fill, markdown
 
 REPOSITORY = RESULTS.parents[1]
-PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "performance.md")
+PAGES = tuple(REPOSITORY / page for page in ("README.md", "docs/performance.md", "docs/serving.md"))
 PLOT = RESULTS / "connections.png"
+MODULES = ("connections", "kinds", "models", "compilation", "decoding", "exports")
 ADD = "residual, n streams"
 DTYPES = ("float32", "bfloat16")
 WAYS = list(product(DTYPES, ("eager", "compiled")))
@@ -68,6 +69,34 @@ def kinds_table(result: dict) -> str:
     )
 
 
+def compilation_table(result: dict) -> str:
+    """Markdown: what compiling a model's first training step takes, whole and layer by layer."""
+    ways = {"whole": "whole", "layers": "layer by layer"}
+    rows = [[row["case"], *(_timed(row[way], "seconds", "s") for way in ways)] for row in result["rows"]]
+    return markdown(["", *ways.values()], rows)
+
+
+def decoding_table(result: dict) -> str:
+    """Markdown: one decoded token, now and as it was before."""
+    before = {row["case"]: row for row in json.loads((RESULTS / "decoding_before.json").read_text())["rows"]}
+    rows = []
+    for row in result["rows"]:
+        pair = before[row["case"]], row
+        counts = " → ".join(f"{each['operations_a_connection']:.0f}" for each in pair)
+        ways = [way for way in ("eager", "compiled") if way in row]
+        rows.append(
+            [row["case"], counts, *(" → ".join(f"{each[way]['ratio']:.2f}×" for each in pair) for way in ways)]
+        )
+    return markdown(["", "operations a connection", "eager", "compiled"], rows)
+
+
+def exports_table(result: dict) -> str:
+    """Markdown: prefill of exported models."""
+    engines = [name for name in result["rows"][0] if name != "case"]
+    rows = [[row["case"], *(_timed(row[engine], "ms", "ms") for engine in engines)] for row in result["rows"]]
+    return markdown(["", *engines], rows)
+
+
 def overhead_table(result: dict) -> str:
     """Markdown: what hyper-connections cost the first shape, as multiples of the plain model."""
     shape = result["rows"][0]["shape"]
@@ -75,6 +104,10 @@ def overhead_table(result: dict) -> str:
     cases = {"eager": "HC", "compiled": "HC, compiled"}
     rows = [[how, *(f"{found[case][what]['ratio']:.2f}×" for what in TITLES)] for how, case in cases.items()]
     return markdown([shape, *TITLES.values()], rows)
+
+
+def _timed(figure: dict, name: str, unit: str) -> str:
+    return f"{figure['ratio']:.2f}× ({figure[name]:.0f} {unit})"
 
 
 def _cell(figure: dict, unit: str) -> str:
@@ -114,6 +147,9 @@ def render(text: str) -> str:
         "kinds": ("kinds", kinds_table),
         "models": ("models", models_table),
         "overhead": ("models", overhead_table),
+        "compilation": ("compilation", compilation_table),
+        "decoding": ("decoding", decoding_table),
+        "exports": ("exports", exports_table),
     }
     for name, (file, table) in tables.items():
         result = json.loads((RESULTS / f"{file}.json").read_text())
@@ -125,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--render", action="store_true", help="measure nothing")
     if not parser.parse_args().render:
-        for module in ("connections", "kinds", "models"):
+        for module in MODULES:
             subprocess.run([sys.executable, "-m", f"benchmarks.{module}"], check=True)
     for page in PAGES:
         page.write_text(render(page.read_text(encoding="utf-8")), encoding="utf-8")

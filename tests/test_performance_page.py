@@ -5,8 +5,10 @@ from benchmarks import performance
 
 def test_tables_are_those_of_the_results():
     """The pages' tables are what the committed results give."""
-    readme, page = (path.read_text(encoding="utf-8") for path in performance.PAGES)
+    readme, page, serving = (path.read_text(encoding="utf-8") for path in performance.PAGES)
     assert "<!-- overhead -->" in readme
     assert "ms (" in page
     assert performance.render(readme) == readme
     assert performance.render(page) == page
+    assert "<!-- exports -->" in serving
+    assert performance.render(serving) == serving

@@ -43,14 +43,20 @@ def test_finite_differences():
     assert torch.autograd.gradcheck(lambda values: sinkhorn(values, 4, EPS), logits)
 
 
-def test_a_compiler_sees_one_operator():
+def test_a_compiler_of_training_sees_one_operator():
     """However many normalisations there are."""
     counter = CompileCounterWithBackend("eager")
     function = torch.compile(lambda logits: sinkhorn(logits, 50, EPS), backend=counter, fullgraph=True)
-    with torch.no_grad():
-        function(torch.randn(2, 4, 4))
+    function(torch.randn(2, 4, 4, requires_grad=True))
     (graph,) = counter.graphs
     assert sum(node.op == "call_function" for node in graph.graph.nodes) < 5
+
+
+def test_compiled_without_gradients_equals_eager():
+    function = torch.compile(lambda logits: sinkhorn(logits, 3, EPS), backend="aot_eager", fullgraph=True)
+    logits = torch.randn(2, 4, 4)
+    with torch.no_grad():
+        assert torch.equal(function(logits), sinkhorn(logits, 3, EPS))
 
 
 @pytest.mark.parametrize("operator", ["_forward_operator", "_backward_operator"])

@@ -20,7 +20,7 @@ DEEP = Scale(
     length=256,
     batch=4,
     steps={"scratch": 1000, "base": 3000, "continued": 300},
-    tried={"scratch": (2e-3, 4e-3, 1e-3), "continued": (1e-4, 3e-4, 1e-3)},
+    tried={"scratch": (4e-3, 2e-3, 8e-3, 1e-3), "continued": (1e-4, 3e-4, 1e-3)},
     taken={"continued": 3e-4},
     base_learning_rate=2e-3,
     slower={},
@@ -71,7 +71,7 @@ def rates() -> list[Run]:
 
 def scratch_rates() -> list[Run]:
     """New models, each with the same learning rates."""
-    return [_new(model, learning_rate=rate) for model in (PLAIN, *NEW_METHODS) for rate in DEEP.tried["scratch"]]
+    return [_new(model, learning_rate=rate) for rate in DEEP.tried["scratch"] for model in (PLAIN, *NEW_METHODS)]
 
 
 def best(model: str, tried: list[Run]) -> Run | None:

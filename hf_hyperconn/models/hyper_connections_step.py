@@ -105,9 +105,9 @@ def _why_kernels_fail(device: torch.device) -> str | None:
 def _try_kernels(device: torch.device) -> str | None:
     from torch._subclasses.fake_tensor import unset_fake_temporarily  # torch's own: a folder must load without it
 
-    from .hyper_connections_triton import KERNELS
-
     try:
+        from .hyper_connections_triton import KERNELS
+
         with unset_fake_temporarily(), torch.no_grad():
             alpha, beta = torch.zeros(2, 3, device=device), torch.zeros(2, device=device)
             KERNELS.step_forward(torch.zeros(1, 1, 2, 16, device=device), None, None, Reader(alpha, beta))

@@ -1,8 +1,9 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """The Sinkhorn-Knopp iteration of mHC, with a backward of its own that keeps nothing but its input.
 
-To a compiler it is one operator: written out, its normalisations would be most of a model's code. An export has them
-written out, since other programs don't know the operator.
+To a compiler of a training step it is one operator: written out, its normalisations and their gradients would be most
+of a model's code. Without gradients they are written out, since one loop over tokens decodes faster; and in an export,
+since other programs don't know the operator.
 """
 
 import torch
@@ -20,7 +21,8 @@ def sinkhorn(logits: torch.Tensor, iters: int, eps: float) -> torch.Tensor:
 
     It ends with the columns, which then sum to 1. Eq. 9 of the transpose, in the arithmetic of DeepSeek-V4's kernels.
     """
-    if is_exporting() or is_transformed():
+    fuses = torch.compiler.is_compiling() and not torch.is_grad_enabled()
+    if fuses or is_exporting() or is_transformed():
         return _normalised(logits, iters, eps)[-1]
     return _Sinkhorn.apply(logits, iters, eps)
 
@@ -57,9 +59,9 @@ def _normalised(logits: torch.Tensor, iters: int, eps: float) -> list[torch.Tens
 
 
 def _forward(logits: torch.Tensor, iters: int, eps: float) -> torch.Tensor:
-    matrix = logits.softmax(ROWS) + eps
+    matrix = logits.softmax(ROWS).add_(eps)
     for dim in _divisors(iters):
-        matrix = matrix / (matrix.sum(dim, keepdim=True) + eps)
+        matrix.div_(matrix.sum(dim, keepdim=True).add_(eps))
     return matrix
 
 
