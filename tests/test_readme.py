@@ -33,7 +33,10 @@ ELSEWHERE = {
     "docs/adding_a_family.md": {"": "test_adding_a_family.py"},
     "docs/serving.md": {
         "lm-eval": "test_evaluation.py",
-        **dict.fromkeys(("import app", "serve.py", "OpenAI", "generate_batch", "OnnxExporter"), "test_serving.py"),
+        **dict.fromkeys(
+            ("import app", "serve.py", "OpenAI", "generate_batch", "OnnxExporter", "openvino.convert_model"),
+            "test_serving.py",
+        ),
     },
     "docs/training.md": dict.fromkeys(
         ("runs/one-gpu", "runs/ddp", "examples/configs/fsdp2.yaml", "runs/multi-node", "runs/tp", "merge-weights"),

@@ -175,7 +175,7 @@ def test_exported_to_openvino_as_the_page_says(exportable):
     ids = torch.randint(3, 90, (3, 24))
     inputs = {"input_ids": ids.numpy(), "attention_mask": torch.ones_like(ids).numpy()}
     names = {"torch": torch, "model": exportable, "ids": ids, "inputs": inputs}
-    exec(page("python", "openvino"), names)
+    exec(page("python", "openvino.convert_model"), names)
     with torch.no_grad():
         expected = exportable(ids).logits
     torch.testing.assert_close(torch.from_numpy(names["traced"]), expected, **ONNX)

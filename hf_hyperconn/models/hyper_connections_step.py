@@ -219,7 +219,7 @@ def _step(
     streams: torch.Tensor, coefficients: torch.Tensor | None, branch_output: torch.Tensor | None, reader: Reader | None
 ) -> tuple[torch.Tensor, ...]:
     name = implementation(streams)
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or torch.jit.is_tracing():  # which can't hold a Function
         handed_on, result = _kernels(name, streams.device).step_forward(streams, coefficients, branch_output, reader)
         return (handed_on,) if result is None else (handed_on, result.branch_input, result.coefficients)
     tensors = (None,) * 6 if reader is None else reader[:6]

@@ -22,7 +22,7 @@ def sinkhorn(logits: torch.Tensor, iters: int, eps: float) -> torch.Tensor:
     It ends with the columns, which then sum to 1. Eq. 9 of the transpose, in the arithmetic of DeepSeek-V4's kernels.
     """
     fuses = torch.compiler.is_compiling() and not torch.is_grad_enabled()
-    if fuses or is_exporting() or is_transformed():
+    if fuses or is_exporting() or torch.jit.is_tracing() or is_transformed():
         return _normalised(logits, iters, eps)[-1]
     return _Sinkhorn.apply(logits, iters, eps)
 
