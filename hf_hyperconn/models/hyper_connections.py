@@ -347,7 +347,7 @@ class HyperConnection(Connection):
         return Reader(
             *static,
             fn=fn if norm.weight is None else fn * norm.weight.to(dtype),
-            offset=None if norm.bias is None else fn @ norm.bias.to(dtype),
+            offset=None if norm.bias is None else (fn * norm.bias.to(dtype)).sum(-1),
             alpha_scale=self.dynamic_alpha_scale.to(dtype),
             beta_scale=self.dynamic_beta_scale.to(dtype),
             eps=norm.eps,
