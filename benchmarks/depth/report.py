@@ -13,7 +13,7 @@ from benchmarks.pretraining.runs import PLAIN, Run
 from benchmarks.pretraining.train import path_of
 from benchmarks.timing import markdown
 
-from .studies import DEEP, LANE, METHODS, continued, rates
+from .studies import DEEP, LANE, METHODS, NEW_METHODS, continued, rates, scratch_rates
 
 
 def results(runs: list[Run]) -> dict[Run, dict]:
@@ -47,6 +47,17 @@ def tuning() -> str:
     return markdown(["", *(f"{rate:g}, {hc_lr:g}×" for rate, hc_lr in pairs)], rows) if pairs else ""
 
 
+def scratch_tuning() -> str:
+    """Markdown: the held-out loss of each new model at each learning rate, of one seed."""
+    found = {
+        (run.model, run.learning_rate): result["held_out_loss"] for run, result in results(scratch_rates()).items()
+    }
+    tried = sorted(DEEP.tried["scratch"])
+    models = [model for model in (PLAIN, *NEW_METHODS) if any(model == each for each, _ in found)]
+    rows = [[model, *(_loss(found.get((model, rate))) for rate in tried)] for model in models]
+    return markdown(["", *(f"{rate:g}" for rate in tried)], rows)
+
+
 def comparison() -> str:
     """Markdown: every method at its best learning rates against the plain model at its own, over seeds."""
     by_model: dict[str, dict[int, dict]] = {}
@@ -74,7 +85,8 @@ def comparison() -> str:
 
 def render(page: str) -> str:
     """The page with its tables made anew from the finished runs."""
-    return with_tables(page, {"deep tuning": tuning(), "deep continued": comparison()})
+    tables = {"deep scratch tuning": scratch_tuning(), "deep tuning": tuning(), "deep continued": comparison()}
+    return with_tables(page, tables)
 
 
 def main() -> None:
