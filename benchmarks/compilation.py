@@ -16,10 +16,9 @@ import tempfile
 import time
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.llamas import build
 from benchmarks.timing import device, write
-from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
 
 SHAPE = {
     "hidden_size": 256,
@@ -43,10 +42,7 @@ WAYS = ("whole", "layers")
 
 def first_step(case: str, way: str) -> float:
     """Seconds of a model's first step over those of its third."""
-    torch.manual_seed(0)
-    fields = CASES[case]
-    plain = LlamaForCausalLM(LlamaConfig(**SHAPE)) if fields is None else None
-    model = (plain or HCLlamaForCausalLM(HCLlamaConfig(**SHAPE, **fields))).to(device())
+    model = build(SHAPE, CASES[case])
     if way == "whole":
         model.compile()
     else:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, StaticCache
+from transformers import PreTrainedModel, StaticCache
 
+from benchmarks.llamas import build
 from benchmarks.timing import device, medians_ms, write
-from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
 
 SHAPE = {
     "hidden_size": 1024,
@@ -47,12 +47,6 @@ class Counter(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def build(fields: dict | None) -> PreTrainedModel:
-    torch.manual_seed(0)
-    plain = LlamaForCausalLM(LlamaConfig(**SHAPE)) if fields is None else None
-    return (plain or HCLlamaForCausalLM(HCLlamaConfig(**SHAPE, **fields))).to(device()).eval()
-
-
 def decoder(model: PreTrainedModel, compiled: bool) -> Callable[[], torch.Tensor]:
     """What decodes the token after a prompt, the same one each time it is called."""
     cache = StaticCache(config=model.config, max_cache_len=PROMPT + 1)
@@ -82,12 +76,12 @@ def main() -> None:
     torch.set_num_threads(parser.parse_args().threads)
     connections = 2 * SHAPE["num_hidden_layers"]
     rows = {case: {"case": case} for case in CASES}
-    eager = {case: decoder(build(fields), compiled=False) for case, fields in CASES.items()}
+    eager = {case: decoder(build(SHAPE, fields).eval(), compiled=False) for case, fields in CASES.items()}
     counts = {case: operations(decode) for case, decode in eager.items()}
     for case, row in rows.items():
         row["operations"] = counts[case]
         row["operations_a_connection"] = round((counts[case] - counts[PLAIN]) / connections, 1)
-    compiled = {case: decoder(build(CASES[case]), compiled=True) for case in COMPILED}
+    compiled = {case: decoder(build(SHAPE, CASES[case]).eval(), compiled=True) for case in COMPILED}
     for way, decoders in (("eager", eager), ("compiled", compiled)):
         taken = dict(zip(decoders, medians_ms(list(decoders.values()), REPEATS), strict=True))
         for case, milliseconds in taken.items():

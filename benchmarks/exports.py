@@ -12,11 +12,11 @@ from collections.abc import Callable
 import onnxruntime
 import openvino
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.exporters import OnnxConfig, OnnxExporter
 
+from benchmarks.llamas import build
 from benchmarks.timing import medians_ms, write
-from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
 
 SHAPE = {
     "hidden_size": 512,
@@ -39,12 +39,6 @@ INPUTS = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
 ARRAYS = {name: value.numpy() for name, value in INPUTS.items()}
 
 Run = Callable[[], torch.Tensor]
-
-
-def build(fields: dict | None) -> PreTrainedModel:
-    torch.manual_seed(0)
-    plain = LlamaForCausalLM(LlamaConfig(**SHAPE)) if fields is None else None
-    return (plain or HCLlamaForCausalLM(HCLlamaConfig(**SHAPE, **fields))).eval()
 
 
 def by_onnx_runtime(model: PreTrainedModel) -> Run:
@@ -82,7 +76,7 @@ ENGINES = {"ONNX Runtime": by_onnx_runtime, "OpenVINO": by_openvino}
 @torch.no_grad()
 def main() -> None:
     torch.set_num_threads(1)
-    models = {case: build(fields) for case, fields in CASES.items()}
+    models = {case: build(SHAPE, fields).eval().cpu() for case, fields in CASES.items()}
     expected = {case: model(**INPUTS).logits for case, model in models.items()}
     rows = {case: {"case": case} for case in CASES}
     for engine, export in ENGINES.items():
