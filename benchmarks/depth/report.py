@@ -13,7 +13,7 @@ from benchmarks.pretraining.runs import PLAIN, Run
 from benchmarks.pretraining.train import path_of
 from benchmarks.timing import markdown
 
-from .studies import DEEP, LANE, METHODS, NEW_METHODS, continued, rates, scratch_rates
+from .studies import DEEP, METHODS, continued, name_of, rates, scratch_rates
 
 
 def results(runs: list[Run]) -> dict[Run, dict]:
@@ -49,12 +49,11 @@ def tuning() -> str:
 
 def scratch_tuning() -> str:
     """Markdown: the held-out loss of each new model at each learning rate, of one seed."""
-    found = {
-        (run.model, run.learning_rate): result["held_out_loss"] for run, result in results(scratch_rates()).items()
-    }
+    found: dict[str, dict[float, float]] = {}
+    for run, result in results(scratch_rates()).items():
+        found.setdefault(name_of(run), {})[run.learning_rate] = result["held_out_loss"]
     tried = sorted(DEEP.tried["scratch"])
-    models = [model for model in (PLAIN, *NEW_METHODS) if any(model == each for each, _ in found)]
-    rows = [[model, *(_loss(found.get((model, rate))) for rate in tried)] for model in models]
+    rows = [[name, *(_loss(losses.get(rate)) for rate in tried)] for name, losses in found.items()]
     return markdown(["", *(f"{rate:g}" for rate in tried)], rows)
 
 
@@ -64,9 +63,8 @@ def comparison() -> str:
     settings: dict[str, Run] = {}
     for run, result in results(continued()).items():
         if run.study == "continued":
-            name = run.model if run.lane == 1 else f"{run.model}, second stream written {LANE:g} times"
-            by_model.setdefault(name, {})[run.seed] = result
-            settings[name] = run
+            by_model.setdefault(name_of(run), {})[run.seed] = result
+            settings[name_of(run)] = run
     rows = []
     for name, of_seeds in by_model.items():
         run, apart = settings[name], difference(of_seeds, by_model.get(PLAIN, {})) if name != PLAIN else None

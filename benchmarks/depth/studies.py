@@ -35,7 +35,10 @@ METHODS = (
     *("DHC×4", "DHC×4 history by type", "SHC×4 history", "attention residuals, blocks of 4", "DHC×4 history by depth"),
     *("mHC×4", "SHC×2 history", "iHC×4", "attention residuals"),
 )
-NEW_METHODS = ("DHC×4", "DHC×4 history by type", "mHC×4", "SHC×4", "DHC×1")
+NEW = (
+    *((PLAIN, {}), ("DHC×4", {}), ("DHC×4", {"undivided": True}), ("mHC×4", {}), ("DHC×4 history by type", {})),
+    *(("SHC×4", {}), ("DHC×1", {})),
+)
 HC_LRS, USUAL_HC_LR = (3.0, 10.0, 1.0, 30.0), 3.0
 SEEDS, NEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5))
 LANE = 1.5  # what the second stream of the control, which is not exact, is written with
@@ -70,13 +73,27 @@ def rates() -> list[Run]:
 
 
 def scratch_rates() -> list[Run]:
-    """New models, each with the same learning rates."""
-    return [_new(model, learning_rate=rate) for rate in DEEP.tried["scratch"] for model in (PLAIN, *NEW_METHODS)]
+    """New models, each with the same learning rates; the pair first."""
+    pair, others = NEW[:2], NEW[2:]
+    return [
+        _run("scratch", model, learning_rate=rate, **settings)
+        for models in (pair, others)
+        for rate in DEEP.tried["scratch"]
+        for model, settings in models
+    ]
 
 
-def best(model: str, tried: list[Run]) -> Run | None:
-    """The run of that model with the lowest loss of those tried; None until all of them are there."""
-    tried = [run for run in tried if run.study != "base" and run.model == model]
+def name_of(run: Run) -> str:
+    """A row's name: the model, and what is not as usual at its start."""
+    words = [run.model]
+    words += ["projections undivided"] * run.undivided
+    words += [f"second stream written {run.lane:g} times"] * (run.lane != 1)
+    return ", ".join(words)
+
+
+def best(name: str, tried: list[Run]) -> Run | None:
+    """The run of that name with the lowest loss of those tried; None until all of them are there."""
+    tried = [run for run in tried if run.study != "base" and name_of(run) == name]
     paths = {run: path_of(run, DEEP) for run in tried}
     if not all(path.exists() for path in paths.values()):
         return None
@@ -86,29 +103,26 @@ def best(model: str, tried: list[Run]) -> Run | None:
 def continued() -> list[Run]:
     """Every method at its best, and a control that is not exact, with all seeds."""
     control = _continued("SHC×2", learning_rate=DEEP.taken["continued"], hc_lr=USUAL_HC_LR, lane=LANE)
-    chosen = [*_best_of((PLAIN, *METHODS), rates()), control]
+    chosen = [*_best_of(rates()), control]
     return [base(), *(replace(run, seed=seed) for seed in SEEDS for run in chosen)]
 
 
 def scratch() -> list[Run]:
     """New models, each at its best, with all seeds."""
-    chosen = _best_of((PLAIN, *NEW_METHODS), scratch_rates())
+    chosen = _best_of(scratch_rates())
     return [replace(run, seed=seed) for seed in NEW_SEEDS for run in chosen]
 
 
 STUDIES = {"rates": rates, "continued": continued, "scratch-rates": scratch_rates, "scratch": scratch}
 
 
-def _best_of(models: tuple[str, ...], tried: list[Run]) -> list[Run]:
-    return [run for model in models if (run := best(model, tried)) is not None]
+def _best_of(tried: list[Run]) -> list[Run]:
+    names = dict.fromkeys(name_of(run) for run in tried if run.study != "base")
+    return [run for name in names if (run := best(name, tried)) is not None]
 
 
 def _continued(model: str, **settings) -> Run:
     return _run("continued", model, start=base().id, **settings)
-
-
-def _new(model: str, **settings) -> Run:
-    return _run("scratch", model, **settings)
 
 
 def _run(study: str, model: str, **settings) -> Run:

@@ -2,6 +2,7 @@
 
 import hashlib
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from benchmarks.pretraining.corpus import HELD_OUT, Corpus
 from benchmarks.pretraining.train import WORK
+from hf_hyperconn.conversion.files import replace_file
 
 PLACE = WORK / "text"
 
@@ -40,7 +42,7 @@ def bpe(content: bytes, vocabulary: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(_lines(content), trainer)
     path.parent.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(path))
+    replace_file(path, tokenizer.to_str().encode())
     return tokenizer
 
 
@@ -50,7 +52,9 @@ def encode(tokenizer: Tokenizer, content: bytes) -> torch.Tensor:
     path = PLACE / f"{key}.npy"
     if not path.exists():
         encodings = tokenizer.encode_batch_fast(_lines(content))
-        np.save(path, np.concatenate([np.asarray(encoding.ids, np.int16) for encoding in encodings]))
+        content = BytesIO()
+        np.save(content, np.concatenate([np.asarray(encoding.ids, np.int16) for encoding in encodings]))
+        replace_file(path, content.getvalue())
     return torch.from_numpy(np.load(path))
 
 
