@@ -70,7 +70,7 @@ def hc_figures(model: nn.Module, input_ids: torch.Tensor, per_layer: bool = Fals
     Raises `HyperConnError` for a model without streams.
     """
     meter = _Meter()
-    with torch.compiler.set_stance("force_eager"), in_evaluation_mode(model), observe(model, meter.see):
+    with in_evaluation_mode(model), observe(model, meter.see):
         model(input_ids=input_ids, use_cache=False)
     return meter.figures(per_layer)
 

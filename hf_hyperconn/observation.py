@@ -42,7 +42,7 @@ class Observation:
 def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[None]:
     """Within it, every forward of `model` calls `see` for each sub-layer, in their order.
 
-    Works through wrappers (PEFT's, DDP, FSDP), not in compiled code.
+    Works through wrappers (PEFT's, DDP, FSDP). What is compiled runs eagerly within it.
 
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
@@ -60,7 +60,8 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
 
     handles = [connection.register_forward_hook(record, prepend=True) for connection in connections]
     try:
-        yield
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         for handle in handles:
             handle.remove()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from transformers import AutoTokenizer
 
 from hf_hyperconn import HCLlamaForCausalLM, convert_model
@@ -13,7 +14,7 @@ from hf_hyperconn.arrangements import ARRANGEMENTS
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.observation import observe
 
-from .conftest import hc_llama
+from .conftest import hc_llama, randomise_connections
 from .tolerances import FLOAT32, ROW_SUMS
 
 SUB_LAYERS = 6
@@ -136,6 +137,21 @@ def test_batches_do_not_matter(ids):
     torch.testing.assert_close(one.matrices.inputs, two.matrices.inputs, **FLOAT32)
     torch.testing.assert_close(one.similarity, two.similarity, **FLOAT32)
     torch.testing.assert_close(one.streams.similarity, two.streams.similarity, **FLOAT32)
+
+
+def test_a_compiled_model_is_studied_as_it_is(ids):
+    """Observed eagerly: each meter would have every layer compiled anew. Afterwards it is compiled as before."""
+    model = randomise_connections(hc_llama())
+    expected = study(model, [ids])
+    counter = CompileCounter()
+    for layer in model.model.layers:
+        layer.compile(backend=counter)
+    found = study(model, [ids])
+    assert torch.equal(found.matrices.inputs, expected.matrices.inputs)
+    assert torch.equal(found.similarity, expected.similarity)
+    assert counter.frame_count == 0
+    model(ids)
+    assert counter.frame_count > 0
 
 
 def test_moments_and_percentiles_are_numpys():
