@@ -46,12 +46,17 @@ def stories() -> Path:
 @pytest.fixture(scope="module")
 def model_types(request) -> list[str]:
     """The families that a module's selected tests are about: all, or those that `-k` leaves."""
-    asked = {
-        item.callspec.params.get("model_type")
+    asked = asked_for(request, "model_type")
+    return [model_type for model_type in FAMILIES if model_type in asked]
+
+
+def asked_for(request, name: str) -> set:
+    """What a parameter is in those tests of a module that are selected."""
+    return {
+        item.callspec.params.get(name)
         for item in request.session.items
         if item.path == request.path and hasattr(item, "callspec")
     }
-    return [model_type for model_type in FAMILIES if model_type in asked]
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from hf_hyperconn.conversion import cli
 from hf_hyperconn.conversion.inspection import inspect_checkpoint
 from hf_hyperconn.families import FAMILIES
 
+from .conftest import asked_for
 from .processes import elsewhere
 from .tiny import FIELDS, tiny
 
@@ -27,19 +28,24 @@ VARIANTS = {
     "dhc4": ["-n", "4", "--verify", "full"],
     "shc4": ["-n", "4", "--connection", "shc", "--verify", "structure"],
 }
+variants = pytest.mark.parametrize(
+    "variant", ["dhc4", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dhc2", "shc4"))]
+)
 PROMPTS = torch.randint(3, 96, (3, 24), generator=torch.Generator().manual_seed(0)).tolist()
 DTYPES = ("float32", "bfloat16")
 
 
 @pytest.fixture(scope="module")
-def place(model_types, tmp_path_factory) -> Path:
+def place(request, model_types, tmp_path_factory) -> Path:
     """Every family's base and its conversions, `<model type>/base`, `<model type>/<variant>`."""
     place = tmp_path_factory.mktemp("families")
+    asked = {"dhc4", *asked_for(request, "variant")}
     for model_type in model_types:
         base = place / model_type / "base"
         tiny(model_type).save_pretrained(base)
-        for variant, options in VARIANTS.items():
-            assert cli.main(["convert", str(base), str(base.with_name(variant)), "-q", *options]) == 0
+        for variant in VARIANTS.keys() & asked:
+            arguments = [str(base), str(base.with_name(variant)), "-q", *VARIANTS[variant]]
+            assert cli.main(["convert", *arguments]) == 0
     return place
 
 
@@ -88,7 +94,7 @@ def test_the_tiny_models_ask_for_nothing_that_the_family_ignores(model_type):
 
 
 @families
-@pytest.mark.parametrize("variant", VARIANTS)
+@variants
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equal_to_the_base_without_the_package(model_type, variant, dtype, place, differing):
     assert differing[f"{place / model_type / variant} {dtype} None"] == []

@@ -29,11 +29,21 @@ def source(llama_folder, tmp_path) -> Path:
     return shutil.copytree(llama_folder, tmp_path / "base")
 
 
-@pytest.fixture
-def out(source, tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def made(llama_folder, tmp_path_factory) -> Path:
+    """A folder with a base and its conversion."""
+    place = tmp_path_factory.mktemp("made")
+    source = shutil.copytree(llama_folder, place / "base")
     (source / "templates").mkdir()
     (source / "templates" / "tool.jinja").write_text("{{ tool }}")
-    return converted(source, tmp_path / "out", verify="full")
+    converted(source, place / "out", verify="full")
+    return place
+
+
+@pytest.fixture
+def out(made, source, tmp_path) -> Path:
+    shutil.copytree(made / "base", source, dirs_exist_ok=True)
+    return shutil.copytree(made / "out", tmp_path / "out", symlinks=True)
 
 
 def edit_record(out: Path, **changes):
