@@ -23,10 +23,10 @@ import torch
 
 from tests.tolerances import ENGINE_LOGPROBS, ROUNDED_AS_THE_BASE
 
-from . import page
 from .cases import CASES, Case
 from .environments import ENGINES
 from .models import ADAPTER, BLOCK, NEW_TOKENS, build, expected, prompts
+from .page import FIGURES
 
 SECONDS = 600
 
@@ -127,7 +127,7 @@ def main() -> int:
             asked = f"{case.engine} {case.name} {case.dtype} {case.does}"
             print(f"{'ok    ' if row['ok'] else 'FAILED'} {asked}: {found}", flush=True)
     if options.write:
-        page.write({"versions": versions, "seconds": round(time.monotonic() - start), "rows": rows})
+        FIGURES.write({"versions": versions, "seconds": round(time.monotonic() - start), "rows": rows})
     return not all(row["ok"] for row in rows)
 
 

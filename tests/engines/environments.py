@@ -1,39 +1,21 @@
 """The engines, and the virtual environment that each has, without this package."""
 
-import subprocess
-import venv
 from dataclasses import dataclass
-from pathlib import Path
 
-from tests.pages import REPOSITORY
+from tests.environments import Environment
 
 
 @dataclass(frozen=True)
-class Engine:
+class Engine(Environment):
     """What an engine needs in order to run on a CPU.
 
-    script: that asks it, with `_offline.py` or `_server.py` after. folder: of its environment, in build.
-    pip: commands that fill it. variables: of its processes.
+    script: that asks it, with `_offline.py` or `_server.py` after. variables: of its processes.
     cores: the variable that gives two processes a core each; by themselves they want a NUMA node each.
     """
 
     script: str
-    folder: str
-    pip: tuple[tuple[str, ...], ...]
     variables: dict[str, str]
     cores: str
-
-    def python(self) -> Path:
-        """The Python of the environment, made if it isn't there."""
-        environment = REPOSITORY / "build" / self.folder
-        python, installed = environment / "bin" / "python", environment / "installed"
-        pinned = " ".join(argument for command in self.pip for argument in command if "==" in argument)
-        if not installed.exists() or installed.read_text(encoding="utf-8") != pinned:
-            venv.create(environment, with_pip=True, clear=True)
-            for command in self.pip:
-                subprocess.run([python, "-m", "pip", "--quiet", *command], check=True)
-            installed.write_text(pinned, encoding="utf-8")
-        return python
 
 
 # of what sglang asks for, what its import needs on a CPU: the rest is kernels for GPUs. Its own pins, but for torch
