@@ -31,6 +31,10 @@ PAGES = [
 ELSEWHERE = {
     "docs/adding_a_connection.md": {"": "test_adding_a_connection.py"},
     "docs/adding_a_family.md": {"": "test_adding_a_family.py"},
+    "docs/quantised.md": dict.fromkeys(
+        ("oneshot", "TorchAoConfig", "BitsAndBytesConfig", 'from_pretrained("Llama-3.2-1B-HCx4-quantised"'),
+        "quantised/cases.py",
+    ),
     "docs/serving.md": {
         "lm-eval": "test_evaluation.py",
         **dict.fromkeys(
@@ -89,7 +93,7 @@ def test_every_snippet_is_run_by_one_test(page):
             claims = {word: test for word, test in ELSEWHERE.get(page, {}).items() if word in code}
             assert len(claims) == 1, f"run by {claims or 'no test'}:\n{code}"
             ((word, test),) = claims.items()
-            source = Path(__file__).with_name(test).read_text(encoding="utf-8")
+            source = (Path(__file__).parent / test).read_text(encoding="utf-8")
             assert page in source
             assert word in source
 
