@@ -7,7 +7,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -79,8 +79,20 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def between_marks(page: str, name: str, body: str) -> str:
     """The page with another body between the marks of that name."""
-    marks = rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)"
-    return re.sub(marks, lambda match: match[1] + body + match[2], page, flags=re.DOTALL)
+    marks = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+    return re.sub(marks, lambda match: f"{match[1]}{body}\n{match[2]}", page, flags=re.DOTALL)
+
+
+def with_tables(page: str, made: Mapping[str, str]) -> str:
+    """The page with these tables, by name, between their marks.
+
+    Raises `ValueError` when a table has no place.
+    """
+    for name, body in made.items():
+        if f"<!-- {name} -->" not in page:
+            raise ValueError(f"the page has no mark for the table {name!r}.")
+        page = between_marks(page, name, body)
+    return page
 
 
 def fill(page: str, name: str, result: dict, table: str) -> str:

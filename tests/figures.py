@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.timing import between_marks
+from benchmarks.timing import with_tables
 
 from .pages import REPOSITORY
 
@@ -31,10 +31,7 @@ class Figures:
 
     def rendered(self) -> str:
         """The page, its tables made anew."""
-        page = self.written()
-        for name, body in self.tables(self.read()).items():
-            page = between_marks(page, name, body)
-        return page
+        return with_tables(self.written(), self.tables(self.read()))
 
     def write(self, figures: dict) -> None:
         """Replace the figures and the page's tables."""

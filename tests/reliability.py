@@ -1,18 +1,15 @@
 """The last figures of `make fuzz`, docs/reliability.json, and their tables in docs/reliability.md."""
 
-import json
 import platform
 
 import torch
 import transformers
 
 import hf_hyperconn
-from benchmarks.timing import between_marks, markdown
+from benchmarks.timing import markdown
 
-from .pages import REPOSITORY
+from .figures import Figures, named
 
-FIGURES = REPOSITORY / "docs" / "reliability.json"
-PAGE = REPOSITORY / "docs" / "reliability.md"
 NONE = "No figures yet."
 OK, REFUSED, UNVERIFIED, FAILED = "ok", "refused", "verification failed", "failed"
 OUTCOMES = (OK, REFUSED, UNVERIFIED, FAILED)
@@ -24,30 +21,19 @@ def write(part: str, figures: dict) -> None:
         **{"hf_hyperconn": hf_hyperconn.__version__, "transformers": transformers.__version__},
         **{"torch": torch.__version__, "python": platform.python_version()},
     }
-    content = json.dumps({**read(), part: {"versions": versions, **figures}}, indent=1)
-    FIGURES.write_text(content + "\n", encoding="utf-8")
-    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    FIGURES.write({**FIGURES.read(), part: {"versions": versions, **figures}})
 
 
-def read() -> dict:
-    """The last figures, by part."""
-    return json.loads(FIGURES.read_text(encoding="utf-8"))
-
-
-def render(page: str) -> str:
-    """The page, its tables made anew."""
-    figures = read()
-    for part, table in (("cases", _cases), ("signals", _signals), ("disks", _disks)):
-        body = _body(figures[part], table) if part in figures else NONE
-        page = between_marks(page, part, body)
-    return page
+def tables(figures: dict) -> dict[str, str]:
+    """One for each part."""
+    made = {"cases": _cases, "signals": _signals, "disks": _disks}
+    return {part: _body(figures[part], table) if part in figures else NONE for part, table in made.items()}
 
 
 def _body(figures: dict, table) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
     seed = f"Seed {figures['seed']}. " if "seed" in figures else ""
     minutes = -(-figures["seconds"] // 60)
-    return f"{seed}{minutes} minute{'s' * (minutes != 1)}; {versions}.\n\n{table(figures['counts'])}"
+    return f"{seed}{minutes} minute{'s' * (minutes != 1)}; {named(figures['versions'])}.\n\n{table(figures['counts'])}"
 
 
 def _cases(counts: dict) -> str:
@@ -68,3 +54,6 @@ def _disks(counts: dict) -> str:
     return markdown(
         head, [[name, *(f"{of[key]:,}" for key in ("tried", "full", "failed"))] for name, of in counts.items()]
     )
+
+
+FIGURES = Figures("docs/reliability.json", "docs/reliability.md", tables)

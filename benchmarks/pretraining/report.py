@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from scipy.optimize import brentq
 from scipy.stats import nct, t
 
-from benchmarks.timing import between_marks, markdown
+from benchmarks.timing import markdown, with_tables
 
 from .runs import FAMILIES, HC, MODELS, PAIR, PLAIN, SCALES, STUDIES, WARM_UP, Run, Scale, is_usual, tuned_as
 from .train import CURVES, path_of
@@ -262,18 +262,6 @@ def render(page: str) -> str:
     for size in SCALES.values():
         if (CURVES / size.name).exists():
             page = with_tables(page, tables(size))
-    return page
-
-
-def with_tables(page: str, made: Mapping[str, str]) -> str:
-    """The page with these tables, by name, between their marks.
-
-    Raises `ValueError` when a table has no place.
-    """
-    for name, body in made.items():
-        if f"<!-- {name} -->" not in page:
-            raise ValueError(f"{DOCS} has no mark for the table {name!r}.")
-        page = between_marks(page, name, body)
     return page
 
 
