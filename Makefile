@@ -9,7 +9,7 @@ INSTALLED_SLOW := $(VENV)/.installed-slow
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST_TRITON := OMP_NUM_THREADS=1 $(BIN)/python tests/triton/run.py -n 2
 
-.PHONY: demo test test-slow test-range test-transformers test-engines test-quantised fuzz lint style clean
+.PHONY: demo test test-slow test-range test-transformers test-engines test-quantised evidence fuzz lint style clean
 
 demo: $(INSTALLED)
 	$(BIN)/hf-hyperconn demo
@@ -33,6 +33,10 @@ test-engines: $(INSTALLED)
 # quantisation as docs/quantised.md says, llmcompressor's in an environment of its own, 1.5 GB; writes the page's table
 test-quantised: $(INSTALLED_SLOW)
 	$(BIN)/python -m tests.quantised --write
+
+# new models of 24 layers, with connections and without, in 20 minutes on two cores
+evidence: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.depth.evidence
 
 # mutated checkpoints, signals and full disks against the commands; writes docs/reliability.json and the page's tables
 fuzz: $(INSTALLED)

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.depth import report, studies, text
+from benchmarks.depth import evidence, plots, report, studies, text
 from benchmarks.pretraining import train
 from benchmarks.pretraining.runs import PLAIN
 
@@ -29,7 +30,10 @@ def written(tmp_path, monkeypatch) -> Path:
     for module in (studies, report):
         monkeypatch.setattr(module, "DEEP", TINY)
     monkeypatch.setattr(train, "CURVES", tmp_path / "curves")
-    monkeypatch.setattr(train, "WORK", tmp_path / "work")
+    for module in (train, evidence):
+        monkeypatch.setattr(module, "WORK", tmp_path / "work")
+    monkeypatch.setattr(evidence, "SIZE", TINY)
+    monkeypatch.setattr(evidence, "STEPS", 10)
     monkeypatch.setattr(text, "PLACE", tmp_path / "text")
     words, choose = ["sea", "ship", "storm", "and", "the", "captain"], random.Random(0)
     file = tmp_path / "words.txt"
@@ -77,3 +81,40 @@ def test_the_page_is_made_of_the_results():
     assert report.render(page) == page
     with pytest.raises(ValueError, match="no mark"):
         report.render("")
+
+
+def test_evidence_trains_every_model_on_the_same_rows_once(written):
+    runs = evidence.runs("words")
+    assert len(runs) == len(set(runs)) == len(studies.DRAWN) * len(evidence.SEEDS)
+    results = [evidence.result_of(run, written, None) for run in runs if run.seed == 1]
+    assert [result["curve"][-1]["step"] for result in results] == [10, 10, 10]
+    assert all(result["corpus"] == results[0]["corpus"] for result in results)
+    assert not (train.CURVES / TINY.name).exists()
+    times = [path.stat().st_mtime_ns for path in sorted((train.WORK / TINY.name).glob("*.json"))]
+    assert [evidence.result_of(run, written, None) for run in runs if run.seed == 1] == results
+    assert times == [path.stat().st_mtime_ns for path in sorted((train.WORK / TINY.name).glob("*.json"))]
+    plain, ours, _ = (result["held_out_loss"] for result in results)
+    assert f"| DHC×4 | {ours:.4f} | {ours - plain:+.4f} |" in evidence.table(results)
+    figure = written.with_name("losses.png")
+    plots.draw({result["model"]: [result] for result in results}, figure)
+    assert figure.stat().st_size > 5000
+
+
+def test_without_a_text_it_is_source_code(written, monkeypatch):
+    source = text.Corpus(
+        *(torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in (b"a b\n", b"b\n")), 2, "0"
+    )
+    monkeypatch.setattr(text, "corpus", {"python": source}.get)
+    found = text.given(None, None, 300)
+    assert (found.files, found.sha256) == (2, "0")
+    assert (len(found.training), len(found.held_out)) == (3, 2)
+
+
+def test_the_evidence_on_the_page_is_the_committed():
+    page = evidence.DOCS.read_text(encoding="utf-8")
+    assert evidence.render(page) == page
+
+
+def test_the_longer_plain_run_takes_as_long_as_one_with_connections():
+    taken = json.loads((report.CURVES / "deep" / "times.json").read_text(encoding="utf-8"))["Llama"]
+    assert 1 < max(taken.values()) / taken[PLAIN] < studies.DEEP.slower["Llama"] < 1.3

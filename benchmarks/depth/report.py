@@ -1,4 +1,4 @@
-"""Tables of the deep study's finished runs, into docs/results.md.
+"""Tables of the deep study's finished runs, into docs/results.md, and its figure.
 
     python -m benchmarks.depth.report
 
@@ -8,12 +8,17 @@ Intervals are those of benchmarks.pretraining.report.
 import json
 import statistics
 
-from benchmarks.pretraining.report import CURVES, DOCS, difference, with_tables
+from benchmarks.pretraining.report import CURVES, DOCS, difference
 from benchmarks.pretraining.runs import PLAIN, Run
 from benchmarks.pretraining.train import path_of
-from benchmarks.timing import markdown
+from benchmarks.timing import markdown, with_tables
 
-from .studies import DEEP, METHODS, continued, name_of, rates, scratch_rates
+from .plots import draw
+from .studies import DEEP, DRAWN, METHODS, continued, name_of, rates, scratch, scratch_rates
+
+FIGURE = DOCS.parent / "figures" / "results_deep.png"
+DRAWN_RATE = 4e-3
+LONGER = f"{PLAIN}, {DEEP.slower['Llama']:g}× the steps"
 
 
 def results(runs: list[Run]) -> dict[Run, dict]:
@@ -57,37 +62,56 @@ def scratch_tuning() -> str:
     return markdown(["", *(f"{rate:g}" for rate in tried)], rows)
 
 
-def comparison() -> str:
+def comparison(runs: list[Run]) -> str:
     """Markdown: every method at its best learning rates against the plain model at its own, over seeds."""
     by_model: dict[str, dict[int, dict]] = {}
     settings: dict[str, Run] = {}
-    for run, result in results(continued()).items():
-        if run.study == "continued":
+    for run, result in results(runs).items():
+        if run.study != "base":
             by_model.setdefault(name_of(run), {})[run.seed] = result
             settings[name_of(run)] = run
     rows = []
     for name, of_seeds in by_model.items():
-        run, apart = settings[name], difference(of_seeds, by_model.get(PLAIN, {})) if name != PLAIN else None
+        run, apart, same_time = settings[name], None, None
+        if run.model != PLAIN:
+            apart = difference(of_seeds, by_model.get(PLAIN, {}))
+            same_time = difference(of_seeds, by_model.get(LONGER, {}))
         rows.append(
             [
                 name,
-                f"{run.learning_rate:g}" + (f", {run.hc_lr:g}×" if run.model != PLAIN else ""),
+                f"{run.learning_rate:g}" + (f", {run.hc_lr:g}×" if run.hc_lr != 1 else ""),
                 str(len(of_seeds)),
                 f"{statistics.mean(result['held_out_loss'] for result in of_seeds.values()):.4f}",
                 str(apart or ""),
                 f"{apart.detectable:.4f}" if apart and apart.detectable else "",
+                str(same_time or ""),
             ]
         )
-    return markdown(["", "learning rates", "seeds", "held-out loss", "against plain", "detectable"], rows)
+    measured = ["seeds", "held-out loss", "against plain, same tokens", "detectable", "same time"]
+    return markdown(["", "learning rates", *measured], rows)
+
+
+def times() -> str:
+    """Markdown: how long a step takes."""
+    taken = json.loads((CURVES / DEEP.name / "times.json").read_text(encoding="utf-8"))["Llama"]
+    rows = [[model, f"{each:.0f} ms", f"{each / taken[PLAIN]:.2f}×"] for model, each in taken.items()]
+    return markdown(["a step", "", ""], rows)
 
 
 def render(page: str) -> str:
     """The page with its tables made anew from the finished runs."""
-    tables = {"deep scratch tuning": scratch_tuning(), "deep tuning": tuning(), "deep continued": comparison()}
+    tables = {"deep scratch": comparison(scratch()), "deep scratch tuning": scratch_tuning(), "deep times": times()}
+    tables |= {"deep continued": comparison(continued()), "deep tuning": tuning()}
     return with_tables(page, tables)
 
 
 def main() -> None:
+    new = [run for run in dict.fromkeys([*scratch_rates(), *scratch()]) if run.learning_rate == DRAWN_RATE]
+    curves: dict[str, list[dict]] = {}
+    for run, result in results(new).items():
+        if name_of(run) in DRAWN:
+            curves.setdefault(name_of(run), []).append(result)
+    draw(curves, FIGURE)
     DOCS.write_text(render(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
 
 

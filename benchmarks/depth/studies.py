@@ -23,7 +23,7 @@ DEEP = Scale(
     tried={"scratch": (4e-3, 2e-3, 8e-3, 1e-3), "continued": (1e-4, 3e-4, 1e-3)},
     taken={"continued": 3e-4},
     base_learning_rate=2e-3,
-    slower={},
+    slower={"Llama": 1.25},
     held_out=(64, 512),
     compiled=("Llama",),
     vocabulary=2048,
@@ -39,6 +39,7 @@ NEW = (
     *((PLAIN, {}), ("DHC×4", {}), ("DHC×4", {"undivided": True}), ("mHC×4", {}), ("DHC×4 history by type", {})),
     *(("SHC×4", {}), ("DHC×1", {})),
 )
+DRAWN = (PLAIN, "DHC×4", "DHC×4 history by type")
 HC_LRS, USUAL_HC_LR = (3.0, 10.0, 1.0, 30.0), 3.0
 SEEDS, NEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5))
 LANE = 1.5  # what the second stream of the control, which is not exact, is written with
@@ -84,8 +85,9 @@ def scratch_rates() -> list[Run]:
 
 
 def name_of(run: Run) -> str:
-    """A row's name: the model, and what is not as usual at its start."""
-    words = [run.model]
+    """A row's name: the model, and what is not as usual."""
+    words, usual = [run.model], DEEP.steps[run.study]
+    words += [f"{run.steps / usual:g}× the steps"] * (run.steps != usual)
     words += ["projections undivided"] * run.undivided
     words += [f"second stream written {run.lane:g} times"] * (run.lane != 1)
     return ", ".join(words)
@@ -108,9 +110,15 @@ def continued() -> list[Run]:
 
 
 def scratch() -> list[Run]:
-    """New models, each at its best, with all seeds."""
+    """New models, each at its best, and the plain one also for as long as DHC×4 takes, with all seeds."""
     chosen = _best_of(scratch_rates())
+    chosen += [_longer(run) for run in chosen if run.model == PLAIN]
     return [replace(run, seed=seed) for seed in NEW_SEEDS for run in chosen]
+
+
+def _longer(run: Run) -> Run:
+    steps = round(DEEP.slower[run.family] * run.steps)
+    return replace(run, steps=steps, warm_up=round(WARM_UP * steps))
 
 
 STUDIES = {"rates": rates, "continued": continued, "scratch-rates": scratch_rates, "scratch": scratch}

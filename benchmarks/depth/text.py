@@ -1,4 +1,4 @@
-"""The text of the deep study: files of the user's, in tokens of a BPE trained on them."""
+"""The text of the deep study: files of the user's, or source code, in tokens of a BPE trained on them."""
 
 import hashlib
 from functools import cache
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from benchmarks.pretraining.corpus import HELD_OUT, Corpus
+from benchmarks.pretraining.corpus import HELD_OUT, Corpus, corpus
 from benchmarks.pretraining.train import WORK
 from hf_hyperconn.conversion.files import replace_file
 
@@ -17,8 +17,13 @@ PLACE = WORK / "text"
 
 
 @cache
-def given(training: Path, held_out: Path | None, vocabulary: int) -> Corpus:
-    """A file to train on and one held out; without that, the last fiftieth of the first."""
+def given(training: Path | None, held_out: Path | None, vocabulary: int) -> Corpus:
+    """A file to train on, or source code; and one held out, or the last fiftieth of the other."""
+    if training is None:
+        source = corpus("python")
+        tokenizer = bpe(source.training.numpy().tobytes(), vocabulary)
+        parts = [encode(tokenizer, part.numpy().tobytes()) for part in (source.training, source.held_out)]
+        return Corpus(*parts, source.files, source.sha256)
     contents = [path.read_bytes() for path in (training, held_out) if path]
     sha256 = hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in contents)).hexdigest()
     if held_out is None:

@@ -67,11 +67,19 @@ def is_done(run: Run, size: Scale | None = None) -> bool:
     return path_of(run, size).exists() and (run.study != "base" or weights_of(run.id, size).exists())
 
 
-def train(run: Run, deadline: float = float("inf"), *, size: Scale | None = None, text: Corpus | None = None) -> dict:
+def train(
+    run: Run,
+    deadline: float = float("inf"),
+    *,
+    size: Scale | None = None,
+    text: Corpus | None = None,
+    path: Path | None = None,
+) -> dict:
     """Do a run, or what is left of it, and write its curve; returns what was written.
 
     deadline: of `time.monotonic`; the run is kept when it passes.
     size, text: by default the scale for this device, and the text that the run names.
+    path: of the curve; by default `path_of`.
 
     Raises `OutOfTime` then.
     """
@@ -105,6 +113,7 @@ def train(run: Run, deadline: float = float("inf"), *, size: Scale | None = None
 
     loss_of = loss_on
     if is_compiled(run, size) and size.by_layer:
+        torch.compiler.reset()
         compile_layers(model)
     elif is_compiled(run, size):
         loss_of = compiled_loss(run.model, run.family)
@@ -148,7 +157,7 @@ def train(run: Run, deadline: float = float("inf"), *, size: Scale | None = None
     }
     if is_drawn(run):
         result["matrices"] = {**state["matrices"], "after": matrix(model, for_curve)}
-    path = path_of(run, size)
+    path = path or path_of(run, size)
     if run.study == "base":
         _refuse_another_base(path, weights_of(run.id, size), result)
         model.to(torch.bfloat16 if size.keeps_base else torch.float32).save_pretrained(weights_of(run.id, size))
@@ -266,7 +275,6 @@ def compiled_loss(model: str, family: str) -> Loss:
 
 def compile_layers(model: nn.Module) -> None:
     """Compile each decoder layer; those of one kind share their code."""
-    torch.compiler.reset()
     for layer in model.model.layers:
         layer.compile()
 

@@ -1,0 +1,102 @@
+"""The smallest comparison that tells: new Llamas of 24 layers, with connections and without.
+
+    python -m benchmarks.depth.evidence [--text FILE]
+
+Each is trained with three seeds, two runs at a time, in less than 20 minutes on two cores, on the source code of
+Python, PyTorch and Transformers or on a text of yours. Prints their losses and draws them in
+build/pretraining/evidence, where finished runs lie, too: the same command goes on after an interruption. --write puts
+them into docs/results.md.
+"""
+
+import argparse
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.pretraining.report import DOCS, difference
+from benchmarks.pretraining.runs import PLAIN, WARM_UP, Run
+from benchmarks.pretraining.train import WORK, train
+from benchmarks.timing import RESULTS, markdown, with_tables, write
+
+from .plots import draw
+from .studies import DEEP, DRAWN
+from .text import given
+
+SIZE = replace(DEEP, name="evidence", held_out=(64, 256))
+STEPS = 250
+LEARNING_RATE = 4e-3  # of those that the deep study tried the best for the plain model
+SEEDS = (1, 2, 3)
+FIGURES = DOCS.parent / "figures"
+RESULT, FIGURE = "evidence.json", "results_evidence.png"
+KEPT = ("model", "seed", "learning_rate", "steps", "tokens_a_step", "corpus", "held_out_loss", "curve")
+
+
+def runs(text: str) -> list[Run]:
+    """Every model with every seed."""
+    usual = {"study": "scratch", "learning_rate": LEARNING_RATE, "text": text}
+    usual |= {"steps": STEPS, "warm_up": round(WARM_UP * STEPS)}
+    return [Run(model=model, seed=seed, **usual) for seed in SEEDS for model in DRAWN]
+
+
+def result_of(run: Run, text: Path | None, held_out: Path | None) -> dict:
+    """The result of a run, which is made if it isn't there."""
+    torch.set_num_threads(1)
+    path = WORK / SIZE.name / f"{run.id}.json"
+    if not path.exists():
+        train(run, size=SIZE, text=given(text, held_out, SIZE.vocabulary), path=path)
+    result = json.loads(path.read_text(encoding="utf-8"))
+    curve = [{"step": point["step"], "loss": point["loss"]} for point in result["curve"]]
+    return {**{name: result[name] for name in KEPT}, "curve": curve}
+
+
+def by_model(results: list[dict]) -> dict[str, dict[int, dict]]:
+    """The results of each model, by seed."""
+    return {model: {each["seed"]: each for each in results if each["model"] == model} for model in DRAWN}
+
+
+def table(results: list[dict]) -> str:
+    """Markdown: the losses of each model by seed, and the mean of their differences from the plain one's."""
+    found = by_model(results)
+    rows = []
+    for model, of_seeds in found.items():
+        losses = [f"{result['held_out_loss']:.4f}" for result in of_seeds.values()]
+        rows.append([model, *losses, "" if model == PLAIN else str(difference(of_seeds, found[PLAIN]))])
+    return markdown(["", *(f"seed {seed}" for seed in found[PLAIN]), "against plain"], rows)
+
+
+def render(page: str) -> str:
+    """The page with the table of the committed results."""
+    committed = json.loads((RESULTS / RESULT).read_text(encoding="utf-8"))
+    return with_tables(page, {"evidence": table(committed["runs"])})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, help="a file to train on; by default source code")
+    parser.add_argument("--held-out", type=Path, help="a file to evaluate on; by default the end of the other")
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time, of one thread each")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results and docs/results.md")
+    options = parser.parse_args()
+    corpus = given(options.text, options.held_out, SIZE.vocabulary)
+    listed = runs(f"{options.text.stem if options.text else 'source'}_{corpus.sha256[:8]}")
+    with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        begun = {pool.submit(result_of, run, options.text, options.held_out): run for run in listed}
+        for done, future in enumerate(as_completed(begun), start=1):
+            run, result = begun[future], future.result()
+            print(f"{done}/{len(listed)} {run.model}, seed {run.seed}: {result['held_out_loss']:.4f}", flush=True)
+    results = [result_of(run, options.text, options.held_out) for run in listed]
+    print(table(results))
+    figure = FIGURES / FIGURE if options.write else WORK / SIZE.name / FIGURE
+    draw({model: list(of_seeds.values()) for model, of_seeds in by_model(results).items()}, figure)
+    print(f"Drawn in {figure}.")
+    if options.write:
+        write(RESULT, {"runs": results})
+        DOCS.write_text(render(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

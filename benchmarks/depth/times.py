@@ -1,0 +1,25 @@
+"""Time a training step of the models that docs/results.md draws, in turn, alone on the machine.
+
+    python -m benchmarks.depth.times [--threads 1]
+
+Writes benchmarks/results/pretraining/deep/times.json: medians in milliseconds.
+"""
+
+import argparse
+
+import torch
+
+from benchmarks.pretraining.times import time_steps
+
+from .studies import DEEP, DRAWN
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    torch.set_num_threads(parser.parse_args().threads)
+    time_steps(DEEP, ("Llama",), DRAWN)
+
+
+if __name__ == "__main__":
+    main()
