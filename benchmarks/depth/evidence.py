@@ -23,12 +23,11 @@ from benchmarks.pretraining.train import WORK, train
 from benchmarks.timing import RESULTS, markdown, with_tables, write
 
 from .plots import draw
-from .studies import DEEP, DRAWN
+from .studies import DEEP, DRAWN, DRAWN_RATE
 from .text import given
 
 SIZE = replace(DEEP, name="evidence", held_out=(64, 256))
 STEPS = 250
-LEARNING_RATE = 4e-3  # of those that the deep study tried the best for the plain model
 SEEDS = (1, 2, 3)
 FIGURES = DOCS.parent / "figures"
 RESULT, FIGURE = "evidence.json", "results_evidence.png"
@@ -37,14 +36,13 @@ KEPT = ("model", "seed", "learning_rate", "steps", "tokens_a_step", "corpus", "h
 
 def runs(text: str) -> list[Run]:
     """Every model with every seed."""
-    usual = {"study": "scratch", "learning_rate": LEARNING_RATE, "text": text}
+    usual = {"study": "scratch", "learning_rate": DRAWN_RATE, "text": text}
     usual |= {"steps": STEPS, "warm_up": round(WARM_UP * STEPS)}
     return [Run(model=model, seed=seed, **usual) for seed in SEEDS for model in DRAWN]
 
 
 def result_of(run: Run, text: Path | None, held_out: Path | None) -> dict:
     """The result of a run, which is made if it isn't there."""
-    torch.set_num_threads(1)
     path = WORK / SIZE.name / f"{run.id}.json"
     if not path.exists():
         train(run, size=SIZE, text=given(text, held_out, SIZE.vocabulary), path=path)
@@ -83,12 +81,13 @@ def main() -> None:
     options = parser.parse_args()
     corpus = given(options.text, options.held_out, SIZE.vocabulary)
     listed = runs(f"{options.text.stem if options.text else 'source'}_{corpus.sha256[:8]}")
-    with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.processes, spawned, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         begun = {pool.submit(result_of, run, options.text, options.held_out): run for run in listed}
         for done, future in enumerate(as_completed(begun), start=1):
             run, result = begun[future], future.result()
             print(f"{done}/{len(listed)} {run.model}, seed {run.seed}: {result['held_out_loss']:.4f}", flush=True)
-    results = [result_of(run, options.text, options.held_out) for run in listed]
+    results = [future.result() for future in begun]
     print(table(results))
     figure = FIGURES / FIGURE if options.write else WORK / SIZE.name / FIGURE
     draw({model: list(of_seeds.values()) for model, of_seeds in by_model(results).items()}, figure)

@@ -14,11 +14,9 @@ from benchmarks.pretraining.train import path_of
 from benchmarks.timing import markdown, with_tables
 
 from .plots import draw
-from .studies import DEEP, DRAWN, METHODS, continued, name_of, rates, scratch, scratch_rates
+from .studies import DEEP, DRAWN, DRAWN_RATE, METHODS, continued, longer, name_of, rates, scratch, scratch_rates
 
 FIGURE = DOCS.parent / "figures" / "results_deep.png"
-DRAWN_RATE = 4e-3
-LONGER = f"{PLAIN}, {DEEP.slower['Llama']:g}× the steps"
 
 
 def results(runs: list[Run]) -> dict[Run, dict]:
@@ -70,12 +68,13 @@ def comparison(runs: list[Run]) -> str:
         if run.study != "base":
             by_model.setdefault(name_of(run), {})[run.seed] = result
             settings[name_of(run)] = run
+    for_longer = by_model.get(name_of(longer(settings[PLAIN])), {}) if PLAIN in settings else {}
     rows = []
     for name, of_seeds in by_model.items():
         run, apart, same_time = settings[name], None, None
         if run.model != PLAIN:
             apart = difference(of_seeds, by_model.get(PLAIN, {}))
-            same_time = difference(of_seeds, by_model.get(LONGER, {}))
+            same_time = difference(of_seeds, for_longer)
         rows.append(
             [
                 name,

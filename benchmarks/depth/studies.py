@@ -40,6 +40,7 @@ NEW = (
     *(("SHC×4", {}), ("DHC×1", {})),
 )
 DRAWN = (PLAIN, "DHC×4", "DHC×4 history by type")
+DRAWN_RATE = 4e-3  # of those tried, the best for the plain model
 HC_LRS, USUAL_HC_LR = (3.0, 10.0, 1.0, 30.0), 3.0
 SEEDS, NEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5))
 LANE = 1.5  # what the second stream of the control, which is not exact, is written with
@@ -110,13 +111,20 @@ def continued() -> list[Run]:
 
 
 def scratch() -> list[Run]:
-    """New models, each at its best, and the plain one also for as long as DHC×4 takes, with all seeds."""
-    chosen = _best_of(scratch_rates())
-    chosen += [_longer(run) for run in chosen if run.model == PLAIN]
+    """New models, each at its best, and the plain one also for as long as DHC×4 takes, with all seeds.
+
+    Of those that are drawn, one of which not all rates were tried has the plain model's best.
+    """
+    tried = scratch_rates()
+    chosen = _best_of(tried)
+    drawn = [run for run in tried if name_of(run) in DRAWN and run.learning_rate == DRAWN_RATE]
+    chosen += [run for run in drawn if name_of(run) not in map(name_of, chosen)]
+    chosen += [longer(run) for run in chosen if run.model == PLAIN]
     return [replace(run, seed=seed) for seed in NEW_SEEDS for run in chosen]
 
 
-def _longer(run: Run) -> Run:
+def longer(run: Run) -> Run:
+    """The run with as many steps as the plain model makes in the time of one with connections."""
     steps = round(DEEP.slower[run.family] * run.steps)
     return replace(run, steps=steps, warm_up=round(WARM_UP * steps))
 

@@ -57,9 +57,9 @@ def encode(tokenizer: Tokenizer, content: bytes) -> torch.Tensor:
     path = PLACE / f"{key}.npy"
     if not path.exists():
         encodings = tokenizer.encode_batch_fast(_lines(content))
-        content = BytesIO()
-        np.save(content, np.concatenate([np.asarray(encoding.ids, np.int16) for encoding in encodings]))
-        replace_file(path, content.getvalue())
+        buffer = BytesIO()
+        np.save(buffer, np.concatenate([np.asarray(encoding.ids, np.int16) for encoding in encodings]))
+        replace_file(path, buffer.getvalue())
     return torch.from_numpy(np.load(path))
 
 
