@@ -1,0 +1,160 @@
+"""Folders that older code wrote: read with and without this package, verified, pushed and refreshed."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hf_hyperconn import __version__
+from hf_hyperconn.conversion import cli
+from hf_hyperconn.conversion.push_folder import open_checked
+from hf_hyperconn.conversion.refresh import MARK, refresh
+from hf_hyperconn.conversion.verify import verify_checkpoint
+from hf_hyperconn.errors import ConversionError, PushError
+
+from .golden_folders import FOLDERS
+from .processes import elsewhere
+
+NAMES = sorted(path.stem for path in FOLDERS.glob("*.zip"))
+PROMPTS = [[3, 4, 5, 6, 7], [8, 9]]
+named = pytest.mark.parametrize("name", NAMES)
+
+
+def unpacked(name: str, place: Path) -> Path:
+    """The converted folder of a golden one, beside its base."""
+    with zipfile.ZipFile(FOLDERS / f"{name}.zip") as archive:
+        archive.extractall(place)
+    return place / "converted"
+
+
+def differing(folder: Path, place: Path) -> dict[str, list[str]]:
+    """What a process without this package finds to differ from the base."""
+    comparison = {
+        "base": str(folder.with_name("base")),
+        "converted": [str(folder)],
+        "attention": None,
+        "dtypes": ["float32", "bfloat16"],
+        "prompts": PROMPTS,
+    }
+    return elsewhere([{"comparisons": [comparison], "new_tokens": 4}], place)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@named
+@torch.no_grad()
+def test_it_is_read_with_and_without_the_package(name, tmp_path):
+    folder = unpacked(name, tmp_path)
+    assert set(map(tuple, differing(folder, tmp_path).values())) == {()}
+    base, model = (AutoModelForCausalLM.from_pretrained(each) for each in (folder.with_name("base"), folder))
+    assert type(model).__module__.startswith("hf_hyperconn.models.")
+    ids = torch.tensor(PROMPTS[:1])
+    assert torch.equal(model(ids).logits, base(ids).logits)
+
+
+@named
+def test_it_is_verified_and_may_be_pushed_as_it_is(name, tmp_path):
+    folder = unpacked(name, tmp_path)
+    report = verify_checkpoint(folder, str(folder.with_name("base")), mode="full")
+    assert report.passed, report.failure
+    assert not report.changes
+    (note,) = report.notes
+    assert note.startswith("code is of hf_hyperconn 0.1.0.dev")
+    assert "`hf-hyperconn refresh` brings it up to date" in note
+    open_checked(folder, (), False, lambda line: None)
+
+
+@named
+def test_refreshed_it_has_the_code_of_this_release_and_the_same_weights(name, tmp_path, capsys):
+    folder = unpacked(name, tmp_path)
+    before, inode = contents(folder), (folder / "model-00001-of-00002.safetensors").stat().st_ino
+    assert cli.main(["refresh", str(folder), "--dry-run"]) == 0
+    assert contents(folder) == before
+    planned = capsys.readouterr().out
+    assert cli.main(["refresh", str(folder)]) == 0
+    assert capsys.readouterr().out == planned
+    after = contents(folder)
+    kept = [name for name in before if not name.endswith((".py", ".json"))]
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    assert (folder / "model-00001-of-00002.safetensors").stat().st_ino == inode
+    config = json.loads(after["config.json"])
+    assert (config["hc_format"], config["hc_version"]) == (1, __version__)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "converted"]
+    with pytest.raises(PushError, match="has never been compared with its base"):
+        open_checked(folder, (), False, lambda line: None)
+    assert cli.main(["verify", str(folder), "--against", str(folder.with_name("base"))]) == 0
+    assert not verify_checkpoint(folder).notes
+    open_checked(folder, (), False, lambda line: None)
+    assert set(map(tuple, differing(folder, tmp_path).values())) == {()}
+    capsys.readouterr()
+    assert cli.main(["refresh", str(folder)]) == 0
+    assert capsys.readouterr().out.endswith("nothing to do\n")
+    assert contents(folder).keys() == after.keys()
+
+
+def test_a_refresh_that_was_cut_off_starts_again(tmp_path, monkeypatch):
+    """At any change of a file: the folder is the old one or the new one, and the next refresh ends it."""
+    folder = unpacked(NAMES[0], tmp_path)
+    before = contents(folder)
+    from hf_hyperconn.conversion import refresh as module
+
+    def full(path, content):
+        if path.name == "modeling_hyper_connections.py":
+            raise OSError(28, "No space left on device")
+        path.write_bytes(content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "replace_file", full)
+        with pytest.raises(ConversionError, match="is as it was: No space left on device"):
+            refresh(folder)
+    assert contents(folder) == before
+    assert (tmp_path / ".converted.incomplete" / MARK).is_file()
+    assert refresh(folder).changed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "converted"]
+    assert verify_checkpoint(folder).passed
+
+
+def test_an_unfinished_conversion_is_not_taken_for_one(tmp_path):
+    folder = unpacked(NAMES[0], tmp_path)
+    (tmp_path / ".converted.incomplete").mkdir()
+    (tmp_path / ".converted.incomplete" / "mine").touch()
+    with pytest.raises(ConversionError, match="is in the way: an unfinished conversion"):
+        refresh(folder)
+    assert (tmp_path / ".converted.incomplete" / "mine").is_file()
+
+
+def test_changed_code_is_not_lost(tmp_path):
+    folder = unpacked(NAMES[0], tmp_path)
+    with (folder / "hyper_connections.py").open("a") as file:
+        file.write("# mine\n")
+    before = contents(folder)
+    with pytest.raises(ConversionError, match="hyper_connections.py is not what the conversion wrote"):
+        refresh(folder)
+    assert contents(folder) == before
+    refresh(folder, accept_changes=True)
+    assert "# mine" not in (folder / "hyper_connections.py").read_text()
+
+
+def test_one_more_shared_file_does_not_make_every_folder_fail(tmp_path, monkeypatch):
+    from hf_hyperconn import families
+
+    folder = unpacked(NAMES[0], tmp_path)
+    monkeypatch.setattr(families, "SHARED_CODE", (*families.SHARED_CODE, "new_file.py"))
+    assert verify_checkpoint(folder).passed
+    (folder / "sinkhorn.py").unlink()
+    assert verify_checkpoint(folder).failure == "the code file sinkhorn.py is missing"
+
+
+def test_a_newer_format_is_refused_with_what_to_do(tmp_path, capsys):
+    folder = unpacked(NAMES[0], tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hc_format": 2}))
+    assert cli.main(["verify", str(folder)]) == 1
+    assert "hc_format 2; this release knows formats up to 1" in capsys.readouterr().err
+    with pytest.raises(Exception, match=r"reads formats up to 1. Update it, or load the folder with the code"):
+        AutoModelForCausalLM.from_pretrained(folder)
