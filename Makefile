@@ -22,7 +22,7 @@ test-slow: $(INSTALLED_SLOW)
 	$(PYTEST) -m slow
 	$(PYTEST_TRITON) -m slow
 
-# Transformers' own tests of models, on four families; their source is downloaded once
+# Transformers' own tests of models, on six families; their source is downloaded once
 test-transformers: $(INSTALLED)
 	$(BIN)/python tests/transformers_suite/run.py
 

@@ -1,23 +1,27 @@
 """Files that are not as the conversion or this package wrote them, and fields of a config that are not the base's."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 
 import hf_hyperconn
 from hf_hyperconn.families import Family
 from hf_hyperconn.kinds import FIELDS, setting
+from hf_hyperconn.pairs.sources import release
 
 from .checkpoint import INDEX
+from .model_code import code_of, packaged, written_by
 from .source import CONFIG, Source
-from .transfer import digest
 
 PACKAGE = f"hf_hyperconn {hf_hyperconn.__version__}"
 
 # fields of a config that a conversion sets itself
-SET = (*FIELDS, "model_type", "architectures", "auto_map", "hc_base_model", "hc_base_commit", "_name_or_path")
+SET = (
+    *(*FIELDS, "model_type", "architectures", "auto_map", "_name_or_path"),
+    *("hc_base_model", "hc_base_commit", "hc_format", "hc_version"),
+)
 PASSING = ("transformers_version", "dtype", "use_cache")  # what is not the model's
 SHOWN = 60  # characters of a value, in a message
 
@@ -41,7 +45,7 @@ class FileChange:
 
 def find_changes(
     source: Source,
-    family: Family,
+    config: dict,
     record: dict | None,
     *,
     as_converted: bool,
@@ -49,6 +53,7 @@ def find_changes(
 ) -> tuple[tuple[FileChange, ...], tuple[str, ...]]:
     """Compare code, config, index and companions with what was recorded of them, and code with this package's.
 
+    config: of the checkpoint, whose `auto_map` names its code.
     as_converted: whether nobody has trained the checkpoint since its conversion. Of one that was trained and saved,
         config, index and tokenizer are Transformers' own, and code alone can be judged.
     digest_of: the SHA-256 of a file of the checkpoint.
@@ -56,9 +61,10 @@ def find_changes(
     Returns the files that changed, and what else is worth knowing of files.
     """
     recorded = (record or {}).get("files") or {}
-    changes, notes = _code(source, family, record, recorded, as_converted, digest_of)
+    code = code_of(source, config)
+    changes, notes = _code(source, code, written_by(config, record), recorded, as_converted, digest_of)
     for name, expected in recorded.items():
-        if name in family.code or (name in (CONFIG, INDEX) and not as_converted):
+        if name in code or (name in (CONFIG, INDEX) and not as_converted):
             continue
         if name not in source.files:
             notes.append(f"{name}, which the conversion brought along, is missing")
@@ -66,7 +72,7 @@ def find_changes(
             change = FileChange(name, "is not what the conversion wrote", name in (CONFIG, INDEX))
             changes.append(change) if as_converted else notes.append(str(change))
     for name in sorted(source.files):
-        if name.endswith(".py") and "/" not in name and name not in (*family.code, *recorded):
+        if name.endswith(".py") and "/" not in name and name not in (*code, *recorded):
             notes.append(f"{name} is not of the model's code")
     return tuple(changes), tuple(notes)
 
@@ -105,37 +111,43 @@ def _differences(config: dict, base: dict) -> list[str]:
 
 def _code(
     source: Source,
-    family: Family,
-    record: dict | None,
+    code: tuple[str, ...],
+    writers: tuple[str | None, str | None],
     recorded: dict[str, str],
     as_converted: bool,
     digest_of: Callable[[str], str],
 ) -> tuple[list[FileChange], list[str]]:
-    """`find_changes` of the family's files."""
-    made_with = ((record or {}).get("versions") or {}).get("hf_hyperconn")
-    folder = Path(hf_hyperconn.__file__).parent / "models"
+    """`find_changes` of the files of model code, which `writers` wrote."""
     changes, of_release = [], []
-    for name in family.code:
+    is_of_another = None not in writers and writers != (hf_hyperconn.__version__, release())
+    for name in code:
         if name not in source.files:
             continue
-        found, packaged = digest_of(name), digest(folder / name)
+        text = packaged(name)
+        found, ours = digest_of(name), text and hashlib.sha256(text.encode()).hexdigest()
         if name not in recorded:
-            if found != packaged:
+            if found != ours and is_of_another:
+                of_release.append(name)
+            elif found != ours:
                 changes.append(FileChange(name, f"differs from {PACKAGE}'s", False))
         elif found != recorded[name]:
-            if found != packaged:
+            if found != ours:
                 changes.append(FileChange(name, f"is not what the conversion wrote, nor {PACKAGE}'s", as_converted))
             elif as_converted:
                 changes.append(FileChange(name, f"is not what the conversion wrote, but {PACKAGE}'s", True))
-        elif found != packaged:
-            if made_with == hf_hyperconn.__version__:
+        elif found != ours:
+            if not is_of_another:
                 finding = f"is what is recorded of the conversion, but differs from {PACKAGE}'s, which made it"
                 changes.append(FileChange(name, finding, False))
             else:
                 of_release.append(name)
     if not of_release:
         return changes, []
-    note = f"code is what hf_hyperconn {made_with} wrote, which differs from {PACKAGE}'s: {', '.join(of_release)}"
+    package, transformers = writers
+    note = (
+        f"code is of hf_hyperconn {package} and Transformers {transformers}, and differs from that of {PACKAGE} and "
+        f"Transformers {release()}: {', '.join(of_release)} (`hf-hyperconn refresh` brings it up to date)"
+    )
     return changes, [note]
 
 

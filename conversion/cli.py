@@ -52,6 +52,10 @@ PUSH_EXAMPLES = """examples:
   hf-hyperconn push ./llama-hc me/llama-hc --private --revision trained
   hf-hyperconn push ./llama-hc team/llama-hc --create-pr --json
 """
+REFRESH_EXAMPLES = """examples:
+  hf-hyperconn refresh ./Llama-3.2-1B-HCx4 --dry-run
+  hf-hyperconn refresh ./Llama-3.2-1B-HCx4
+"""
 DEMO_EXAMPLES = """example:
   hf-hyperconn demo --steps 100
 """
@@ -178,6 +182,20 @@ def _push(options: argparse.Namespace) -> int:
     result = carry_out_push(plan, say=_speaker(options))
     facts = {"folder": options.folder, "repo": options.repo, **result.as_dict()}
     put(json.dumps(facts, indent=2) if options.json else result.url)
+    return OK
+
+
+def _refresh(options: argparse.Namespace) -> int:
+    from .refresh import refresh
+
+    found = refresh(options.folder, dry_run=options.dry_run, accept_changes=options.accept_changes)
+    put(
+        json.dumps({"folder": options.folder, **found.as_dict()}, indent=2)
+        if options.json
+        else "\n".join(found.lines())
+    )
+    if found.forgets_verification and not found.is_current and not options.dry_run:
+        _speaker(options)(f"next          hf-hyperconn verify {options.folder} --against BASE, as the code is new")
     return OK
 
 
@@ -315,6 +333,13 @@ def _parser() -> argparse.ArgumentParser:
         "--accept-changes",
         action="store_true",
         help="push though code, config or other files differ from what was written",
+    )
+
+    update = command("refresh", _refresh, "bring the code of an older folder to this release", REFRESH_EXAMPLES)
+    update.add_argument("folder", metavar="DIR", help="folder of the checkpoint; its weights stay as they are")
+    update.add_argument("--dry-run", action="store_true", help="say what would change, and change nothing")
+    update.add_argument(
+        "--accept-changes", action="store_true", help="replace code that differs from what was written, too"
     )
 
     demo = command(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import hf_hyperconn
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError, VerificationError
+from hf_hyperconn.pairs.modules import code_text
 
 from .base_card import README, read_base_card
 from .checkpoint import INDEX
@@ -313,9 +314,8 @@ def _write_companions(plan: ConversionPlan, work: Path) -> None:
             if not (work / folder).is_dir():
                 make_folder(work / folder, like=plan.source.folder([name]) / folder)
         copy_anew(plan.source.path(name), work / name)
-    code = Path(hf_hyperconn.__file__).parent / "models"
     for name in plan.family.code:
-        copy_anew((code / name).resolve(), work / name)
+        replace_file(work / name, code_text(name).encode())
     _write_json(work / CONFIG, plan.config)
 
 

@@ -1,8 +1,8 @@
 """The config.json of a hyper-connection checkpoint: what must be in it before anything is computed from it."""
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import FAMILIES, Family
-from hf_hyperconn.kinds import KINDS, READOUTS, kind_of, setting
+from hf_hyperconn.families import Family, find_family
+from hf_hyperconn.kinds import FORMAT, KINDS, READOUTS, kind_of, setting
 
 from .sizes import is_size
 from .source import COMMIT, CONFIG, Source
@@ -14,16 +14,19 @@ def family_of(source: Source, config: dict) -> Family:
     Raises `UnsupportedCheckpointError` when it is of no such family, or its config lacks what all of them have.
     """
     model_type, name = config.get("model_type"), source.name
-    if plain := next((f for f in FAMILIES.values() if f.model_type == model_type), None):
+    if isinstance(model_type, str) and not model_type.startswith("hc_") and (plain := _family(model_type)):
         raise UnsupportedCheckpointError(
             f"{name!r} is a plain {plain.name}, without hyper-connections. Convert it: hf-hyperconn convert {name}"
         )
-    family = next((f for f in FAMILIES.values() if f.hc_model_type == model_type), None)
-    if family is None:
+    if not isinstance(model_type, str) or not model_type.startswith("hc_"):
         raise UnsupportedCheckpointError(
-            f"{name!r} has model_type {model_type!r}; give a checkpoint with hyper-connections "
-            f"({', '.join(f.hc_model_type for f in FAMILIES.values())})."
+            f"{name!r} has model_type {model_type!r:.60}; give a checkpoint with hyper-connections, whose model type "
+            f"starts with hc_."
         )
+    try:
+        family = find_family(model_type.removeprefix("hc_"))
+    except UnsupportedCheckpointError as error:
+        raise UnsupportedCheckpointError(f"{name!r} has model_type {model_type!r:.60}: {error}") from error
     if not isinstance(config.get("connection"), str) or config["connection"] not in KINDS:
         raise UnsupportedCheckpointError(
             f"{CONFIG} of {name!r} has connection {config.get('connection')!r:.40}; known are {', '.join(KINDS)}. "
@@ -34,12 +37,21 @@ def family_of(source: Source, config: dict) -> Family:
     return family
 
 
+def _family(model_type: str) -> Family | None:
+    try:
+        return find_family(model_type)
+    except UnsupportedCheckpointError:
+        return None
+
+
 def _fault(config: dict) -> str | None:
     """The first field that is not what it is in any model."""
     for field in ("hidden_size", "num_hidden_layers", "hc_mult"):
         value = config.get(field)
         if not is_size(value):
             return f"{field} {value!r:.20}, not a size of a model"
+    if not is_size(found := config.get("hc_format", FORMAT)) or found > FORMAT:
+        return f"hc_format {found!r:.20}; this release knows formats up to {FORMAT}, a newer hf_hyperconn may know it"
     if not isinstance(readout := setting(config, "hc_readout"), str) or readout not in READOUTS:
         return f"hc_readout {readout!r:.20}, not one of {', '.join(map(repr, READOUTS))}"
     if found := kind_of(config).fault(config):

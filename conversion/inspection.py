@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 from hf_hyperconn.analysis.costs import (
     EXPERT,
     EXPERTS,
+    MET,
     base_flops,
     connection_flops,
+    experts_met,
     is_of_connection,
     kept_bytes,
     number_of_experts,
@@ -154,11 +156,11 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
 
 def _check_experts(source: Source, config: dict, weights: Weights) -> None:
     is_mixture = any(EXPERT in name for name in weights.tensors)
-    counts = [config.get("num_experts_per_tok"), number_of_experts(config)]
+    counts = [experts_met(config), number_of_experts(config)]
     if is_mixture and not all(map(is_size, counts)):
         raise UnsupportedCheckpointError(
             f"{CONFIG} of {source.name!r} does not say how many experts there are and how many a token meets "
-            f"({' or '.join(EXPERTS)}, and num_experts_per_tok). Download it again."
+            f"({' or '.join(EXPERTS)}, and {' or '.join(MET)}). Download it again."
         )
 
 

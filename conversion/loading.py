@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from logging import getLogger
 
 import torch
-import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -73,14 +72,14 @@ def base_class(source: Source, config: dict, family: Family) -> type[PreTrainedM
 
     Raises `UnsupportedCheckpointError` when the config names another.
     """
-    (architecture, *_) = config.get("architectures") or [f"{family.name}ForCausalLM"]
+    (architecture, *_) = config.get("architectures") or [family.usual_architecture]
     name = architecture.removeprefix("HC")
     if name not in family.architectures:
         raise UnsupportedCheckpointError(
             f"{CONFIG} of {source.name!r} names the architecture {architecture!r}; known are "
             f"{', '.join(family.architectures)}."
         )
-    return getattr(transformers, name)
+    return family.base_class(name)
 
 
 def loading_fault(report: dict, model_class: type[PreTrainedModel], layers: int | None = None) -> str | None:

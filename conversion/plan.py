@@ -6,10 +6,11 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hf_hyperconn import __version__
 from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
-from hf_hyperconn.families import FAMILIES, Family
-from hf_hyperconn.kinds import KINDS
+from hf_hyperconn.families import Family, find_family
+from hf_hyperconn.kinds import FORMAT, KINDS
 
 from .checkpoint import Weights, read_config, read_weights, refuse_other_weights
 from .companions import check_links, check_no_code, companions_of
@@ -31,6 +32,8 @@ OTHERWISE = {
     **dict.fromkeys(NORMED_RESIDUAL, "norms the residual stream itself"),
     **dict.fromkeys(SINGLE_BRANCH, "has layers of one branch"),
 }
+
+ACCEPTED = "docs/families.md lists what can be converted."
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class ConversionPlan:
             "model_type": self.family.hc_model_type,
             "architectures": architectures,
             "auto_map": self.family.auto_map,
+            "hc_format": FORMAT,
+            "hc_version": __version__,
             **self.fields.as_config(),
             **(
                 {"hc_base_model": self.source.name, "hc_base_commit": self.source.commit} if self.source.commit else {}
@@ -224,24 +229,18 @@ def gigabytes(count: int) -> str:
 
 def _family(source: Source, config: dict) -> Family:
     model_type, name = config.get("model_type"), source.name
-    accepted = ", ".join(FAMILIES)
     if "hc_mult" in config or str(model_type).startswith("hc_"):
         raise UnsupportedCheckpointError(
             f"{name!r} is already a hyper-connection model (n={config.get('hc_mult')}). Convert its base instead."
         )
     if not isinstance(model_type, str):
         raise UnsupportedCheckpointError(
-            f"{name!r} has model_type {model_type!r:.40}, which is no name; hf-hyperconn converts: {accepted}."
+            f"{name!r} has model_type {model_type!r:.40}, which is no name. Download it again."
         )
     if model_type in OTHERWISE:
         raise UnsupportedCheckpointError(
             f"{name!r} can't be converted: {model_type} {OTHERWISE[model_type]}; hyper-connections stand for two "
-            f"additions, one after the other, to a residual stream. Convert one of: {accepted}."
-        )
-    if model_type not in FAMILIES:
-        raise UnsupportedCheckpointError(
-            f"{name!r} has model_type {model_type!r}; hf-hyperconn converts: {accepted}. "
-            f"Load another with Transformers and try hf_hyperconn.convert_model, which converts in memory."
+            f"additions, one after the other, to a residual stream. {ACCEPTED}"
         )
     if (quantised := config.get("quantization_config")) is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
@@ -253,7 +252,10 @@ def _family(source: Source, config: dict) -> Family:
             f"{name!r} brings code of its own (auto_map), which is not run; convert a checkpoint of Transformers' own "
             f"{model_type}."
         )
-    family = FAMILIES[model_type]
+    try:
+        family = find_family(model_type)
+    except UnsupportedCheckpointError as error:
+        raise UnsupportedCheckpointError(f"{name!r} can't be converted: {error} {ACCEPTED}") from error
     architectures = config.get("architectures")
     if architectures is not None and not (
         isinstance(architectures, list) and all(isinstance(architecture, str) for architecture in architectures)
@@ -277,7 +279,7 @@ def _family(source: Source, config: dict) -> Family:
 
 
 def _architectures(config: dict, family: Family) -> list[str]:
-    return config.get("architectures") or [f"{family.name}ForCausalLM"]
+    return config.get("architectures") or [family.usual_architecture]
 
 
 def _with_space_checked(plan: ConversionPlan) -> ConversionPlan:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import PushError, VerificationError
-from hf_hyperconn.families import FAMILIES, Family
 
 from .base_card import README
 from .card_text import read_card
 from .changes import find_changes
 from .checkpoint import INDEX, WEIGHTS, read_config, read_weights
 from .files import leads_out
+from .model_code import code_of
 from .record import base_on_the_hub, is_verified, read_record
 from .repository_files import NOT_FOR_A_REPO, belongs, may_be_added
 from .source import CONFIG, LocalSource
@@ -34,6 +34,7 @@ Say = Callable[[str], None]
 class CheckedFolder:
     """A folder that is fit for pushing.
 
+    config: its config.json.
     names: its files that go up.
     left: those that stay here, but for git's and of downloads.
     record: of its conversion, if it has one.
@@ -48,8 +49,8 @@ class CheckedFolder:
         shards = self.record["base_shards"] if self.record and not trained else ()
         self._digests = {shard["file"]: shard["sha256"] for shard in shards if shard["sha256"]}
         self.weights = frozenset(read_weights(source).files)
-        self.family = FAMILIES[config["model_type"].removeprefix("hc_")]
-        self.names = _names(source, self.family, self.record, self.weights) | _included(source, include)
+        self.config = config
+        self.names = _names(source, code_of(source, config), self.record, self.weights) | _included(source, include)
         self.left = sorted(n for n in source.files.keys() - self.names if not NOT_FOR_A_REPO.fullmatch(n))
         self.base, self.commit = base_on_the_hub(config, self.record)
         has_card = README in self.names
@@ -134,11 +135,11 @@ def shown(name: str) -> str:
     return name if name.isprintable() else ascii(name)
 
 
-def _names(source: LocalSource, family: Family, record: dict | None, weights: frozenset[str]) -> frozenset[str]:
+def _names(source: LocalSource, code: tuple[str, ...], record: dict | None, weights: frozenset[str]) -> frozenset[str]:
     """What of a folder is the model: config, weights, code, and what goes with them."""
     index = () if weights == {WEIGHTS} else (INDEX,)
     recorded = (name for name in (record or {}).get("files") or {} if name.endswith(".py") and name in source.files)
-    return frozenset({CONFIG, *weights, *index, *family.code, *recorded, *filter(belongs, source.files)})
+    return frozenset({CONFIG, *weights, *index, *code, *recorded, *filter(belongs, source.files)})
 
 
 def _included(source: LocalSource, patterns: Iterable[str]) -> frozenset[str]:
@@ -172,7 +173,7 @@ def _check_changes(
     """Refuse what differs from how it was written, by the bytes that will be uploaded, unless that is accepted."""
     changes, notes = find_changes(
         checked.source,
-        checked.family,
+        checked.config,
         checked.record,
         as_converted=report.as_converted,
         digest_of=checked.digest,

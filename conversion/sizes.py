@@ -33,6 +33,19 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
     beyond = len(found) - layers
     if beyond not in (0, config.get("num_nextn_predict_layers", 0)):  # these predict further tokens, in training
         return f"num_hidden_layers is {layers}, and there are {len(found)}"
+    if "embed_tokens" in family.source.modules and (found := _of_embedding(config, weights)):
+        return found
+    for parameter in family.norm if "norm" in family.source.modules else ():
+        norm = weights.tensors.get(name := f"{prefix}norm.{parameter}")
+        if norm is None:
+            return f"the tensor {name} is missing"
+        if norm.shape != (hidden,):
+            return f"hidden_size is {hidden}, and {name} is {list(norm.shape)}"
+    return None
+
+
+def _of_embedding(config: dict, weights: Weights) -> str | None:
+    prefix, hidden, vocabulary = weights.prefix or "", config["hidden_size"], config.get("vocab_size")
     embedding = weights.tensors.get(f"{prefix}embed_tokens.weight")
     if embedding is None:
         return f"the tensor {prefix}embed_tokens.weight is missing"
@@ -40,10 +53,4 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
         return f"hidden_size is {hidden}, and {prefix}embed_tokens.weight is {list(embedding.shape)}"
     if vocabulary is not None and embedding.shape[0] != vocabulary:
         return f"vocab_size is {vocabulary}, and {prefix}embed_tokens.weight is {list(embedding.shape)}"
-    for parameter in family.norm:
-        norm = weights.tensors.get(name := f"{prefix}norm.{parameter}")
-        if norm is None:
-            return f"the tensor {name} is missing"
-        if norm.shape != (hidden,):
-            return f"hidden_size is {hidden}, and {name} is {list(norm.shape)}"
     return None

@@ -20,6 +20,7 @@ from .checkpoint import (
     refuse_other_weights,
 )
 from .hyper_config import family_of
+from .model_code import code_fault
 from .record import read_record
 from .sizes import fault_of_sizes
 from .source import CONFIG, LocalSource, Source, open_source
@@ -143,7 +144,7 @@ def verify_checkpoint(
     as_converted = record is not None and (not trained or _has_its_connections(target, record))
     changes, notes = find_changes(
         target,
-        family,
+        config,
         record,
         as_converted=as_converted,
         digest_of=lambda name: _digest(target, name),
@@ -193,10 +194,8 @@ def _check_own(target: Source, config: dict, family: Family, weights: Weights) -
     """What is wrong with the checkpoint by itself, and whether its hyper-connections have been trained."""
     from .drift import fault, measure_drift
 
-    if config.get("auto_map") != family.auto_map:
-        return f"{CONFIG} does not name the classes of {family.hc_model_type} in auto_map", False
-    if absent := [name for name in family.code if name not in target.files]:
-        return f"the code file {absent[0]} is missing", False
+    if found := code_fault(target, config, family):
+        return found, False
     listed = read_weight_map(target) if INDEX in target.files and len(weights.files) > 1 else weights.tensors
     if unlisted := weights.tensors.keys() - listed.keys():
         return f"{INDEX} does not list {min(unlisted)}", False

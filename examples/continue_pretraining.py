@@ -31,7 +31,7 @@ from transformers import (
 from transformers.distributed import DistributedConfig
 
 from hf_hyperconn import HCMonitorCallback, HCTrainer
-from hf_hyperconn.families import FAMILIES
+from hf_hyperconn.families import find_family
 
 
 @dataclass
@@ -70,10 +70,8 @@ def load_model(recipe: Recipe) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(recipe.model)
     if hasattr(config, "hc_mult") or recipe.connection == "none":
         return AutoModelForCausalLM.from_pretrained(recipe.model, **settings)
-    if config.model_type not in FAMILIES:
-        raise ValueError(f"{recipe.model} is a {config.model_type}; bases can be {', '.join(FAMILIES)}.")
-    family = FAMILIES[config.model_type]
-    hc_class = getattr(family.modeling_module(), family.architectures[f"{family.name}ForCausalLM"])
+    family = find_family(config.model_type)
+    hc_class = getattr(family.modeling_module(), family.architectures[family.usual_architecture])
     return hc_class.from_prenorm(recipe.model, hc_mult=recipe.hc_mult, connection=recipe.connection, **settings)
 
 

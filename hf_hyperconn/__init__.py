@@ -8,10 +8,10 @@ from importlib import import_module
 from pathlib import Path
 
 from ._version import __version__
-from .families import FAMILIES
+from .families import family_of_class
+from .pairs.modules import install
 
 _EXPORTS = {
-    **{name: f"models.{file}" for family in FAMILIES.values() for name, file in family.exports.items()},
     "HyperConnection": "models.hyper_connections",
     "HCMonitorCallback": "callbacks",
     "HCTrainer": "training",
@@ -31,14 +31,19 @@ __all__ = ["__version__", *_EXPORTS]
 
 
 def __getattr__(name: str):
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
+    if name in _EXPORTS:
+        return getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
+    if (family := family_of_class(name)) is not None:
+        module = family.configuration_module() if name.endswith("Config") else family.modeling_module()
+        return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
 
+
+install()
 
 # the command line registers when it loads a model, so that `hf-hyperconn --help` need not import torch
 if Path(*sys.argv[:1]).stem != "hf-hyperconn":

@@ -1,8 +1,13 @@
 """The model families with hyper-connections, as plain data: reading it imports neither torch nor transformers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from types import ModuleType
+
+from .errors import UnsupportedCheckpointError
+from .pairs.sources import MAPPINGS, FamilySource, read_family, table
+from .pairs.text import auto_map, stem
 
 SHARED_CODE = (
     "altup_connection.py",
@@ -28,6 +33,22 @@ SHARED_CODE = (
     "operators.py",
     "peft_defaults.py",
     "sinkhorn.py",
+    "transformers_seam.py",
+)
+
+# the model types that are tested, those of every kind of layer first
+TESTED = (
+    *("llama", "mistral", "qwen2", "qwen3", "smollm3", "seed_oss", "phi3", "starcoder2", "gemma", "gemma2"),
+    *("olmo", "olmo2", "olmo3", "granite", "olmoe", "mixtral", "qwen2_moe", "qwen3_moe"),
+    *("gpt_oss", "deepseek_v3"),
+    *("afmoe", "apertus", "arcee", "aria_text", "axk1", "axk2", "bitnet", "cwm", "deepseek_v2"),
+    *("deepseek_v32", "diffllama", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo"),
+    *("flint", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "granite_swa", "granitemoe"),
+    *("granitemoe_swa", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3"),
+    *("hyperclovax", "internlm3", "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna", "lfm3", "mellum"),
+    *("mimo_v2_flash", "minicpm3", "minimax_m2", "ministral", "ministral3", "modernbert-decoder", "nanochat"),
+    *("nemotron", "phimoe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "solar_open"),
+    *("vaultgemma", "youtu"),
 )
 
 
@@ -35,81 +56,95 @@ SHARED_CODE = (
 class Family:
     """One family of Transformers and the classes that give it hyper-connections.
 
-    name: as Transformers spells it in class names; the hyper-connection classes are `HC<name>...`.
     model_type: of the base.
-    heads: suffixes of the classes with a head; each belongs to the Auto class of that suffix.
-    norm: initial value of each parameter of the family's norm.
+    source: what Transformers' files say of it.
     """
 
-    name: str
     model_type: str
-    heads: tuple[str, ...]
-    norm: dict[str, float] = field(default_factory=lambda: {"weight": 1.0})
+    source: FamilySource
+
+    @property
+    def name(self) -> str:
+        """As Transformers spells it in the name of its config."""
+        return self.source.config.removesuffix("Config")
 
     @property
     def hc_model_type(self) -> str:
         return f"hc_{self.model_type}"
 
     @property
+    def norm(self) -> dict[str, float]:
+        """Initial value of each parameter of the norm that predicts dynamic coefficients."""
+        return self.source.norm
+
+    @property
+    def heads(self) -> dict[str, str]:
+        """The name of the base class behind each Auto class, by suffix; `Model` is the base model's."""
+        return self.source.heads
+
+    @property
+    def files(self) -> tuple[str, str]:
+        """The two files of its own: config and models."""
+        return f"configuration_{stem(self.model_type)}.py", f"modeling_{stem(self.model_type)}.py"
+
+    @property
     def code(self) -> tuple[str, ...]:
         """The files that a Hub repo of this family ships."""
-        return (f"configuration_{self.hc_model_type}.py", f"modeling_{self.hc_model_type}.py", *SHARED_CODE)
+        return (*self.files, *SHARED_CODE)
 
     @property
     def auto_map(self) -> dict[str, str]:
         """`file.Class` by Auto class, as in a config.json."""
-        file, name = f"modeling_{self.hc_model_type}", f"HC{self.name}"
-        return {
-            "AutoConfig": f"configuration_{self.hc_model_type}.{name}Config",
-            "AutoModel": f"{file}.{name}Model",
-            **{f"AutoModel{suffix}": f"{file}.{name}{suffix}" for suffix in self.heads},
-        }
+        return auto_map(self.source)
 
     @property
     def architectures(self) -> dict[str, str]:
         """The hyper-connection class name for the name of each base class."""
-        return {f"{self.name}{suffix}": f"HC{self.name}{suffix}" for suffix in ("Model", *self.heads)}
+        return {name: f"HC{name}" for name in self.heads.values()}
 
     @property
-    def exports(self) -> dict[str, str]:
-        """The file of every public class."""
-        classes = (reference.split(".") for reference in self.auto_map.values())
-        return {name: file for file, name in classes}
+    def usual_architecture(self) -> str:
+        """The base class of a checkpoint whose config names none: the causal language model, if there is one."""
+        return self.heads.get("ForCausalLM", self.heads["Model"])
 
     def configuration_module(self) -> ModuleType:
         """Import the file with the family's config."""
-        return import_module(f"hf_hyperconn.models.configuration_{self.hc_model_type}")
+        return import_module(f"hf_hyperconn.models.configuration_{stem(self.model_type)}")
 
     def modeling_module(self) -> ModuleType:
         """Import the file with the family's models."""
-        return import_module(f"hf_hyperconn.models.modeling_{self.hc_model_type}")
+        return import_module(f"hf_hyperconn.models.modeling_{stem(self.model_type)}")
+
+    def base_class(self, name: str) -> type:
+        """Transformers' own class of that name."""
+        return getattr(import_module(f"transformers.models.{self.source.modeling}"), name)
 
 
-CLASSIFIERS = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
-ALL_HEADS = (*CLASSIFIERS, "ForQuestionAnswering")
+@cache
+def find_family(model_type: str) -> Family:
+    """The family of a model type of the installed Transformers.
 
-FAMILIES = {
-    family.model_type: family
-    for family in [
-        Family("Llama", "llama", ALL_HEADS),
-        Family("Mistral", "mistral", ALL_HEADS),
-        Family("Qwen2", "qwen2", ALL_HEADS),
-        Family("Qwen3", "qwen3", ALL_HEADS),
-        Family("SmolLM3", "smollm3", ALL_HEADS),
-        Family("SeedOss", "seed_oss", ALL_HEADS),
-        Family("Phi3", "phi3", CLASSIFIERS),
-        Family("Starcoder2", "starcoder2", CLASSIFIERS, norm={"weight": 1.0, "bias": 0.0}),
-        Family("Gemma", "gemma", CLASSIFIERS, norm={"weight": 0.0}),
-        Family("Gemma2", "gemma2", CLASSIFIERS, norm={"weight": 0.0}),
-        Family("Olmo", "olmo", ("ForCausalLM", "ForSequenceClassification"), norm={}),
-        Family("Olmo2", "olmo2", ("ForCausalLM", "ForSequenceClassification")),
-        Family("Olmo3", "olmo3", ("ForCausalLM", "ForSequenceClassification")),
-        Family("Granite", "granite", ("ForCausalLM",)),
-        Family("Olmoe", "olmoe", ("ForCausalLM",)),
-        Family("Mixtral", "mixtral", ALL_HEADS),
-        Family("Qwen2Moe", "qwen2_moe", ALL_HEADS),
-        Family("Qwen3Moe", "qwen3_moe", ALL_HEADS),
-        Family("GptOss", "gpt_oss", CLASSIFIERS),
-        Family("DeepseekV3", "deepseek_v3", CLASSIFIERS),
-    ]
-}
+    Raises `UnsupportedCheckpointError`, which says why, when it can't have hyper-connections.
+    """
+    return Family(model_type, read_family(model_type))
+
+
+def family_of_class(name: str) -> Family | None:
+    """The family that has a hyper-connection class of that name, if any has."""
+    base = name.removeprefix("HC")
+    if base == name:
+        return None
+    configs = {config: model_type for model_type, config in table("CONFIG_MAPPING_NAMES").items()}
+    found = [configs[base]] if base in configs else []
+    for variable in MAPPINGS.values():
+        found += [model_type for model_type, class_name in table(variable).items() if class_name == base]
+    for model_type in sorted(found, key=lambda each: not base.startswith(_prefix(each))):
+        try:
+            return find_family(model_type)
+        except UnsupportedCheckpointError:
+            continue
+    return None
+
+
+def _prefix(model_type: str) -> str:
+    return table("CONFIG_MAPPING_NAMES").get(model_type, "?").removesuffix("Config")

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .errors import UnsupportedCheckpointError
-from .families import FAMILIES
+from .families import find_family
 from .generic import hyper_connection_class
 from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel, is_of_connection
 
@@ -45,8 +45,8 @@ def convert_model(
     same logits, bit for bit (but for `hc_readout="sum"`). `model` stays as it was; what is frozen in it, in evaluation
     mode or (un)tied by hand is so in the returned model.
 
-    model: a Transformers model of a family in `hf_hyperconn.families.FAMILIES`, or any other whose decoder layers add
-        two branches to a residual stream; the latter's conversion can be trained, but not saved whole.
+    model: a Transformers model whose decoder layers add two branches to a residual stream. One of a class that is not
+        Transformers' own, but built like those, can be converted and trained, but not saved whole.
     hc_mult, connection, hc_tanh, hc_readout, hc_start, hc_history, hc_block: see `HyperConnectionConfig`, and its
         `from_prenorm` for None.
 
@@ -87,11 +87,7 @@ def convert_with_fields(
         raise UnsupportedCheckpointError(
             f"accelerate moves the weights of this {name} between devices while it runs; load it without offloading."
         )
-    family = FAMILIES.get(model.config.model_type)
-    if family is not None and name in family.architectures:
-        hc_class = getattr(family.modeling_module(), family.architectures[name])
-    else:
-        hc_class = hyper_connection_class(model)
+    hc_class = _class_of_family(type(model), model.config.model_type) or hyper_connection_class(model)
     config = hc_class.config_class.from_prenorm(model.config, **fields)
     if (head := model.get_output_embeddings()) is not None:
         config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
@@ -106,6 +102,18 @@ def convert_with_fields(
     if getattr(model, "_require_grads_hooks", None):
         converted.enable_input_require_grads()
     return converted
+
+
+def _class_of_family(model_class: type[PreTrainedModel], model_type: str) -> type[PreTrainedModel] | None:
+    """The hyper-connection class for a class of Transformers; None for a class that is not one behind an Auto class.
+
+    Raises `UnsupportedCheckpointError` when the family's layers are of another form.
+    """
+    if not model_class.__module__.startswith("transformers.models."):
+        return None
+    family = find_family(model_type)
+    name = model_class.__name__
+    return getattr(family.modeling_module(), f"HC{name}") if name in family.architectures else None
 
 
 def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:

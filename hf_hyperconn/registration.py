@@ -1,23 +1,77 @@
 """Making the Auto classes of Transformers know the hyper-connection models."""
 
-import transformers
+from collections.abc import Hashable
 
-from .families import FAMILIES
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from .errors import UnsupportedCheckpointError
+from .families import TESTED, Family, find_family
+from .pairs.modules import PACKAGE
+from .pairs.sources import MAPPINGS
 
 
 def register_auto_classes() -> None:
-    """Register every family with the Auto classes; saved models then ship their own code. Safe to repeat."""
-    for family in FAMILIES.values():
-        modules = {
-            module.__name__.rpartition(".")[2]: module
-            for module in (family.configuration_module(), family.modeling_module())
-        }
-        classes = {}
-        for auto, reference in family.auto_map.items():
-            file, _, name = reference.partition(".")
-            classes[auto] = getattr(modules[file], name)
-            classes[auto].register_for_auto_class(auto)
-        config_class = classes.pop("AutoConfig")
-        transformers.AutoConfig.register(family.hc_model_type, config_class, exist_ok=True)
-        for auto, model_class in classes.items():
-            getattr(transformers, auto).register(config_class, model_class, exist_ok=True)
+    """Let the Auto classes make a family's classes when they are first asked for them. Safe to repeat.
+
+    Where Transformers' tables can't be told so, those of the tested families are made now.
+    """
+    tables = {"Config": CONFIG_MAPPING, **{suffix: _auto(suffix)._model_mapping for suffix in MAPPINGS}}
+    if all(isinstance(getattr(table, "_extra_content", None), dict) for table in tables.values()):
+        for suffix, table in tables.items():
+            if not isinstance(table._extra_content, _MadeWhenAsked):
+                table._extra_content = _MadeWhenAsked(table._extra_content, suffix)
+        return
+    for model_type in TESTED:
+        if (family := _find(f"hc_{model_type}")) is not None:
+            register(family)
+
+
+def register(family: Family) -> None:
+    """Register one family's classes, which makes them. Safe to repeat."""
+    configuration, modeling = family.configuration_module(), family.modeling_module()
+    config_class = getattr(configuration, f"HC{family.name}Config")
+    transformers.AutoConfig.register(family.hc_model_type, config_class, exist_ok=True)
+    for suffix, base in family.heads.items():
+        _auto(suffix).register(config_class, getattr(modeling, f"HC{base}"), exist_ok=True)
+
+
+def _auto(suffix: str) -> type:
+    return getattr(transformers, "AutoModel" + suffix.removeprefix("Model"))
+
+
+def _find(key: Hashable) -> Family | None:
+    """The family of a hyper-connection model type, or of a config class of this package."""
+    model_type = key if isinstance(key, str) else getattr(key, "model_type", None)
+    if not isinstance(model_type, str) or not model_type.startswith("hc_"):
+        return None
+    if isinstance(key, type) and key.__module__.rpartition(".")[0] != PACKAGE:
+        return None
+    try:
+        return find_family(model_type.removeprefix("hc_"))
+    except UnsupportedCheckpointError:
+        return None
+
+
+class _MadeWhenAsked(dict):
+    """What was registered with an Auto class, by model type or config class; ours is added when it is looked up.
+
+    suffix: of the Auto class; "Config" for AutoConfig.
+    """
+
+    def __init__(self, content: dict, suffix: str):
+        super().__init__(content)
+        self._suffix = suffix
+
+    def __contains__(self, key) -> bool:
+        return super().__contains__(key) or self._family(key) is not None
+
+    def __missing__(self, key):
+        if (family := self._family(key)) is None:
+            raise KeyError(key)
+        register(family)
+        return super().__getitem__(key)
+
+    def _family(self, key) -> Family | None:
+        family = _find(key)
+        return family if family and self._suffix in ("Config", *family.heads) else None

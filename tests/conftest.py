@@ -22,7 +22,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HyperConnection
-from hf_hyperconn.families import FAMILIES
+
+from .families import FAMILIES
 
 logging.disable_progress_bar()
 

@@ -2,8 +2,8 @@
 
     python -m tests.record
 
-That is the weight decay of each of their parameters, and the README's table of support. What is recorded already
-stays. Read the diff: what is wrong there is wrong in the code.
+That is the weight decay of each of their parameters, the stub with their classes and the README's table of support. Of
+weight decay, what is recorded already stays. Read the diff: what is wrong there is wrong in the code.
 """
 
 import json
@@ -14,9 +14,10 @@ from torch import nn
 
 from benchmarks.timing import between_marks
 from hf_hyperconn import convert_model, hc_param_groups
-from hf_hyperconn.families import FAMILIES
 
+from .families import FAMILIES
 from .pages import REPOSITORY
+from .stub import stub
 from .support import table
 from .tiny import tiny
 
@@ -40,6 +41,7 @@ def main() -> None:
         families[model_type] = decay_by_name(convert_model(tiny(model_type)))
     recorded["families"] = {model_type: families[model_type] for model_type in FAMILIES}
     GOLDEN.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
+    (REPOSITORY / "hf_hyperconn" / "__init__.pyi").write_text(stub(), encoding="utf-8")
     readme = REPOSITORY / "README.md"
     readme.write_text(between_marks(readme.read_text(encoding="utf-8"), "support", table()), encoding="utf-8")
 

@@ -4,10 +4,10 @@ import json
 import re
 
 from benchmarks.timing import RESULTS
-from hf_hyperconn.families import FAMILIES
 from hf_hyperconn.kinds import CONVERTIBLE
 from hf_hyperconn.models.configuration_hyper_connections import CONNECTIONS, NORMS
 
+from .families import FAMILIES
 from .pages import read
 
 FROM_SCRATCH = "from scratch"
@@ -19,9 +19,9 @@ HEADS = {
 }
 
 
-def in_memory() -> list[str]:
-    """Model types without files of their own that docs/families.md says are tested."""
-    return re.findall(r"`([\w-]+)`", section("In memory").partition("Tested:")[2])
+def listed() -> list[str]:
+    """Model types that docs/families.md lists without a row of their own."""
+    return re.findall(r"`([\w-]+)`", section("Tested families").partition("And these:")[2].partition("\n\n")[0])
 
 
 def section(heading: str) -> str:
@@ -51,11 +51,10 @@ def table() -> str:
     lines.append("|---" * (len(columns) + 2) + "|")
     by_heads: dict[tuple[str, ...], list[str]] = {}
     for family in FAMILIES.values():
-        by_heads.setdefault(family.heads, []).append(family.name)
+        by_heads.setdefault(tuple(family.heads)[1:], []).append(family.name)
     for heads, names in by_heads.items():
         cells = [", ".join(names), ", ".join(HEADS[head] for head in heads), *columns]
         lines.append("| " + " | ".join(cells) + " |")
-    others = [f"{len(in_memory())} others, [in memory](docs/families.md#in-memory)", "the base's"]
-    others += ["no" if answer == FROM_SCRATCH else answer for answer in columns]
+    others = [f"[{len(listed())} others](docs/families.md#tested-families)", "the base's", *columns]
     lines.append("| " + " | ".join(others) + " |")
     return "\n".join(lines)

@@ -8,8 +8,8 @@ import pytest
 
 from hf_hyperconn.kinds import KINDS
 
+from .followed import NOT_SOURCE, follow, run
 from .pages import REPOSITORY, read
-from .test_adding_a_family import NOT_SOURCE, follow, run
 
 PAGE = read("docs/adding_a_connection.md")
 

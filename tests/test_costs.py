@@ -12,11 +12,11 @@ from transformers import LlamaForCausalLM
 
 from hf_hyperconn import HCOlmoeForCausalLM, HCOlmoForCausalLM
 from hf_hyperconn.analysis.costs import ADDED, base_flops, connection_flops, kept_bytes
-from hf_hyperconn.families import FAMILIES
 from hf_hyperconn.kinds.kind import NORM
 from hf_hyperconn.models import modeling_hyper_connections
 
 from .conftest import hc_llama, kept_for_a_token, llama_config
+from .families import FAMILIES
 from .test_parameter_counts import OLMO_1B, OLMO_7B, OLMOE
 from .tiny import tiny
 from .tolerances import BASE_FLOPS_OF_TABLE_8, MEASURED_MEMORY, PRINTED_MEMORY

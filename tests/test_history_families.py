@@ -7,8 +7,8 @@ import torch
 
 from hf_hyperconn import convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.families import FAMILIES
 
+from .families import FAMILIES
 from .test_families import DTYPES, PROMPTS, compared
 from .test_history_conversions import CASES, FAST, SLOW
 from .tiny import tiny

@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from hf_hyperconn import convert_model, set_hc_implementation
-from hf_hyperconn.families import FAMILIES
 from hf_hyperconn.models import hyper_connections_step as step
 from hf_hyperconn.models.hyper_connections import HyperConnection
 from hf_hyperconn.models.hyper_connections_step import StepCarry
@@ -23,6 +22,7 @@ from hf_hyperconn.models.hyper_connections_torch import BY_MATRIX_PRODUCTS, BY_S
 from hf_hyperconn.models.norm_forms import form_of
 
 from .conftest import hc_llama
+from .families import FAMILIES
 from .tiny import tiny
 from .tolerances import FLOAT32, LARGE_MEANS
 

@@ -28,8 +28,12 @@ def bring_late(*arguments):
     return bring(*arguments)
 
 def enter_and_interrupt(condition):
+    caller = sys._getframe(1).f_code.co_name, sys._getframe(2).f_code.co_filename
+    is_first = caller == ("result", convert.__file__) and not sent.is_set()
+    if is_first:
+        working.wait()
     entered = enter(condition)
-    if sys._getframe(1).f_code.co_name == "result" and working.is_set() and not sent.is_set():
+    if is_first:
         sent.set()
         os.kill(os.getpid(), signal.SIGINT)
     return entered

@@ -11,13 +11,13 @@ from transformers import LlamaForCausalLM
 import hf_hyperconn
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, convert_model
 from hf_hyperconn.conversion import cli
-from hf_hyperconn.families import FAMILIES
 from hf_hyperconn.models.dynamic_activations import DynamicActivation, EmbeddingScale
 from hf_hyperconn.models.keel_connection import KeelConnection
 
 from .conftest import hc_llama, llama_config, record_branches
+from .families import FAMILIES, FIELDS
 from .test_hyper_connections import Norm
-from .tiny import FIELDS, SHARED
+from .tiny import SHARED
 from .tolerances import LOOP_FLOAT64
 
 KEEL = {"connection": "keel", "hc_mult": 1}

@@ -9,15 +9,15 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaForCausalLM
 
-from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, convert_model
+from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, __version__, convert_model
 from hf_hyperconn.analysis.costs import connection_flops, connection_parameters, kept_bytes
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.equivalent import hyper_connection_shapes, hyper_connection_tensors
 from hf_hyperconn.conversion.fields import HyperConnectionFields
 from hf_hyperconn.errors import ConversionError
-from hf_hyperconn.families import FAMILIES
-from hf_hyperconn.kinds import CONVERTIBLE, FIELDS, KINDS, READOUTS
+from hf_hyperconn.kinds import CONVERTIBLE, FIELDS, FORMAT, KINDS, READOUTS
 from hf_hyperconn.kinds.kind import NORM
+from hf_hyperconn.models import configuration_hyper_connections
 from hf_hyperconn.models.configuration_hyper_connections import (
     CONNECTIONS,
     FORMS,
@@ -27,6 +27,7 @@ from hf_hyperconn.models.configuration_hyper_connections import (
 from hf_hyperconn.models.configuration_hyper_connections import READOUTS as OF_MODELS
 
 from .conftest import hc_llama, kept_for_a_token, llama_config
+from .families import FAMILIES
 
 CASES = {
     "shc": {},
@@ -53,7 +54,8 @@ def model_of(case: str, **more) -> HCLlamaForCausalLM:
 def test_names_are_those_of_the_models():
     assert set(KINDS) == set(CONNECTIONS)
     assert tuple(READOUTS) == OF_MODELS
-    assert {field.name: field.default for field in fields(HyperConnectionConfig)} == FIELDS
+    assert {field.name: field.default for field in fields(HyperConnectionConfig)} == {**FIELDS, "hc_format": 1}
+    assert (FORMAT, __version__) == (configuration_hyper_connections.FORMAT, configuration_hyper_connections.VERSION)
     assert {case.partition(",")[0] for case in CASES} == set(KINDS)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import hf_hyperconn
-from hf_hyperconn.families import FAMILIES
+from hf_hyperconn.pairs.modules import code_text
 
+from .families import FAMILIES
 from .pages import read
 
 PACKAGE = Path(hf_hyperconn.__file__).parent
@@ -18,17 +19,18 @@ KINDS = sorted((PACKAGE / "kinds").glob("*.py"))
 CONVERSION = PACKAGE.parent / "conversion"
 SHIPPED_IMPORTS = {
     *("torch", "transformers", "huggingface_hub"),
-    *("collections", "contextlib", "contextvars", "copy", "dataclasses", "functools", "importlib", "inspect", "math"),
-    *("operator", "os", "re", "sys", "threading", "typing", "weakref"),
+    *("collections", "contextlib", "contextvars", "copy", "dataclasses", "functools", "hashlib", "importlib"),
+    *("inspect", "math", "operator", "os", "pathlib", "re", "sys", "threading", "typing", "weakref"),
 }
 GUARDED_IMPORTS = {"triton"}  # where they are missing, what needs them says so
 
 
 def imports(path: Path) -> set[str]:
     """Absolute names of all modules a file imports, those of ours from `hf_hyperconn`."""
+    source = code_text(path.name) if path.parent.name == "models" else path.read_text(encoding="utf-8")
     package = ["hf_hyperconn", *path.parent.relative_to(PACKAGE).parts] if PACKAGE in path.parents else []
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -83,10 +85,10 @@ def test_the_command_line_starts_light():
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_the_table_of_families_agrees_with_the_classes(family):
     modeling, configuration = family.modeling_module(), family.configuration_module()
-    base_class = getattr(modeling, f"HC{family.name}PreTrainedModel")
+    base_class = getattr(modeling, f"HC{family.source.pretrained}")
     assert base_class.auto_map == family.auto_map
     assert getattr(configuration, f"HC{family.name}Config").model_type == family.hc_model_type
-    reached, pending = set(), [f"modeling_{family.hc_model_type}.py", f"configuration_{family.hc_model_type}.py"]
+    reached, pending = set(), [*family.files]
     while pending:
         name = pending.pop()
         reached.add(name)
@@ -101,6 +103,7 @@ def test_plain_modules_and_analysis_import_what_the_page_of_architecture_says():
     """`conversion` imports all of these; what `models` imports is above."""
     plain = {f"hf_hyperconn.{path.stem}" for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
     plain |= {f"hf_hyperconn.kinds.{path.stem}" for path in KINDS} | {"hf_hyperconn.kinds"}
+    plain |= {f"hf_hyperconn.pairs.{path.stem}" for path in PACKAGE.glob("pairs/*.py")}
     for path in (*PACKAGE.glob("*.py"), *KINDS, *PACKAGE.glob("analysis/*.py")):
         ours = {name for name in imports(path) if name.startswith("hf_hyperconn.")} - plain
         allowed = ("hf_hyperconn.models", "hf_hyperconn.analysis")

@@ -34,7 +34,8 @@ def test_contents(dist):
     (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     names = set(zipfile.ZipFile(wheel).namelist())
     package = REPOSITORY / "hf_hyperconn"
-    expected = {path.relative_to(REPOSITORY).as_posix() for path in package.rglob("*.py")}
+    code = [path for pattern in ("*.py", "*.pyi", "py.typed") for path in package.rglob(pattern)]
+    expected = {path.relative_to(REPOSITORY).as_posix() for path in code}
     expected |= {f"hf_hyperconn/conversion/{path.name}" for path in (REPOSITORY / "conversion").glob("*.py")}
     expected |= {f"hf_hyperconn/model_cards/{name}" for name in ("__init__.py", "template.md")}
     assert {name for name in names if ".dist-info/" not in name} == expected

@@ -19,9 +19,9 @@ from hf_hyperconn import (
 )
 from hf_hyperconn.conversion.demo import byte_tokenizer
 from hf_hyperconn.errors import HyperConnError
-from hf_hyperconn.families import FAMILIES
 
 from .conftest import hc_llama
+from .families import FAMILIES
 from .record import GOLDEN, decay_by_name
 from .tiny import tiny
 

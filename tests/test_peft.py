@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM
 
 from hf_hyperconn import HCLlamaForCausalLM, convert_model, hc_parameters, load_hc, save_hc
 from hf_hyperconn.errors import HyperConnectionFileError
-from hf_hyperconn.families import FAMILIES
 from hf_hyperconn.models import peft_defaults
 from hf_hyperconn.models.hyper_connections_layer import has_readout_module
 
 from .adapted import CONNECTIONS, logits, train
 from .conftest import hc_llama
+from .families import FAMILIES
 from .tiny import tiny
 from .tolerances import MERGED
 

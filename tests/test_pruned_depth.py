@@ -8,9 +8,9 @@ from torch import nn
 from transformers import Glm4Config, Glm4ForCausalLM
 
 from hf_hyperconn import convert_model
-from hf_hyperconn.families import FAMILIES
 
 from .conftest import TINY, hc_llama, randomise_connections
+from .families import FAMILIES
 from .tiny import tiny
 
 

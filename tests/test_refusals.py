@@ -45,7 +45,10 @@ def configure(source: Path, **changes) -> Path:
 
 def test_other_model_type(source, refusal):
     message = refusal(configure(source, model_type="t5"))
-    assert "has model_type 't5'; hf-hyperconn converts: llama, mistral," in message
+    assert "can't be converted: T5Model has no `layers` of one class" in message
+    assert "docs/families.md lists what can be converted" in message
+    message = refusal(configure(source, model_type="unheard-of"))
+    assert "has no model type 'unheard-of'" in message
 
 
 def test_no_model_type(source, refusal):

@@ -11,9 +11,9 @@ import torch
 
 from hf_hyperconn import HCLlamaForSequenceClassification, convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.families import FAMILIES
 
 from .conftest import hc_llama, llama_config
+from .families import FAMILIES
 
 LOAD = """
 import json, sys

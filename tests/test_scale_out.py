@@ -12,8 +12,8 @@ pytest.importorskip("accelerate")
 pytest.importorskip("datasets")
 
 from examples.continue_pretraining import main
-from hf_hyperconn.families import FAMILIES
 
+from .families import FAMILIES
 from .recipe import COMMANDS, ON_CPU, REPOSITORY, SCRIPT, documented, losses, on_ranks, run, settings
 from .tolerances import RANKS, RANKS_BFLOAT16
 

@@ -7,15 +7,15 @@ import torch
 
 import hf_hyperconn
 from hf_hyperconn import convert_model
-from hf_hyperconn.families import FAMILIES
 from hf_hyperconn.kinds import CONVERTIBLE
 
 from .conftest import train
+from .families import FAMILIES, FIELDS
+from .other_families import long_tail
+from .other_families import tiny as tiny_of_the_others
 from .pages import read
-from .support import in_memory, table
-from .test_generic import COMMON
-from .test_generic import tiny as tiny_without_files
-from .tiny import FIELDS, SHARED, tiny
+from .support import listed, table
+from .tiny import SHARED, tiny
 
 IDS = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0))
 # mHC and iHC are within a rounding in float32 (tests/test_other_connections.py)
@@ -27,7 +27,7 @@ EXACT = {
 
 def test_the_table_is_that_of_the_code():
     assert f"<!-- support -->\n{table()}\n<!-- /support -->" in read("README.md")
-    assert len(in_memory()) > 50
+    assert len(listed()) > 50
 
 
 @pytest.mark.parametrize("connection", EXACT)
@@ -37,16 +37,9 @@ def test_every_family_takes_every_connection_exactly(model_type, connection):
 
 
 @pytest.mark.parametrize("connection", EXACT)
-@pytest.mark.parametrize(
-    "model_type", [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow) for name in in_memory()]
-)
-def test_families_in_memory_take_every_connection_exactly(model_type, connection):
-    base = tiny_without_files(model_type)
-    if (model_type, connection) == ("axk2", "frac"):
-        with pytest.raises(ValueError, match="AXK2GatedRMSNorm can't be cut to one. Use another connection"):
-            assert_exact(base, connection)
-    else:
-        assert_exact(base, connection)
+@long_tail
+def test_the_other_families_take_every_connection_exactly(model_type, connection):
+    assert_exact(copy.deepcopy(tiny_of_the_others(model_type)), connection)
 
 
 @torch.no_grad()
@@ -56,7 +49,7 @@ def assert_exact(base, connection: str) -> None:
 
 
 def test_every_convertible_connection_is_tried():
-    """Dynamic hyper-connections by tests/test_families.py and tests/test_generic.py."""
+    """Dynamic hyper-connections by tests/test_families.py and tests/test_other_families.py."""
     assert {*EXACT, "dhc"} == set(CONVERTIBLE)
 
 

@@ -10,8 +10,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import AutoTokenizer
 
 from hf_hyperconn.conversion import cli
-from hf_hyperconn.families import FAMILIES
 
+from .families import FAMILIES
 from .tiny import tiny
 
 CLAIMED = ("GPT2Tokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast")

@@ -17,7 +17,8 @@ from ..kinds import kind_of, readout_of
 
 ADDED = ("attn_hc", "mlp_hc", "hc_head")
 EXPERT = ".experts."  # in the names of routed experts, not of shared ones
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+MET = ("num_experts_per_tok", "moe_topk", "moe_k")
 LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
 
 
@@ -29,6 +30,11 @@ def is_of_connection(name: str) -> bool:
 def number_of_experts(config: Mapping) -> int | None:
     """How many routed experts a layer has, by whichever name its family gives that; None where no name stands."""
     return next((config[name] for name in EXPERTS if name in config), None)
+
+
+def experts_met(config: Mapping) -> int | None:
+    """How many of them a token meets, by whichever name its family gives that; None where no name stands."""
+    return next((config[name] for name in MET if name in config), None)
 
 
 def connection_parameters(config: Mapping, norm: Iterable[str] = ()) -> int:
@@ -45,8 +51,8 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
 
     shapes: of all weights by name, of each expert apart (as on disk) or fused (as in memory).
 
-    Of experts a token meets `num_experts_per_tok`. An embedding is looked up, unless it is the language model's head,
-    too. Layers beyond the config's, for the prediction of more tokens, are not run.
+    Of experts a token meets those that it is routed to. An embedding is looked up, unless it is the language model's
+    head, too. Layers beyond the config's, for the prediction of more tokens, are not run.
     """
     is_language_model = all(name.endswith("ForCausalLM") for name in config.get("architectures") or ())
     has_tied_head = is_language_model and not any(name.endswith("lm_head.weight") for name in shapes)
@@ -63,7 +69,7 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
         else:
             met_by_all += prod(shape)
     if routed:
-        met_by_all += routed * config["num_experts_per_tok"] // number_of_experts(config)
+        met_by_all += routed * experts_met(config) // number_of_experts(config)
     return 2 * met_by_all
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from .attention import AttentionResidual
 from .from_scratch import Dual, Keel
 from .hyper import AltUp, Dynamic, Frac, Static
-from .kind import FIELDS, Kind, Readout, setting
+from .kind import FIELDS, FORMAT, Kind, Readout, setting
 from .manifold import Identity, Manifold
 from .readouts import READOUTS
 
@@ -22,7 +22,18 @@ KINDS = {
 }
 CONVERTIBLE = tuple(name for name, kind in KINDS.items() if kind.no_equivalent is None)
 
-__all__ = ["CONVERTIBLE", "FIELDS", "KINDS", "READOUTS", "Kind", "Readout", "setting", "kind_of", "readout_of"]
+__all__ = [
+    "CONVERTIBLE",
+    "FIELDS",
+    "FORMAT",
+    "KINDS",
+    "READOUTS",
+    "Kind",
+    "Readout",
+    "setting",
+    "kind_of",
+    "readout_of",
+]
 
 
 def kind_of(config: Mapping) -> Kind:

@@ -31,6 +31,7 @@ FIELDS = {
     "norm_alpha_attention": None,
     "norm_alpha_other": None,
 }
+FORMAT = 1  # of folders: names of parameters, fields of the config; older ones, without the field, are of the first
 NORM = 4  # operations on each value: square, sum, divide, multiply by the weight
 SCALE = 0.01
 

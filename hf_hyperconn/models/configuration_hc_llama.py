@@ -9,7 +9,7 @@ from .configuration_hyper_connections import HyperConnectionConfig
 
 @strict
 class HCLlamaConfig(HyperConnectionConfig, LlamaConfig):
-    """A `LlamaConfig` with the fields of `HyperConnectionConfig`."""
+    """`LlamaConfig` with the fields of `HyperConnectionConfig`."""
 
     model_type = "hc_llama"
     base_model_type = "llama"

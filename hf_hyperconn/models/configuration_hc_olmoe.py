@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""Configuration of OLMoE with hyper-connections."""
+"""Configuration of Olmoe with hyper-connections."""
 
 from huggingface_hub.dataclasses import strict
 from transformers.models.olmoe.configuration_olmoe import OlmoeConfig
@@ -9,7 +9,7 @@ from .configuration_hyper_connections import HyperConnectionConfig
 
 @strict
 class HCOlmoeConfig(HyperConnectionConfig, OlmoeConfig):
-    """An `OlmoeConfig` with the fields of `HyperConnectionConfig`."""
+    """`OlmoeConfig` with the fields of `HyperConnectionConfig`."""
 
     model_type = "hc_olmoe"
     base_model_type = "olmoe"

@@ -4,17 +4,18 @@
 import os
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import ClassVar
 
 from transformers import PreTrainedConfig
-from transformers.models.auto.tokenization_auto import (
-    MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS,
-    TOKENIZER_MAPPING_NAMES,
-)
 
 from .history_start import HISTORIES
 from .peft_defaults import share_peft_defaults
+from .transformers_seam import implementations, share_tokenizer
 
+FORMAT = 1  # of a saved folder: names of parameters and fields of the config
+VERSION = "0.1.0"  # of hf_hyperconn, whose code this is
 CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac", "keel", "attnres", "altup", "dual")
 READOUTS = ("mean", "sum", "learned", "weighted")
 STARTS = ("copies", "history", "biased")
@@ -70,6 +71,8 @@ class HyperConnectionConfig:
         `"dyt"` or `"derf"` puts that function in the place of every norm, for training from scratch.
     norm_alpha_attention, norm_alpha_other (`float`, *optional*):
         For these, the initial alpha before and inside attention, and elsewhere; by default the papers'.
+    hc_format (`int`, *optional*, defaults to 1):
+        Format of the folder that the config was read from; `save_pretrained` writes the current one.
     """
 
     base_model_type: ClassVar[str]
@@ -89,17 +92,13 @@ class HyperConnectionConfig:
     norm: str | None = None
     norm_alpha_attention: float | None = None
     norm_alpha_other: float | None = None
+    hc_format: int = 1
 
     def __init_subclass__(cls, *args, **kwargs):
         super().__init_subclass__(*args, **kwargs)
         if not hasattr(cls, "base_model_type"):  # empty as yet: cloudpickle sets attributes of a class afterwards
             return
-        # AutoTokenizer looks the tokenizer's class up by model type, and so finds the base's
-        names, overruled = TOKENIZER_MAPPING_NAMES, MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
-        if cls.base_model_type in names:
-            names[cls.model_type] = names[cls.base_model_type]
-        if cls.base_model_type in overruled:
-            overruled.add(cls.model_type)
+        share_tokenizer(cls.model_type, cls.base_model_type)
         share_peft_defaults(cls.model_type, cls.base_model_type)
 
     def to_dict(self) -> dict:
@@ -107,11 +106,31 @@ class HyperConnectionConfig:
         share_peft_defaults(self.model_type, self.base_model_type)
         return super().to_dict()
 
+    def save_pretrained(self, save_directory, push_to_hub=False, **kwargs):
+        """As Transformers' own, with the format, and the files of code that `auto_map` names with what they import.
+
+        Transformers itself copies code that came with a checkpoint; here it does so for the classes of a package.
+        """
+        self.hc_format, self.hc_version = FORMAT, VERSION
+        if self._auto_class is not None:
+            return super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+        package, _, own = type(self).__module__.rpartition(".")
+        self.auto_map = {"AutoConfig": f"{own}.{type(self).__name__}", **(getattr(self, "auto_map", None) or {})}
+        super().save_pretrained(save_directory, **kwargs)
+        save_code(package, {reference.partition(".")[0] for reference in self.auto_map.values()}, save_directory)
+        if push_to_hub:
+            self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)
+
     def validate_hyper_connections(self):
         """Part of the `@strict` validation.
 
         Raises `ValueError` when a hyper-connection field has a value that is not accepted.
         """
+        if self.hc_format > FORMAT:
+            raise ValueError(
+                f"hc_format is {self.hc_format}; hf_hyperconn {VERSION} reads formats up to {FORMAT}. Update it, or "
+                f"load the folder with the code that it brings (trust_remote_code=True)."
+            )
         if self.hc_mult < 1:
             raise ValueError(f"hc_mult is {self.hc_mult}; it counts residual streams and must be at least 1.")
         if self.connection in ("mhc", "ihc") and self.hc_mult < 2:
@@ -201,8 +220,15 @@ class HyperConnectionConfig:
         }
         if HUB_ID.fullmatch(config.name_or_path or "") and not os.path.isdir(config.name_or_path):
             base["hc_base_model"] = config.name_or_path
-        return cls(
-            **{**base, **fields},
-            attn_implementation=config._attn_implementation,
-            experts_implementation=config._experts_implementation,
-        )
+        return cls(**{**base, **fields}, **implementations(config))
+
+
+def save_code(package: str, modules: set[str], folder: str | os.PathLike) -> None:
+    """Write the source of modules of a package, and of those beside them that they import, wherever it is kept."""
+    pending, done = set(modules), set()
+    while pending:
+        name = pending.pop()
+        done.add(name)
+        source = find_spec(f"{package}.{name}").loader.get_source(f"{package}.{name}")
+        Path(folder, f"{name}.py").write_text(source, encoding="utf-8")
+        pending |= set(re.findall(r"^\s*from \.(\w+) import", source, re.MULTILINE)) - done

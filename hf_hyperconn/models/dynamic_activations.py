@@ -9,6 +9,8 @@ is before attention; embeddings, which are small, are multiplied by a learned sc
 width.
 """
 
+import inspect
+
 import torch
 from torch import nn
 
@@ -68,15 +70,24 @@ class EmbeddingScale(InitialisedModule):
 
 
 def replace_norms(module: nn.Module, config) -> None:
-    """Put what `config.norm` names in the place of every norm inside `module`; nothing when it is None."""
+    """Put what `config.norm` names in the place of every norm inside `module`; nothing when it is None.
+
+    Raises `ValueError` for a norm that is more than a function of one tensor, or does not tell its width.
+    """
     if config.norm is None:
         return
     for path, norm in list(module.named_modules()):
         if "Norm" in type(norm).__name__:
             owner, _, name = path.rpartition(".")
+            if (width := _width(norm)) is None or len(inspect.signature(norm.forward).parameters) > 1:
+                raise ValueError(
+                    f"norm is {config.norm!r}, which can't stand for the {type(norm).__name__} of "
+                    f"{type(module).__name__}.{path}: it takes more than one tensor, or has no weight that tells its "
+                    f"width. Leave norm at None."
+                )
             attention = name == "input_layernorm" or "self_attn" in owner
             alpha = initial_alphas(config)[0 if attention else 1]
-            setattr(module.get_submodule(owner), name, DynamicActivation(_width(norm), config.norm, alpha))
+            setattr(module.get_submodule(owner), name, DynamicActivation(width, config.norm, alpha))
 
 
 def initial_alphas(config) -> tuple[float, float]:
@@ -87,5 +98,6 @@ def initial_alphas(config) -> tuple[float, float]:
     return tuple(default if value is None else value for value, default in zip(given, by_default, strict=True))
 
 
-def _width(norm: nn.Module) -> int:
-    return norm.weight.shape[-1] if getattr(norm, "weight", None) is not None else norm.normalized_shape[-1]
+def _width(norm: nn.Module) -> int | None:
+    weight = getattr(norm, "weight", None)
+    return getattr(norm, "normalized_shape", (None,))[-1] if weight is None else weight.shape[-1]

@@ -1,8 +1,13 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """A decoder layer on residual streams."""
 
+import hashlib
+import inspect
+
 import torch
+import transformers
 from torch import nn
+from transformers.utils import logging
 
 from .altup_connection import AltUpConnection
 from .attention_residuals import AttentionReadout, AttentionResidual
@@ -14,6 +19,8 @@ from .hyper_connections import Connection, HyperConnection, InitialisedModule, W
 from .keel_connection import KeelConnection
 from .manifold_hyper_connections import LearnedReadout, ManifoldHyperConnection
 
+logger = logging.get_logger(__name__)
+
 
 def has_readout_module(config) -> bool:
     """Whether the readout has parameters, or norms, of its own: `hc_head` of the last layer."""
@@ -24,16 +31,26 @@ class HyperConnectionDecoderLayer:
     """Mixin before a family's decoder layer: its two residual additions become hyper-connections.
 
     A branch is whatever the family computes between reading the residual stream and adding to it. Here it is norm +
-    attention and norm + MLP; a family whose branches are something else overrides `attention_branch` or `mlp_branch`.
-    `output_projections` are the names of the weights that write to the residual stream: static and dynamic
-    hyper-connections start them smaller, as their paper does.
+    attention and norm + MLP; a family whose branches are something else has an `attention_branch` or `mlp_branch` cut
+    from Transformers' `forward`.
 
+    cut_from: the release of Transformers they were cut from, and the digest of that `forward`.
+    predicting_norm: the norm of the layer that dynamic coefficients take a copy of; None for an RMSNorm of torch.
+    output_projections: the names of the weights that write to the residual stream, which static and dynamic
+        hyper-connections start smaller, as their paper does.
     is_first, is_last: whether it expands the streams and reads them out; the model keeps them right when layers are
         removed or added (`HyperConnectionModel.place_layers`).
     """
 
+    cut_from: tuple[str, str] | None = None
+    predicting_norm: str | None = "post_attention_layernorm"
     output_projections = ("o_proj", "down_proj")
     lent_readout: tuple[InitialisedModule, ...] = ()  # in a tuple, so that its parameters keep the one name they have
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "cut_from" in vars(cls):
+            warn_of_another_forward(cls.__bases__[-1], *cls.cut_from)
 
     def __init__(self, config, layer_idx: int):
         super().__init__(config, layer_idx)
@@ -71,7 +88,9 @@ class HyperConnectionDecoderLayer:
 
     def make_norm(self) -> nn.Module:
         """A new norm of the family's own kind, for the prediction of DHC's coefficients."""
-        return copied(self.post_attention_layernorm)
+        if self.predicting_norm is None:
+            return nn.RMSNorm(self.config.hidden_size, eps=self.config.hc_eps)
+        return copied(getattr(self, self.predicting_norm))
 
     def make_connection(self, sub_layer: int) -> Connection:
         """The connection around sub-layer k, as the config asks for."""
@@ -142,3 +161,21 @@ class HyperConnectionDecoderLayer:
         streams = self.mlp_hc.depth_connection(carry, branch_output)
 
         return self.read_out(streams) if self.is_last else streams
+
+
+def warn_of_another_forward(layer_class: type[nn.Module], release: str, digest: str) -> None:
+    """Say so when the `forward` of a layer is not the one, of a release of Transformers, that branches were cut from.
+
+    digest: the first 16 digits of the SHA-256 of its source from `def` on, with single spaces.
+    """
+    try:
+        source = inspect.getsource(inspect.unwrap(layer_class.forward))
+    except (OSError, TypeError):
+        return  # there is no source to compare
+    text = " ".join(source[source.index("def forward") :].split())
+    if hashlib.sha256(text.encode()).hexdigest()[:16] != digest:
+        logger.warning_once(
+            f"{layer_class.__name__}.forward of Transformers {transformers.__version__} is not the one that the "
+            f"branches of this model's code were cut from ({release}). `hf-hyperconn verify` says whether it still "
+            f"computes what its base does."
+        )

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 
 EXACT_AT_HIGHEST = ("cpu", "cuda", "xpu", "mps", "meta")  # whose float32 matrix products then are; a TPU's are not
-is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # which torch 2.6 does not tell
 
 
 class Reader(NamedTuple):
@@ -286,6 +285,14 @@ BY_MATRIX_PRODUCTS, BY_SUMS = steps_of(MATRIX_PRODUCTS), steps_of(SUMS)
 def products_on(device: torch.device) -> Products:
     """What sums are made with on a device, so that none of them loses bits of its operands."""
     return MATRIX_PRODUCTS if uses_matrix_products(device) else SUMS
+
+
+def is_exporting() -> bool:
+    """Whether `torch.export` looks on.
+
+    As `torch.compiler.is_exporting`, which for Dynamo is always true before torch 2.12; torch 2.6 has no such flag.
+    """
+    return getattr(torch.compiler, "_is_exporting_flag", False)
 
 
 def uses_matrix_products(device: torch.device) -> bool:

@@ -23,7 +23,7 @@ from .modeling_hyper_connections import (
 
 
 class HCLlamaDecoderLayer(HyperConnectionDecoderLayer, LlamaDecoderLayer):
-    """A Llama decoder layer on residual streams."""
+    """`LlamaDecoderLayer` on residual streams."""
 
 
 class HCLlamaPreTrainedModel(HyperConnectionPreTrainedModel, LlamaPreTrainedModel):
@@ -31,7 +31,14 @@ class HCLlamaPreTrainedModel(HyperConnectionPreTrainedModel, LlamaPreTrainedMode
 
     config: HCLlamaConfig
     decoder_layer_class = HCLlamaDecoderLayer
-    heads = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+    auto_map = {
+        "AutoConfig": "configuration_hc_llama.HCLlamaConfig",
+        "AutoModel": "modeling_hc_llama.HCLlamaModel",
+        "AutoModelForCausalLM": "modeling_hc_llama.HCLlamaForCausalLM",
+        "AutoModelForSequenceClassification": "modeling_hc_llama.HCLlamaForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hc_llama.HCLlamaForTokenClassification",
+        "AutoModelForQuestionAnswering": "modeling_hc_llama.HCLlamaForQuestionAnswering",
+    }
 
 
 class HCLlamaModel(HyperConnectionModel, HCLlamaPreTrainedModel, LlamaModel):

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""OLMoE with hyper-connections."""
+"""Olmoe with hyper-connections."""
 
 from transformers import GenerationMixin
 from transformers.models.olmoe.modeling_olmoe import (
@@ -20,15 +20,19 @@ from .modeling_hyper_connections import (
 
 
 class HCOlmoeDecoderLayer(HyperConnectionDecoderLayer, OlmoeDecoderLayer):
-    """An OLMoE decoder layer on residual streams."""
+    """`OlmoeDecoderLayer` on residual streams."""
 
 
 class HCOlmoePreTrainedModel(HyperConnectionPreTrainedModel, OlmoePreTrainedModel):
-    """What the HC-OLMoE classes share."""
+    """What the HC-Olmoe classes share."""
 
     config: HCOlmoeConfig
     decoder_layer_class = HCOlmoeDecoderLayer
-    heads = ("ForCausalLM",)
+    auto_map = {
+        "AutoConfig": "configuration_hc_olmoe.HCOlmoeConfig",
+        "AutoModel": "modeling_hc_olmoe.HCOlmoeModel",
+        "AutoModelForCausalLM": "modeling_hc_olmoe.HCOlmoeForCausalLM",
+    }
 
 
 class HCOlmoeModel(HyperConnectionModel, HCOlmoePreTrainedModel, OlmoeModel):

@@ -5,7 +5,6 @@ The streams live between the first and the last decoder layer: the first expands
 reads them out, so that the rest of a Transformers model never meets them.
 """
 
-import re
 import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,12 +16,11 @@ import torch
 from torch import nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, WeightTransform
 
 from .dynamic_activations import replace_norms
 from .hyper_connections import HyperConnection, InitialisedModule
 from .hyper_connections_layer import has_readout_module
+from .transformers_seam import declare, share_implementation_of_experts, share_names_of_weights
 
 # the modules that a decoder layer has besides its base's
 ADDED = ("attn_hc", "mlp_hc", "hc_head")
@@ -41,12 +39,10 @@ class HyperConnectionPreTrainedModel:
     """Mixin before a family's `PreTrainedModel`.
 
     decoder_layer_class: the family's decoder layer on residual streams.
-    heads: suffixes of the classes with a head; each belongs to the Auto class of that suffix.
     auto_map: `file.Class` behind every Auto class; a saved model ships these files.
     """
 
     decoder_layer_class: type[nn.Module]
-    heads: tuple[str, ...]
     auto_map: dict[str, str]
     _pp_plan = None
 
@@ -61,19 +57,16 @@ class HyperConnectionPreTrainedModel:
     @classmethod
     def _adopt_family(cls, base: type[PreTrainedModel]):
         """Take over what Transformers looks up by class or model type, which the family says of its own classes."""
-        name, model_type = cls.config_class.__name__.removesuffix("Config"), cls.config_class.model_type
-        cls.auto_map = {
-            "AutoConfig": f"configuration_{model_type}.{name}Config",
-            "AutoModel": f"modeling_{model_type}.{name}Model",
-            **{f"AutoModel{suffix}": f"modeling_{model_type}.{name}{suffix}" for suffix in cls.heads},
-        }
-        cls._no_split_modules = [cls.decoder_layer_class.__name__]
-        cls._can_record_outputs = {**(base._can_record_outputs or {}), "hidden_states": cls.decoder_layer_class}
-        cls._keep_in_fp32_modules_strict = [*(base._keep_in_fp32_modules_strict or ()), "attn_hc", "mlp_hc"]
-        # found by searching the source file of the class, which here is not the family's
-        cls._can_set_experts_implementation_cached_value = base._can_set_experts_implementation()
-        if (mapping := get_checkpoint_conversion_mapping(cls.config_class.base_model_type)) is not None:
-            register_checkpoint_conversion_mapping(model_type, list(map(_with_literal_dots, mapping)), overwrite=True)
+        layer_class, config_class = cls.decoder_layer_class, cls.config_class
+        declare(
+            cls,
+            base,
+            _no_split_modules=lambda of_base: [layer_class.__name__],
+            _can_record_outputs=lambda of_base: {**(of_base or {}), "hidden_states": layer_class},
+            _keep_in_fp32_modules_strict=lambda of_base: [*(of_base or ()), "attn_hc", "mlp_hc"],
+        )
+        share_implementation_of_experts(cls, base)
+        share_names_of_weights(config_class.model_type, config_class.base_model_type)
 
     def post_init(self):
         # the base's own __init__ has collected the layer classes of the modules that were replaced since
@@ -85,6 +78,10 @@ class HyperConnectionPreTrainedModel:
             self._keys_to_ignore_on_load_missing = {*(self._keys_to_ignore_on_load_missing or ()), rf"\.({added})\."}
         self.add_model_tags(["hyper-connections", "hf-hyperconn", f"hc-x{self.config.hc_mult}"])
         super().post_init()
+
+    def _initialize_weights(self, module, is_custom_code=False):
+        # as for the base's class, whose weights these are: what is custom code may not know which have been loaded
+        super()._initialize_weights(module)
 
     def _init_weights(self, module):
         super()._init_weights(module)
@@ -363,11 +360,3 @@ def _sharded_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     from torch.distributed.tensor import distribute_tensor  # not part of every build of torch
 
     return distribute_tensor(value, parameter.device_mesh, parameter.placements)
-
-
-def _with_literal_dots(transform: WeightTransform) -> WeightTransform:
-    """The transform of checkpoint names, where a `.` in `.mlp.` no longer matches the `_` of `mlp_hc`."""
-    if not isinstance(transform, WeightRenaming):
-        return transform
-    sides = (transform._original_source_patterns, transform._original_target_patterns)
-    return WeightRenaming(*([re.sub(r"(?<!\\)\.(?![*+?])", r"\.", pattern) for pattern in side] for side in sides))

@@ -7,7 +7,7 @@ Nothing here imports PEFT, which takes a second: its tables are filled once some
 import sys
 from collections.abc import Iterator
 
-from transformers import conversion_mapping
+from .transformers_seam import share_names_of_experts
 
 # what makes queries and values, which are LoRA's targets for most types, where PEFT has none for the base
 LORA_TARGETS = {
@@ -26,19 +26,17 @@ def share_peft_defaults(model_type: str, base_model_type: str) -> None:
     Called when the classes of a type are made, in time for PEFT to translate the experts' names in old adapters, and
     whenever PEFT reads a config, in time for everything else. Entries that are there stay.
     """
+    share_names_of_experts(model_type, base_model_type)
     for table in _tables():
         if base_model_type in table:
             table.setdefault(model_type, table[base_model_type])
-    if base_model_type == "mixtral":  # the pattern itself, which only PEFT lists among the types that follow it
-        conversion_mapping._MODEL_TO_CONVERSION_PATTERN.setdefault(model_type, base_model_type)
     constants = sys.modules.get("peft.utils.constants")
     if base_model_type in LORA_TARGETS and hasattr(constants, LORA_TABLE):
         getattr(constants, LORA_TABLE).setdefault(model_type, LORA_TARGETS[base_model_type])
 
 
 def _tables() -> Iterator[dict]:
-    """Every table by model type: Transformers' of experts' names, which PEFT copies when it needs it, and PEFT's."""
-    yield conversion_mapping._MODEL_TO_CONVERSION_PATTERN
+    """Every table by model type that PEFT has."""
     for module_name, prefix in (
         ("peft.utils.transformers_weight_conversion", "_MODEL_TO_CONVERSION_PATTERN"),
         ("peft.tuners.adaption_prompt.config", "TRANSFORMERS_MODEL_CONFIG"),

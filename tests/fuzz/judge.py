@@ -7,9 +7,10 @@ import unicodedata
 from hashlib import sha256
 from pathlib import Path
 
-import hf_hyperconn
 from hf_hyperconn.conversion.reading import read_json
 from hf_hyperconn.conversion.transfer import digest
+from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.pairs.modules import code_text
 from tests.reliability import FAILED, OK, REFUSED, UNVERIFIED
 
 from .cases import Case
@@ -19,7 +20,6 @@ from .mutations.record import RECORD
 from .mutations.values import PRECIOUS, PRIVATE, SECRET
 from .snapshot import differences, holding, snapshot
 
-CODE = Path(hf_hyperconn.__file__).parent / "models"
 OUT_OF_MEMORY = re.compile(r"MemoryError|not enough memory|[Cc]annot allocate memory|can't allocate memory")
 BIDIRECTIONAL = {*map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
 
@@ -162,7 +162,11 @@ def _check_converted(case: Case, before: dict) -> None:
     except (OSError, ValueError, LookupError) as error:
         raise Broken(f"OUT is not whole: {error}") from error
     for path in out.rglob("*.py"):
-        if not (CODE / path.name).is_file() or path.read_bytes() != (CODE / path.name).read_bytes():
+        try:
+            ours = code_text(path.name)
+        except (FileNotFoundError, UnsupportedCheckpointError):
+            ours = None
+        if ours is None or path.read_bytes() != ours.encode():
             raise Broken(f"OUT has code that isn't the package's: {path.name}")
     for path, _ in holding(out, (SECRET,)):
         raise Broken(f"{os.fsdecode(path)!r} holds what lies outside of the base")

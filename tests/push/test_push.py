@@ -10,15 +10,24 @@ import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, HeliumConfig, HeliumForCausalLM, LlamaForCausalLM, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    HeliumConfig,
+    HeliumForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    TrainingArguments,
+)
 
 from hf_hyperconn import HCLlamaForCausalLM, HCTrainer, convert_model
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.push import push_checkpoint
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import FAMILIES
+from hf_hyperconn.families import find_family
+from hf_hyperconn.pairs.modules import code_text
 from tests.conftest import TINY, randomise_connections
+from tests.families import FAMILIES
 from tests.hub import files_in, sha256
 
 from .conftest import assert_holds, connected, flip_last_byte, shards, with_card, writes
@@ -273,9 +282,21 @@ def test_push_to_hub_of_a_model(made, hub, base, converted):
         assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
-def test_a_class_without_files_makes_no_repo(hub):
-    config = HeliumConfig(**TINY, head_dim=8)
-    model = convert_model(HeliumForCausalLM(config), hc_mult=2)
+def test_code_that_is_no_file_here_is_one_on_the_hub(hub):
+    model = convert_model(HeliumForCausalLM(HeliumConfig(**TINY, head_dim=8)), hc_mult=2)
+    model.push_to_hub("me/helium")
+    model.config.push_to_hub("me/config")
+    for repo in ("me/helium", "me/config"):
+        there = files_in(hub.folder(repo))
+        assert {name for name in there if name.endswith(".py")} == set(find_family("helium").code)
+        assert there["modeling_hc_helium.py"].read_text() == code_text("modeling_hc_helium.py")
+
+
+def test_a_class_of_ones_own_makes_no_repo(hub):
+    class MyLlama(LlamaForCausalLM):
+        pass
+
+    model = convert_model(MyLlama(LlamaConfig(**TINY)), hc_mult=2)
     with pytest.raises(UnsupportedCheckpointError, match="was made in this process"):
-        model.push_to_hub("me/helium")
+        model.push_to_hub("me/mine")
     assert hub.requests == []

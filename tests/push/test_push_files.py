@@ -14,7 +14,7 @@ from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.push import plan_push, push_checkpoint
 from hf_hyperconn.conversion.repository_files import belongs, may_be_added
 from hf_hyperconn.errors import PushError
-from hf_hyperconn.families import FAMILIES
+from tests.families import FAMILIES
 from tests.hub import files_in, sha256
 
 from .conftest import assert_holds, shards, writes

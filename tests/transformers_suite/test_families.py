@@ -25,8 +25,22 @@ class HCGemma2ModelTest(CausalLMModelTest, unittest.TestCase):
     config_fields = {"head_dim": 12, "query_pre_attn_scalar": 12}
 
 
+class HCGlm4ModelTest(CausalLMModelTest, unittest.TestCase):
+    """GLM-4: four norms in a layer, and a fused MLP."""
+
+    family = "Glm4"
+    config_fields = {"head_dim": 24, "pad_token_id": 0}
+
+
 class HCOlmoeModelTest(CausalLMModelTest, unittest.TestCase):
     """OLMoE: experts."""
 
     family = "Olmoe"
     config_fields = {"num_experts": 8, "num_experts_per_tok": 2}
+
+
+class HCGraniteMoeModelTest(CausalLMModelTest, unittest.TestCase):
+    """Granite MoE: experts, and branches that are multiplied by a number."""
+
+    family = "GraniteMoe"
+    config_fields = {"num_local_experts": 8, "num_experts_per_tok": 2, "residual_multiplier": 0.5}

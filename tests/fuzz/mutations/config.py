@@ -2,8 +2,7 @@
 
 import random
 
-from hf_hyperconn.families import FAMILIES
-
+from ...families import FAMILIES
 from .values import Target, not_json, read_json, sparse, strange, write_json
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")

@@ -1,0 +1,121 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""All that this code touches of Transformers without a promise that it stays, and what happens where it is gone.
+
+A convenience is left out, with one warning. Without the names of weights on disk a model could come out wrong, so that
+is an error.
+"""
+
+import re
+from collections.abc import Callable
+from functools import wraps
+
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+# what a model class declares, and what is lost when Transformers no longer asks for it
+DECLARED = {
+    "_no_split_modules": "device_map may split a decoder layer",
+    "_can_record_outputs": "hidden states may not be recorded",
+    "_keep_in_fp32_modules_strict": "hyper-connections are loaded in the dtype of the model, not in float32",
+}
+
+
+def convenience(lost: str) -> Callable:
+    """Make a function do nothing, and say once what is `lost`, where what it touches is gone."""
+
+    def decorated(function: Callable) -> Callable:
+        @wraps(function)
+        def wrapper(*args):
+            try:
+                function(*args)
+            except (ImportError, AttributeError, TypeError) as error:
+                logger.warning_once(f"Transformers {transformers.__version__} has changed ({error}): {lost}.")
+
+        return wrapper
+
+    return decorated
+
+
+@convenience("AutoTokenizer may not find the tokenizer of a hyper-connection model's base")
+def share_tokenizer(model_type: str, base_model_type: str) -> None:
+    """Let AutoTokenizer, which looks a tokenizer's class up by model type, find the base's."""
+    from transformers.models.auto import tokenization_auto
+
+    names = tokenization_auto.TOKENIZER_MAPPING_NAMES
+    overruled = tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
+    if base_model_type in names:
+        names[model_type] = names[base_model_type]
+    if base_model_type in overruled:
+        overruled.add(model_type)
+
+
+@convenience("PEFT may not translate the names of experts in adapters of older releases")
+def share_names_of_experts(model_type: str, base_model_type: str) -> None:
+    """Put the type in Transformers' table of those whose experts have other names on disk, which PEFT copies."""
+    from transformers import conversion_mapping
+
+    patterns = conversion_mapping._MODEL_TO_CONVERSION_PATTERN
+    if base_model_type in patterns:
+        patterns.setdefault(model_type, patterns[base_model_type])
+    if base_model_type == "mixtral":  # the pattern itself, which only PEFT lists among the types that follow it
+        patterns.setdefault(model_type, base_model_type)
+
+
+@convenience("set_experts_implementation has no effect")
+def share_implementation_of_experts(cls: type[PreTrainedModel], base: type[PreTrainedModel]) -> None:
+    """Whether the implementation of experts can be set, which is found in the source file of a class: the base's."""
+    cls._can_set_experts_implementation_cached_value = base._can_set_experts_implementation()
+
+
+def share_names_of_weights(model_type: str, base_model_type: str) -> None:
+    """Translate names of weights in checkpoints as for the base.
+
+    Raises `ImportError` where Transformers has no such translation any more: weights would be left out.
+    """
+    try:
+        from transformers.conversion_mapping import (
+            get_checkpoint_conversion_mapping,
+            register_checkpoint_conversion_mapping,
+        )
+
+        if (mapping := get_checkpoint_conversion_mapping(base_model_type)) is not None:
+            transforms = list(map(_with_literal_dots, mapping))
+            register_checkpoint_conversion_mapping(model_type, transforms, overwrite=True)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ImportError(
+            f"Transformers {transformers.__version__} has no translation of weights' names as this code knows it "
+            f"({error}), so it can't load checkpoints of {base_model_type!r}. Install an older Transformers, such as "
+            f"the one that config.json names, or a newer hf_hyperconn and run `hf-hyperconn refresh` on the folder."
+        ) from error
+
+
+def declare(cls: type[PreTrainedModel], base: type[PreTrainedModel], **values) -> None:
+    """Set what a model class declares to Transformers, and say once when it no longer asks for something.
+
+    base: the class that declares it for the base.
+    values: each a function of the base's value.
+    """
+    for name, value in values.items():
+        if not hasattr(PreTrainedModel, name):
+            lost = DECLARED[name]
+            logger.warning_once(f"Transformers {transformers.__version__} has changed (no {name}): {lost}.")
+        setattr(cls, name, value(getattr(base, name, None)))
+
+
+def implementations(config: PreTrainedConfig) -> dict[str, str | None]:
+    """The implementations of attention and experts that were chosen for a config, as its constructor takes them."""
+    names = ("attn_implementation", "experts_implementation")
+    return {name: getattr(config, f"_{name}", None) for name in names}
+
+
+def _with_literal_dots(transform):
+    """The transform of checkpoint names, where a `.` in `.mlp.` no longer matches the `_` of `mlp_hc`."""
+    from transformers.core_model_loading import WeightRenaming
+
+    if not isinstance(transform, WeightRenaming):
+        return transform
+    sides = (transform._original_source_patterns, transform._original_target_patterns)
+    return WeightRenaming(*([re.sub(r"(?<!\\)\.(?![*+?])", r"\.", pattern) for pattern in side] for side in sides))

@@ -1,0 +1,168 @@
+"""The text of a family's two files."""
+
+from collections.abc import Iterable
+
+from .sources import FamilySource, release
+
+WIDTH = 119
+LICENCE = "# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0."
+# the weights that write to the residual stream, where they are not `o_proj` and `down_proj`
+OUTPUT_PROJECTIONS = {"starcoder2": ("o_proj", "c_proj")}
+
+
+def stem(model_type: str) -> str:
+    """What the names of a family's files end in."""
+    return f"hc_{model_type.replace('-', '_')}"
+
+
+def auto_map(family: FamilySource) -> dict[str, str]:
+    """`file.Class` by Auto class, as in a config.json."""
+    name = stem(family.model_type)
+    return {
+        "AutoConfig": f"configuration_{name}.HC{family.config}",
+        **{
+            "AutoModel" + suffix.removeprefix("Model"): f"modeling_{name}.HC{base}"
+            for suffix, base in family.heads.items()
+        },
+    }
+
+
+def configuration_text(family: FamilySource) -> str:
+    """The file with the family's config."""
+    return f'''{LICENCE}
+"""Configuration of {_title(family)} with hyper-connections."""
+
+from huggingface_hub.dataclasses import strict
+{_import(f"transformers.models.{family.configuration}", [family.config])}
+
+from .configuration_hyper_connections import HyperConnectionConfig
+
+
+@strict
+class HC{family.config}(HyperConnectionConfig, {family.config}):
+    """`{family.config}` with the fields of `HyperConnectionConfig`."""
+
+    model_type = "hc_{family.model_type}"
+    base_model_type = "{family.model_type}"
+
+
+__all__ = ["HC{family.config}"]
+'''
+
+
+def modeling_text(family: FamilySource) -> str:
+    """The file with the family's models."""
+    names = sorted({family.layer, family.pretrained, *family.heads.values()} | _globals(family))
+    mixins = ["HyperConnectionModel", "HyperConnectionPreTrainedModel", "reduce_recorded_streams"]
+    if len(family.heads) > 1:
+        mixins.insert(0, "HyperConnectionHead")
+    generation = ["from transformers import GenerationMixin"] if family.generative else []
+    pretrained, layer, config = (f"HC{name}" for name in (family.pretrained, family.layer, family.config))
+    parts = [
+        "\n".join(
+            [
+                LICENCE,
+                *_origin(family),
+                f'"""{_title(family)} with hyper-connections."""',
+                "",
+                *generation,
+                _import(f"transformers.models.{family.modeling}", names),
+                "",
+                _import(f".configuration_{stem(family.model_type)}", [config]),
+                "from .hyper_connections_layer import HyperConnectionDecoderLayer",
+                _import(".modeling_hyper_connections", mixins),
+            ]
+        ),
+        _class(layer, ["HyperConnectionDecoderLayer", family.layer], f"`{family.layer}` on residual streams.")
+        + _of_layer(family),
+        _class(
+            pretrained,
+            ["HyperConnectionPreTrainedModel", family.pretrained],
+            f"What the HC-{_title(family)} classes share.",
+        )
+        + f"\n\n    config: {config}\n    decoder_layer_class = {layer}\n"
+        + _assigned("auto_map", auto_map(family)),
+    ]
+    for suffix, base in family.heads.items():
+        if suffix == "Model":
+            bases, line = (
+                ["HyperConnectionModel", pretrained, base],
+                f"forward = reduce_recorded_streams({base}.forward)",
+            )
+        else:
+            generates = ["GenerationMixin"] if suffix in family.generative else []
+            bases = ["HyperConnectionHead", pretrained, base, *generates]
+            line = f"model_class = HC{family.heads['Model']}"
+        parts.append(_class(f"HC{base}", bases, f"`{base}` with hyper-connections.") + f"\n\n    {line}")
+    exported = sorted([pretrained, *(f"HC{base}" for base in family.heads.values())])
+    parts.append("__all__ = [\n" + "".join(f'    "{name}",\n' for name in exported) + "]")
+    return "\n\n\n".join(parts) + "\n"
+
+
+def _title(family: FamilySource) -> str:
+    return family.config.removesuffix("Config")
+
+
+def _is_cut(family: FamilySource) -> bool:
+    return not all(branch.is_usual for branch in family.branches)
+
+
+def _origin(family: FamilySource) -> list[str]:
+    """Whose code the branches are."""
+    if not _is_cut(family):
+        return []
+    return [
+        f"# The branches of its layer are cut from Transformers {release()}, {family.modeling.rpartition('.')[2]}.py,",
+        "# under the same licence, which names its authors.",
+    ]
+
+
+def _globals(family: FamilySource) -> set[str]:
+    """What the branches in the file read of the globals of Transformers' file."""
+    return {name for branch in family.branches if not branch.is_usual for name in branch.names}
+
+
+def _of_layer(family: FamilySource) -> str:
+    """The body of the layer's class, after its docstring."""
+    settings = {}
+    if _is_cut(family):
+        settings["cut_from"] = (release(), family.cut_from)
+    if family.predicting_norm != "post_attention_layernorm":
+        settings["predicting_norm"] = family.predicting_norm
+    if family.model_type in OUTPUT_PROJECTIONS:
+        settings["output_projections"] = OUTPUT_PROJECTIONS[family.model_type]
+    text = "\n\n" + "\n".join(f"    {name} = {_shown(value)}" for name, value in settings.items()) if settings else ""
+    for name, branch in zip(("attention_branch", "mlp_branch"), family.branches, strict=True):
+        if not branch.is_usual:
+            what = "attention" if name == "attention_branch" else "the MLP"
+            method = branch.method(name, f"What {what} adds to the residual stream, `[B, S, D]` to `[B, S, D]`.")
+            text += "\n\n" + "\n".join(f"    {line}".rstrip() for line in method.rstrip("\n").splitlines())
+    return text
+
+
+def _class(name: str, bases: list[str], docstring: str) -> str:
+    line = f"class {name}({', '.join(bases)}):"
+    if len(line) > WIDTH:
+        inner = ", ".join(bases)
+        inner = f"    {inner}\n" if len(inner) + 4 <= WIDTH else "".join(f"    {base},\n" for base in bases)
+        line = f"class {name}(\n{inner}):"
+    return f'{line}\n    """{docstring}"""'
+
+
+def _import(module: str, names: Iterable[str]) -> str:
+    line = f"from {module} import {', '.join(names)}"
+    return (
+        line if len(line) <= WIDTH else f"from {module} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
+    )
+
+
+def _assigned(name: str, values: dict[str, str]) -> str:
+    items = "".join(f'        "{key}": "{value}",\n' for key, value in values.items())
+    return f"    {name} = {{\n{items}    }}"
+
+
+def _shown(value: str | tuple[str, ...] | None) -> str:
+    """As Python writes it, with double quotes."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))})"
+    return "None" if value is None else f'"{value}"'

@@ -1,0 +1,53 @@
+"""The text of hf_hyperconn/__init__.pyi: for editors and type checkers, the classes that are made when asked for."""
+
+from hf_hyperconn import _EXPORTS
+from hf_hyperconn.families import TESTED, Family, family_of_class, find_family
+
+
+def stub() -> str:
+    """What the package exports, and the classes of every tested family."""
+    lines = [
+        "# Written by `python -m tests.record`: what the package exports, and the classes of the tested families.",
+        "# ruff: noqa: E501, I001",
+        *_imports(),
+        "",
+        "__version__: str",
+    ]
+    for family in map(find_family, TESTED):
+        lines += ["", *_classes(family)]
+    return "\n".join(lines) + "\n"
+
+
+def _imports() -> list[str]:
+    exported = [f"from .{module} import {name} as {name}" for name, module in sorted(_EXPORTS.items())]
+    named = [
+        f"from transformers.models.{module} import {', '.join(names)}"
+        for family in map(find_family, TESTED)
+        for module, names in (
+            (family.source.configuration, [family.source.config]),
+            (family.source.modeling, [name for name in family.heads.values() if _is_of(name, family)]),
+        )
+        if names
+    ]
+    mixins = [
+        "from .models.configuration_hyper_connections import HyperConnectionConfig",
+        "from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel",
+    ]
+    return [*named, *exported, *mixins]
+
+
+def _classes(family: Family) -> list[str]:
+    config = family.source.config
+    return [
+        f"class HC{config}(HyperConnectionConfig, {config}): ...",
+        *(
+            f"class HC{name}(HyperConnectionPreTrainedModel, {name}): ..."
+            for name in family.heads.values()
+            if _is_of(name, family)
+        ),
+    ]
+
+
+def _is_of(name: str, family: Family) -> bool:
+    """Whether `hf_hyperconn.HC<name>` is this family's class; some families share Llama's."""
+    return family_of_class(f"HC{name}") == family

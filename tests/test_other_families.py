@@ -1,0 +1,141 @@
+"""The families tested beside those of test_families.py: converted on the command line, loaded without this package."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, TrainingArguments
+
+from hf_hyperconn import HCTrainer, convert_model
+from hf_hyperconn.conversion import cli
+from hf_hyperconn.conversion.equivalent import hyper_connection_shapes
+from hf_hyperconn.families import find_family
+
+from .conftest import asked_for, train
+from .other_families import COMMON, LATENT_ATTENTION, LONG_TAIL, long_tail, tiny
+from .processes import elsewhere
+from .support import listed
+from .test_families import DTYPES, compared
+
+NORMS_THAT_STAY = ("axk2", "nanochat", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")  # gated, or without a weight
+IDS = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def place(request, tmp_path_factory) -> Path:
+    """The bases of the families asked for and their conversions, `<model type>/base`, `<model type>/dhc4`."""
+    place = tmp_path_factory.mktemp("families")
+    for model_type in asked(request):
+        base = place / model_type / "base"
+        tiny(model_type).save_pretrained(base)
+        verify = "full" if model_type in COMMON else "structure"
+        assert cli.main(["convert", str(base), str(base.with_name("dhc4")), "-q", "--verify", verify]) == 0
+    return place
+
+
+def asked(request) -> list[str]:
+    """The families that a module's selected tests are about, of those that the installed Transformers has."""
+    found = []
+    for model_type in LONG_TAIL:
+        if model_type in asked_for(request, "model_type"):
+            try:
+                tiny(model_type)
+            except pytest.skip.Exception:
+                continue
+            found.append(model_type)
+    return found
+
+
+@pytest.fixture(scope="module")
+def differing(request, place) -> dict[str, list[str]]:
+    return compared(place, asked(request), new_tokens=8)
+
+
+@long_tail
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equal_to_the_base_without_the_package(model_type, dtype, place, differing):
+    tiny(model_type)
+    assert differing[f"{place / model_type / 'dhc4'} {dtype} None"] == []
+
+
+@long_tail
+def test_trained_and_saved_it_loads_again(model_type, place, tmp_path):
+    tiny(model_type)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(place / model_type / "dhc4").train()
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if "_hc.static_" in name}
+    train(model, torch.optim.SGD(model.parameters(), lr=0.02), [IDS] * 3)
+    parameters = dict(model.named_parameters())
+    assert [name for name, value in before.items() if torch.equal(parameters[name], value)] == []
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(again) is type(model)
+    state = model.state_dict()
+    assert state.keys() == again.state_dict().keys()
+    if model_type == "youtu":  # Transformers' own class, too, zeroes the row of the padding token when it is loaded
+        assert not again.get_input_embeddings().weight[0].any()
+        model.get_input_embeddings().weight.data[0] = 0
+    assert [name for name, value in again.state_dict().items() if not torch.equal(value, state[name])] == []
+
+
+def test_trainer_saves_what_loads_without_the_package(tmp_path):
+    """With checkpoints, whose code is written by the config."""
+    model = convert_model(copy.deepcopy(tiny("glm4")), hc_mult=2)
+    rows = [{"input_ids": row, "labels": row} for row in IDS]
+    settings = {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 2, "report_to": [], "use_cpu": True}
+    HCTrainer(model, TrainingArguments(str(tmp_path / "run"), **settings), train_dataset=rows).train()
+    saved = tmp_path / "run" / "checkpoint-2"
+    assert {path.name for path in saved.glob("*.py")} == set(find_family("glm4").code)
+    model.save_pretrained(tmp_path / "again")
+    comparison = {"base": str(saved), "converted": [str(tmp_path / "again")], "attention": None, "dtypes": ["float32"]}
+    found = elsewhere([{"comparisons": [{**comparison, "prompts": IDS.tolist()}], "new_tokens": 4}], tmp_path)
+    assert list(found.values()) == [[]]
+
+
+@long_tail
+def test_the_table_knows_the_classes_and_the_norm(model_type, place):
+    """What the converter writes without torch is what the class of the family makes."""
+    base, family = tiny(model_type), find_family(model_type)
+    model = convert_model(base)
+    assert type(model).__module__ == f"hf_hyperconn.models.{Path(family.files[1]).stem}"
+    prefix = f"{model.base_model_prefix}."
+    shapes = dict(hyper_connection_shapes(model.config.to_dict(), family, prefix))
+    added = {name: p for name, p in model.named_parameters() if "_hc." in name}
+    assert {name: tuple(p.shape) for name, p in added.items()} == shapes
+    with safe_open(next((place / model_type / "dhc4").glob("model-*2-of-*2.safetensors")), "pt") as file:
+        assert {name: torch.equal(file.get_tensor(name), added[name]) for name in added} == dict.fromkeys(added, True)
+    for suffix, name in family.heads.items():
+        assert hasattr(family.modeling_module(), f"HC{name}"), suffix
+
+
+def new(model_type: str, **fields):
+    """A new model with the sizes of the tiny one."""
+    base, family = tiny(model_type), find_family(model_type)
+    kept = {
+        name: value for name, value in base.config.to_dict().items() if name not in ("model_type", "architectures")
+    }
+    config = getattr(family.configuration_module(), f"HC{family.name}Config")(**kept, **fields)
+    torch.manual_seed(0)
+    return getattr(family.modeling_module(), f"HC{family.heads['ForCausalLM']}")(config)
+
+
+@pytest.mark.parametrize("fields", [{"connection": "keel", "hc_mult": 1}, {"norm": "dyt"}], ids=["keel", "dyt"])
+@long_tail
+def test_it_trains_with_what_has_no_equivalent(model_type, fields):
+    tiny(model_type)
+    if model_type == "modernbert-decoder":
+        pytest.skip("its initialisation divides by a number of layers, of which it has none while it is built")
+    if "norm" in fields and model_type in NORMS_THAT_STAY:
+        with pytest.raises(ValueError, match="norm is 'dyt', which can't stand for the"):
+            new(model_type, **fields)
+        return
+    model = new(model_type, **fields)
+    losses = train(model, torch.optim.SGD(model.parameters(), lr=0.05), [IDS] * 5)
+    assert losses[-1] < losses[0]
+
+
+def test_the_docs_name_every_family():
+    assert {*COMMON, *LATENT_ATTENTION} < set(LONG_TAIL)
+    assert listed() == LONG_TAIL

@@ -1,0 +1,181 @@
+"""The two files of a family, written by a rule from Transformers' source, and the modules made of them."""
+
+import ast
+import inspect
+import pickle
+import re
+import subprocess
+import sys
+import traceback
+from importlib import import_module
+
+import pytest
+import torch
+import transformers
+from transformers.utils import logging
+
+import hf_hyperconn
+from hf_hyperconn import registration
+from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.families import TESTED, family_of_class, find_family
+from hf_hyperconn.models.hyper_connections_layer import HyperConnectionDecoderLayer
+from hf_hyperconn.pairs.modules import MODELS, code_text
+from hf_hyperconn.pairs.sources import read_family
+from hf_hyperconn.pairs.text import configuration_text, modeling_text
+
+from .families import FAMILIES
+from .pages import REPOSITORY, read
+from .stub import stub
+
+RELEASE_OF_THE_STUB = re.search(r"^transformers==(.*)$", read("constraints.txt"), re.MULTILINE)[1]
+OF_ANOTHER_FORM = {
+    "cohere": "the forward of CohereDecoderLayer is not two branches",
+    "phi": "the forward of PhiDecoderLayer is not two branches",
+    "minimax": "the forward of MiniMaxDecoderLayer is not two branches",
+    "gemma4_text": r"the forward of Gemma4Text(Model does more|DecoderLayer is not two branches)",
+    "longcat_flash": "the forward of LongcatFlashDecoderLayer is not two branches",
+    "doge": "the forward of DogeDecoderLayer is not two branches",
+    "biogpt": "BioGptModel has no `layers` of one class",
+    "qwen3_vl_text": "the forward of Qwen3VLTextModel does more with the residual stream",
+    "gpt2": "GPT2Model has no `layers` of one class",
+    "t5": "T5Model has no `layers` of one class",
+    "unheard-of": "has no model type 'unheard-of'",
+}
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    """Both files of every tested family of the installed Transformers, by name."""
+    found = {}
+    for model_type in TESTED:
+        if model_type in transformers.CONFIG_MAPPING:
+            found |= {name: code_text(name) for name in find_family(model_type).files}
+    assert len(found) > 130
+    return found
+
+
+@pytest.mark.parametrize("model_type", ["llama", "olmoe"])
+def test_the_committed_files_are_what_the_rule_writes(model_type):
+    written = configuration_text(read_family(model_type)), modeling_text(read_family(model_type))
+    committed = [(MODELS / name).read_text(encoding="utf-8") for name in find_family(model_type).files]
+    assert list(written) == committed
+
+
+def test_only_those_two_are_committed():
+    pairs = {path.name for path in MODELS.glob("*_hc_*.py")}
+    assert pairs == {*FAMILIES["llama"].files, *FAMILIES["olmoe"].files}
+
+
+def test_every_file_is_plain_and_passes_the_linter(texts, tmp_path):
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
+        assert not calls & {"exec", "eval", "type", "compile", "__import__", "setattr"}, name
+    ruff = [sys.executable, "-m", "ruff"]
+    settings = ["--config", str(REPOSITORY / "pyproject.toml"), "--no-cache", "."]
+    for command in (["check", "--ignore", "E501,F821,UP,SIM,RET,B,PIE"], ["format", "--check"]):
+        done = subprocess.run([*ruff, *command, *settings], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_a_branch_that_is_not_norm_and_sub_layer_stands_in_the_file():
+    granite, llama = code_text("modeling_hc_granite.py"), code_text("modeling_hc_llama.py")
+    assert "return hidden_states * self.residual_multiplier" in granite
+    assert f'cut_from = ("{transformers.__version__}", "' in granite
+    assert "_branch" not in llama
+    assert "cut_from" not in llama
+
+
+@pytest.mark.parametrize(("model_type", "reason"), OF_ANOTHER_FORM.items())
+def test_another_form_is_refused(model_type, reason):
+    with pytest.raises(UnsupportedCheckpointError, match=reason):
+        find_family(model_type)
+
+
+def test_reading_imports_nothing_of_transformers_or_torch():
+    """So a conversion starts fast, and a checkpoint's model type runs no code."""
+    program = """
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+sys.argv = ["hf-hyperconn"]
+from hf_hyperconn.families import find_family
+print(find_family("glm4").architectures["Glm4ForCausalLM"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "HCGlm4ForCausalLM\n", done.stderr
+
+
+def test_a_made_module_is_a_module_like_any():
+    model_class = hf_hyperconn.HCGlm4ForCausalLM
+    module = import_module("hf_hyperconn.models.modeling_hc_glm4")
+    assert model_class is module.HCGlm4ForCausalLM
+    assert inspect.getsource(module) == code_text("modeling_hc_glm4.py")
+    assert inspect.getsource(module.HCGlm4DecoderLayer.mlp_branch).startswith(
+        "    def mlp_branch(self, hidden_states):"
+    )
+    with pytest.raises(AttributeError) as raised:
+        module.HCGlm4DecoderLayer.mlp_branch(None, None)
+    assert "self.post_attention_layernorm(hidden_states)" in "".join(traceback.format_exception(raised.value))
+    assert isinstance(hf_hyperconn.HCGlm4Config(), transformers.Glm4Config)
+
+
+def test_it_can_be_pickled_into_another_process():
+    pickled = pickle.dumps(hf_hyperconn.HCExaone4Model)
+    program = f"import pickle; print(pickle.loads({pickled!r}).__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "HCExaone4Model\n", done.stderr
+
+
+def test_names_that_no_family_has():
+    for name in ("HCGPT2Model", "HCNothing", "Glm4Model"):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
+            getattr(hf_hyperconn, name)
+    for name in ("modeling_hc_gpt2", "modeling_hc_nothing", "modeling_glm4"):
+        with pytest.raises(ModuleNotFoundError):
+            import_module(f"hf_hyperconn.models.{name}")
+    with pytest.raises(FileNotFoundError):
+        code_text("modeling_hc_nothing.py")
+
+
+def test_the_stub_for_editors_is_that_of_the_families():
+    text = (MODELS.parent / "__init__.pyi").read_text(encoding="utf-8")
+    if transformers.__version__ == RELEASE_OF_THE_STUB:
+        assert text == stub()
+    for name in ("HCGemma3ForCausalLM", "HCInternLM3Config", "HCHeliumForSequenceClassification", "HCLlamaModel"):
+        assert f"class {name}(" in text
+        if family_of_class(name) is not None:  # some came with later releases
+            assert getattr(hf_hyperconn, name).__name__ == name
+
+
+def test_the_auto_classes_make_a_family_when_they_are_asked():
+    config = transformers.AutoConfig.for_model("hc_helium", hidden_size=32, num_hidden_layers=1, vocab_size=96)
+    assert type(config) is hf_hyperconn.HCHeliumConfig
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert type(model) is hf_hyperconn.HCHeliumForCausalLM
+    with pytest.raises(ValueError, match="Unrecognized configuration class"):
+        transformers.AutoModelForQuestionAnswering.from_config(config)
+    with pytest.raises(ValueError, match="hc_nothing"):
+        transformers.AutoConfig.for_model("hc_nothing")
+
+
+def test_auto_classes_that_can_not_be_told_so_know_the_tested_families(monkeypatch):
+    made = []
+    monkeypatch.setattr(registration, "register", made.append)
+    monkeypatch.setattr(registration, "TESTED", ("llama", "olmo", "unheard-of"))
+    monkeypatch.setattr(registration, "CONFIG_MAPPING", object())
+    registration.register_auto_classes()
+    assert [family.model_type for family in made] == ["llama", "olmo"]
+
+
+def test_another_forward_than_was_cut_is_said_once(caplog):
+    glm = import_module("transformers.models.glm4.modeling_glm4").Glm4DecoderLayer
+    release, digest = import_module("hf_hyperconn.models.modeling_hc_glm4").HCGlm4DecoderLayer.cut_from
+    logging.enable_propagation()
+    try:
+        for of_file in (digest, "0" * 16, "0" * 16):
+            type("Layer", (HyperConnectionDecoderLayer, glm), {"cut_from": (release, of_file)})
+    finally:
+        logging.disable_propagation()
+    assert len(caplog.messages) == 1
+    assert f"Glm4DecoderLayer.forward of Transformers {transformers.__version__} is not the one" in caplog.text
