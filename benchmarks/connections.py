@@ -47,12 +47,12 @@ def ours(dynamic: bool = True, implementation: str = "torch", by_autograd: bool 
     module = HyperConnection(SIZE, STREAMS, 0, norm=nn.RMSNorm(SIZE, eps=1e-6) if dynamic else None).to(device())
     randomise(module)
     if by_autograd:
-        module.reader = lambda dtype: None
+        module.coefficient_parameters = lambda dtype: None
     set_hc_implementation(implementation)
 
     def run(streams: torch.Tensor) -> torch.Tensor:
         branch_input, carry = module.width_connection(streams)
-        return module.depth_connection(carry, branch_input)
+        return carry.write(branch_input).written()
 
     return run
 

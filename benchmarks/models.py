@@ -56,16 +56,14 @@ CASES = {
     "HC by autograd": {"streams": STREAMS, "by_autograd": True},
     "HC": {"streams": STREAMS},
     "HC, compiled": {"streams": STREAMS, "compiled": True},
-    "HC, streams recomputed": {"streams": STREAMS, "recomputed": True},
 }
 ON_A_GPU = {
     "HC, fused": {"streams": STREAMS, "implementation": "triton"},
     "HC, fused and compiled": {"streams": STREAMS, "implementation": "triton", "compiled": True},
-    "HC, fused, streams recomputed": {"streams": STREAMS, "implementation": "triton", "recomputed": True},
 }
 
 
-def make(shape: str, layers: int, streams: int | None, by_autograd: bool, recomputed: bool):
+def make(shape: str, layers: int, streams: int | None, by_autograd: bool):
     """A model of a few layers with random weights; `streams` is None for the plain one."""
     sizes = {**SHAPES[shape][0], "num_hidden_layers": layers, "vocab_size": VOCABULARY, "use_cache": False}
     mixture = "num_experts" in sizes
@@ -77,9 +75,7 @@ def make(shape: str, layers: int, streams: int | None, by_autograd: bool, recomp
         model = (HCOlmoeForCausalLM if mixture else HCLlamaForCausalLM)(config)
         if by_autograd:
             for layer in model.model.layers:
-                layer.attn_hc.reader = layer.mlp_hc.reader = lambda dtype: None
-        if recomputed:
-            model.set_stream_recomputation(4)
+                layer.attn_hc.coefficient_parameters = layer.mlp_hc.coefficient_parameters = lambda dtype: None
     return model.to(device(), DTYPE)
 
 
@@ -112,10 +108,9 @@ def call(
     compiled: bool = False,
     implementation: str = "torch",
     by_autograd: bool = False,
-    recomputed: bool = False,
 ) -> Callable:
     """What is timed, for a model of a few layers: a training step, a prefill, or decoding after it."""
-    model = make(shape, layers, streams, by_autograd, recomputed)
+    model = make(shape, layers, streams, by_autograd)
     tokens = torch.randint(0, VOCABULARY, (1, TOKENS), device=device())
     if compiled:
         model.compile()
@@ -200,11 +195,10 @@ def main() -> None:
         print(f"no GPU here: not measured are {', '.join(ON_A_GPU)}, and the shapes {', '.join(list(SHAPES)[1:])}.")
     rows = []
     for shape in shapes:
-        for name, options in cases.items():
+        for name in cases:
             row = {"shape": shape, "case": name}
             for what in arguments.what:
-                is_itself = name == "plain" and what != "memory"
-                if is_itself or (what in ("prefill", "decode") and options.get("recomputed")):
+                if name == "plain" and what != "memory":
                     continue
                 row[what] = row_of(shape, name, what)
             rows.append(row)

@@ -5,9 +5,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_hyperconn.analysis.costs import is_of_connection
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.kinds import FIELDS
+from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .base_card import fetch_base_card, inheritable
 from .checkpoint import Weights, read_config, read_json, read_weights

@@ -126,7 +126,7 @@ def _verify(options: argparse.Namespace) -> int:
         put("\n".join(report.lines()))
     if not report.passed:
         raise VerificationError(f"verification failed: {report.failure}.")
-    if record_verification(Path(options.folder), report):
+    if record_verification(Path(options.folder), report.as_dict()):
         _speaker(options)("recorded      the comparison with the base, which was missing")
     return OK
 

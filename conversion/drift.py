@@ -8,6 +8,8 @@ import numpy as np
 from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.families import Family
 from hf_hyperconn.kinds import kind_of, readout_of
+from hf_hyperconn.kinds.kind import sub_layers
+from hf_hyperconn.models.sub_layers import place_of
 
 from .checkpoint import Weights
 from .equivalent import connection_name, hyper_connection_shapes, readout_name
@@ -37,7 +39,7 @@ def fault(weights: Weights, config: dict, family: Family) -> str | None:
     """What is wrong with the connections of a checkpoint, by the headers of its weights."""
     if found := kind_of(config).fault_of_start(config):
         return f"{CONFIG} has {found}"
-    each = connection_parameters(config, family.norm) // (2 * config["num_hidden_layers"])
+    each = connection_parameters(config, family.norm) // sub_layers(config)
     if 4 * each > weights.nbytes:
         return f"all weights together are smaller than one connection of the sizes in {CONFIG}"
     for name, shape in hyper_connection_shapes(config, family, weights.prefix or ""):
@@ -60,12 +62,13 @@ def measure_drift(
     The last is the largest change of a parameter of the readout; None when it has none.
     """
     kind, has_changed, drifts = kind_of(config), False, []
-    for k in range(2 * config["num_hidden_layers"]):
+    for k in range(sub_layers(config)):
         initial = kind.values(config, family.norm, k)
         stored = {name: read(f"{connection_name(prefix, k)}.{name}") for name in initial}
         has_changed = has_changed or not all(np.array_equal(stored[name], initial[name]) for name in initial)
         parts = kind.drift(stored, initial, config)
-        drifts.append(Drift(k // 2, ("attention", "mlp")[k % 2], *map(float, parts)))
+        layer, sub_layer = place_of(k)
+        drifts.append(Drift(layer, sub_layer.name, *map(float, parts)))
     initial = readout_of(config).values(config, family.norm)
     changes = [np.abs(read(f"{readout_name(config, prefix)}.{name}") - initial[name]).max() for name in initial]
     of_readout = float(max(changes)) if changes else None

@@ -10,13 +10,13 @@ from hf_hyperconn.analysis.costs import (
     base_flops,
     connection_flops,
     experts_met,
-    is_of_connection,
     kept_bytes,
     number_of_experts,
 )
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import Family
 from hf_hyperconn.kinds import FIELDS, kind_of
+from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .checkpoint import Weights, open_tensors, read_config, read_weights
 from .hyper_config import family_of

@@ -12,9 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_hyperconn.analysis.costs import LAYER, is_of_connection
+from hf_hyperconn.analysis.costs import LAYER
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import Family
+from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .checkpoint import Weights
 from .interrupts import holding_interrupts

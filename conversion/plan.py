@@ -11,6 +11,7 @@ from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 from hf_hyperconn.families import Family, find_family
 from hf_hyperconn.kinds import FORMAT, KINDS
+from hf_hyperconn.kinds.kind import sub_layers
 
 from .checkpoint import Weights, read_config, read_weights, refuse_other_weights
 from .companions import check_links, check_no_code, companions_of
@@ -120,7 +121,7 @@ class ConversionPlan:
     def describe(self) -> str:
         """The plan for people."""
         config, commit = self.base_config, f"@{self.source.commit[:7]}" if self.source.commit else ""
-        modules = 2 * config["num_hidden_layers"]
+        modules = sub_layers(config)
         how = {"copy": "copied unchanged", "hard": "hard-linked", "symlink": "linked symbolically"}[self.link]
         share = 100 * self.hc_parameters / self.weights.parameters
         rows = [

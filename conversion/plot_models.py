@@ -3,8 +3,8 @@
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_hyperconn.analysis.costs import is_of_connection
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError
+from hf_hyperconn.models.sub_layers import is_of_connection
 from hf_hyperconn.registration import register_auto_classes
 
 from .card_facts import TOKENIZERS

@@ -2,17 +2,14 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 
 from .checkpoint import read_json
 from .files import replace_file
 from .source import COMMIT, RECORD, REPO_ID, LocalSource, Source
-
-if TYPE_CHECKING:
-    from .verify import VerificationReport
 
 SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -76,20 +73,20 @@ def is_verified(record: dict) -> bool:
     return bool(record.get("verification"))
 
 
-def record_verification(folder: Path, report: "VerificationReport") -> bool:
+def record_verification(folder: Path, report: Mapping) -> bool:
     """Note in the record of a conversion that it was compared with its base and equals it, if that isn't there yet.
 
-    report: of a verification that passed. Nothing is noted of one without a base, or of a trained checkpoint, which is
-        no longer what was recorded.
+    report: of a verification that passed, as `VerificationReport.as_dict` gives it. Nothing is noted of one without a
+        base, or of a trained checkpoint, which is no longer what was recorded.
 
     Returns whether the record was changed. Raises `ConversionError` when it can't be written.
     """
     record = read_record(LocalSource(folder))
-    if record is None or is_verified(record) or report.trained or report.changed != 0:
+    if record is None or is_verified(record) or report["trained"] or report["changed"] != 0:
         return False
     path = folder / RECORD
     try:
-        replace_file(path, (json.dumps({**record, "verification": report.as_dict()}, indent=2) + "\n").encode())
+        replace_file(path, (json.dumps({**record, "verification": report}, indent=2) + "\n").encode())
     except OSError as error:
         raise ConversionError(
             f"'{folder}' is equal to its base, but '{path}' can't be written: {error.strerror}. Allow that, and "

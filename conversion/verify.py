@@ -4,10 +4,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_hyperconn.analysis.costs import is_of_connection
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
 from hf_hyperconn.families import Family
 from hf_hyperconn.kinds import kind_of
+from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .changes import FileChange, config_differences, find_changes
 from .checkpoint import (

@@ -21,7 +21,7 @@ from .kinds import FIELDS as DEFAULTS
 from .kinds import KINDS, READOUTS, kind_of, readout_of
 from .models.configuration_hyper_connections import FORMS, NORMS, SELECTIONS, STARTS, HyperConnectionConfig
 from .models.history_start import HISTORIES
-from .models.modeling_hyper_connections import ADDED
+from .models.sub_layers import ADDED, CONNECTIONS
 
 FILE = "hyper_connections.safetensors"
 METADATA = "hyper_connections"  # the entry of the file's metadata with model type and connection fields, as JSON
@@ -56,7 +56,7 @@ def hc_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         if "base_layer" in name.split("."):
             raise HyperConnectionFileError(
                 f"an adapter changes {name!r}. Merge it first (merge_and_unload), or train connections whole, by "
-                f"modules_to_save=['attn_hc', 'mlp_hc']."
+                f"modules_to_save={list(CONNECTIONS)}."
             )
     return parameters
 

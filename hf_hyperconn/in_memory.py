@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 from .errors import UnsupportedCheckpointError
 from .families import find_family
 from .generic import hyper_connection_class
-from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel, is_of_connection
+from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel
+from .models.sub_layers import is_of_connection
 
 HOOKS = (
     "_forward_hooks",

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from .errors import HyperConnError
-from .models.hyper_connections_step import write_streams
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,7 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
 
     def record(connection, args, output):
         branch_input, carry = output
-        streams = carry.streams if hasattr(carry, "streams") else args[0]
-        if not isinstance(streams, torch.Tensor):
-            streams = write_streams(*args)
+        streams = carry.streams if hasattr(carry, "streams") else args[0].written()
         with torch.no_grad(), _with_parameters(connection):
             see(Observation(connection, streams.detach(), branch_input.detach(), *connection.matrices(streams)))
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer
 
 from .errors import HyperConnError
-from .models.modeling_hyper_connections import is_of_connection
+from .models.sub_layers import is_of_connection
 
 WIDTH = ("static_alpha", "dynamic_alpha_fn", "dynamic_alpha_scale")
 DEPTH = ("static_beta", "dynamic_beta_fn", "dynamic_beta_scale")

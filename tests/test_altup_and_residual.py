@@ -33,8 +33,10 @@ def randomise(module: nn.Module) -> nn.Module:
 
 def run(module, streams, *values) -> torch.Tensor:
     names = [name for name, _ in module.named_parameters()]
-    branch_input, carry = torch.func.functional_call(module, dict(zip(names, values, strict=True)), (streams,))
-    return module.depth_connection(carry, torch.sin(branch_input))
+    branch_input, carry = torch.func.functional_call(
+        module, dict(zip(names, values, strict=True)), (module.take(streams),)
+    )
+    return carry.write(torch.sin(branch_input)).written()
 
 
 @selections

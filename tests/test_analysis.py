@@ -68,7 +68,7 @@ def test_constant_branches_reproduce_the_matrix(fields, scale):
     units = torch.eye(32)
     for k, layer in enumerate(model.model.layers):
         layer.attention_branch = lambda x, k=k, **kwargs: units[2 * k + 1].expand_as(x)
-        layer.mlp_branch = lambda x, k=k: units[2 * k + 2].expand_as(x)
+        layer.mlp_branch = lambda x, k=k, **kwargs: units[2 * k + 2].expand_as(x)
     read, outputs, unfolding = [], [], Unfolding(SUB_LAYERS, model.config.hc_readout)
     model.model.layers[-1].register_forward_hook(lambda module, args, output: outputs.append(output))
 
@@ -92,7 +92,7 @@ def test_streams_hold_what_their_matrices_say():
     units, seen, unfolding = torch.eye(32), [], Unfolding(SUB_LAYERS)
     for k, layer in enumerate(model.model.layers):
         layer.attention_branch = lambda x, k=k, **kwargs: units[2 * k + 1].expand_as(x)
-        layer.mlp_branch = lambda x, k=k: units[2 * k + 2].expand_as(x)
+        layer.mlp_branch = lambda x, k=k, **kwargs: units[2 * k + 2].expand_as(x)
 
     def see(observation):
         unfolding.see(observation)

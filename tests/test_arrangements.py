@@ -28,7 +28,7 @@ def by_hyper_connections(name: str, n: int, x: torch.Tensor, readout: str) -> to
             module.static_alpha.copy_(alpha)
             module.static_beta.copy_(beta)
         branch_input, carry = module.width_connection(streams)
-        streams = module.depth_connection(carry, branch(k, branch_input))
+        streams = carry.write(branch(k, branch_input)).written()
     return reduce_streams(streams, readout)
 
 

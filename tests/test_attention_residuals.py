@@ -42,17 +42,15 @@ def run(connections, readout, hidden_states, queries=None) -> list[torch.Tensor]
     def call(k, *args):
         return torch.func.functional_call(modules[k], {"query": queries[k]}, args)
 
-    streams, seen, output = connections[0].expand_streams(hidden_states), [], None
+    first, seen = connections[0], []
+    streams = first.take(first.expand_streams(hidden_states))
     for k, connection in enumerate(connections):
-        if k % 2 == 0:
-            branch_input, carry = call(k, streams)
-        else:
-            branch_input, carry = call(k, carry.write(output, connections[k - 1].opens_block))
+        branch_input, carry = call(k, streams)
         seen.append(branch_input)
-        output = branch(branch_input, k)
+        streams = carry.write(branch(branch_input, k))
         if k % 2:
-            streams = connection.depth_connection(carry, output)
-    return [*seen, call(len(connections), streams)]
+            streams = connection.take(streams.written())
+    return [*seen, call(len(connections), streams.written())]
 
 
 def branch(hidden_states: torch.Tensor, k: int) -> torch.Tensor:

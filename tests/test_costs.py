@@ -11,9 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaForCausalLM
 
 from hf_hyperconn import HCOlmoeForCausalLM, HCOlmoForCausalLM
-from hf_hyperconn.analysis.costs import ADDED, base_flops, connection_flops, kept_bytes
+from hf_hyperconn.analysis.costs import base_flops, connection_flops, kept_bytes
 from hf_hyperconn.kinds.kind import NORM
-from hf_hyperconn.models import modeling_hyper_connections
 
 from .conftest import hc_llama, kept_for_a_token, llama_config
 from .families import FAMILIES
@@ -174,7 +173,3 @@ def test_table_9(n, measured):
     """OLMo-1B with SHC keeps n + 1 rows of 16 bits a connection; Appendix B adds 2n to a count of bytes, a layer."""
     found = (measured - 41.11) * 1e9 / (16_384 * 16 * 2048)
     assert found == pytest.approx(2 * 2 * (n + 1), **PRINTED_MEMORY)
-
-
-def test_names_of_connections_are_those_of_the_models():
-    assert ADDED == modeling_hyper_connections.ADDED

@@ -1,6 +1,7 @@
 """Derivatives of gradients, and the transforms of `torch.func`, against finite differences in float64."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -28,7 +29,6 @@ KINDS = {
     "frac": {"connection": "frac"},
     "keel": {"connection": "keel", "hc_mult": 1},
     "learned readout": {"hc_readout": "learned"},
-    "recomputed streams": {},
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -57,8 +57,6 @@ def language_model(kind: str):
     """A tiny language model with random connections; tests must not change it."""
     sizes = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 20, "vocab_size": 24}
     model = hc_llama(**sizes, attn_implementation="float64", **{"hc_mult": 2, **KINDS[kind]}).double()
-    if kind == "recomputed streams":
-        model.set_stream_recomputation(4)
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -151,7 +149,7 @@ def test_gradients_of_each_row_of_a_batch(kind):
         assert_close(flat([value[i] for value in found.values()]), alone)
 
 
-@pytest.mark.parametrize("kind", ["dhc", "shc", "mhc", "recomputed streams"])
+@pytest.mark.parametrize("kind", ["dhc", "shc", "mhc"])
 def test_gradient_penalty(kind):
     """The gradient, to parameters, of the norm of that to embeddings."""
     _, loss, parameters, embeddings, direction = problem(kind)
@@ -197,13 +195,9 @@ def two_connections(norm: str):
     def function(streams, *values):
         given = [{name: v for (j, name), v in zip(names, values, strict=True) if j == k} for k in range(2)]
         first, second = modules
-        branch_input, carry = functional_call(first, given[0], (streams,))
-        if isinstance(carry, step.StepCarry):
-            branch_input, carry = functional_call(second, given[1], (carry, branch_input.sin()))
-        else:
-            streams = first.depth_connection(carry, branch_input.sin())
-            branch_input, carry = functional_call(second, given[1], (streams,))
-        return branch_input, second.depth_connection(carry, branch_input.sin())
+        branch_input, carry = functional_call(first, given[0], (first.take(streams),))
+        branch_input, carry = functional_call(second, given[1], (carry.write(branch_input.sin()),))
+        return branch_input, carry.write(branch_input.sin()).written()
 
     return function, (streams, *values)
 
@@ -252,7 +246,7 @@ def test_a_branch_without_a_gradient():
     streams = torch.randn(1, 2, 2, D, requires_grad=True)
     with torch.no_grad():
         _, carry = module.width_connection(streams)
-    after = module.depth_connection(carry._replace(streams=streams.sin()), torch.ones(1, 2, D))
+    after = replace(carry, streams=streams.sin()).write(torch.ones(1, 2, D)).written()
     (found,) = torch.autograd.grad(after.sum(), streams, create_graph=True)
     assert torch.equal(found, streams.cos())
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_hyperconn import HCLlamaForCausalLM, convert_model
 from hf_hyperconn.conversion.verify import verify_checkpoint
-from hf_hyperconn.training import is_of_connection
+from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .conftest import hc_llama, randomise_connections
 

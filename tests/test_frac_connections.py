@@ -53,7 +53,7 @@ def by_the_paper(module: FracConnection, hidden: torch.Tensor) -> torch.Tensor:
 
 def run(module: FracConnection, hidden: torch.Tensor) -> torch.Tensor:
     branch_input, carry = module.width_connection(module.expand_streams(hidden))
-    return module.reduce_streams(module.depth_connection(carry, branch(branch_input)), "mean")
+    return module.reduce_streams(carry.write(branch(branch_input)).written(), "mean")
 
 
 @pytest.mark.parametrize("m", PARTS)
@@ -72,8 +72,10 @@ def test_gradients(m):
 
     def function(hidden, *values):
         streams = module.expand_streams(hidden)
-        branch_input, carry = torch.func.functional_call(module, dict(zip(names, values, strict=True)), (streams,))
-        return module.depth_connection(carry, branch(branch_input))
+        branch_input, carry = torch.func.functional_call(
+            module, dict(zip(names, values, strict=True)), (module.take(streams),)
+        )
+        return carry.write(branch(branch_input)).written()
 
     assert torch.autograd.gradcheck(function, (hidden, *values))
 
@@ -107,7 +109,7 @@ def test_starts_as_the_residual_connection(m, dtype):
     branch_input, carry = module.width_connection(module.expand_streams(hidden))
     assert torch.equal(branch_input, hidden)
     output = branch(branch_input)
-    assert torch.equal(module.depth_connection(carry, output).flatten(-2), hidden + output)
+    assert torch.equal(carry.write(output).written().flatten(-2), hidden + output)
 
 
 def test_parameter_count_of_the_paper():

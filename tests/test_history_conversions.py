@@ -262,7 +262,7 @@ def test_plots(case, converted, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("case", FAST)
-def test_weight_decay_the_monitor_and_recomputation(case, llama, llama_folder, ids):
+def test_weight_decay_and_the_monitor(case, llama, llama_folder, ids):
     model = HCLlamaForCausalLM.from_prenorm(llama_folder, **FAST[case])
     names = {id(p): name for name, p in model.named_parameters()}
     decayed = {
@@ -275,14 +275,6 @@ def test_weight_decay_the_monitor_and_recomputation(case, llama, llama_folder, i
     else:
         cosine = hc_figures(model, ids)["hc/stream_cosine"]
         assert (cosine < 0.999) == ("altup" not in case)
-    if "hc_start" in FAST[case]:
-        gradients = []
-        for every in (None, 2):
-            model.set_stream_recomputation(every)
-            model.zero_grad()
-            model(ids, labels=ids).loss.backward()
-            gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-        assert all(map(torch.equal, *gradients))
 
 
 @pytest.mark.parametrize("case", FAST)

@@ -63,7 +63,7 @@ def by_the_paper(module: HyperConnection, streams: torch.Tensor, branch) -> torc
 
 def run(module: HyperConnection, streams: torch.Tensor, branch) -> torch.Tensor:
     branch_input, carry = module.width_connection(streams)
-    return module.depth_connection(carry, branch(branch_input))
+    return carry.write(branch(branch_input)).written()
 
 
 def branch(x: torch.Tensor) -> torch.Tensor:
@@ -101,8 +101,8 @@ def test_gradients(n, dynamic):
 
     def function(streams, *values):
         parameters = dict(zip(names, values, strict=True))
-        branch_input, carry = torch.func.functional_call(module, parameters, (streams,))
-        return module.depth_connection(carry, branch(branch_input))
+        branch_input, carry = torch.func.functional_call(module, parameters, (module.take(streams),))
+        return carry.write(branch(branch_input)).written()
 
     assert torch.autograd.gradcheck(function, (streams, *values))
 
@@ -161,7 +161,7 @@ def test_equivalent_initialisation_is_a_residual_connection(n, dtype, precision,
                 module = HyperConnection(128, n, sub_layer=k, norm=Norm(128))
                 branch_input, carry = module.width_connection(streams)
                 assert torch.equal(branch_input, streams[..., 0, :])
-                streams = module.depth_connection(carry, output)
+                streams = carry.write(output).written()
             result = reduce_streams(streams)
     finally:
         torch.set_float32_matmul_precision(before)
@@ -171,7 +171,7 @@ def test_equivalent_initialisation_is_a_residual_connection(n, dtype, precision,
 
 def test_coefficients_are_float32_under_bfloat16_and_autocast():
     module, streams = random_connection(4), torch.randn(2, 5, 4, D)
-    module.reader = lambda dtype: None  # the plain way, whose carry holds them
+    module.coefficient_parameters = lambda dtype: None  # the plain way, whose carry holds them
     expected = module.coefficients(streams)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         _, carry = module.width_connection(streams)
@@ -188,13 +188,15 @@ def test_the_carry_holds_no_parameter(dynamic):
     module = random_connection(4, dynamic=dynamic)
     _, carry = module.width_connection(torch.randn(1, 3, 4, D))
     storages = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-    assert not storages & {part.untyped_storage().data_ptr() for part in carry if isinstance(part, torch.Tensor)}
+    assert not storages & {
+        part.untyped_storage().data_ptr() for part in vars(carry).values() if isinstance(part, torch.Tensor)
+    }
 
 
 def test_the_sum_with_a_wider_branch_output_has_its_dtype():
     module = HyperConnection(D, 2, sub_layer=0)
     _, carry = module.width_connection(torch.randn(1, 3, 2, D).bfloat16())
-    assert module.depth_connection(carry, torch.randn(1, 3, D)).dtype == torch.float32
+    assert carry.write(torch.randn(1, 3, D)).written().dtype == torch.float32
 
 
 @pytest.mark.parametrize("n", range(1, 10))

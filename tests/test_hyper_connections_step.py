@@ -12,13 +12,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from hf_hyperconn import convert_model, set_hc_implementation
 from hf_hyperconn.models import hyper_connections_step as step
 from hf_hyperconn.models.hyper_connections import HyperConnection
 from hf_hyperconn.models.hyper_connections_step import StepCarry
-from hf_hyperconn.models.hyper_connections_torch import BY_MATRIX_PRODUCTS, BY_SUMS, Reader
+from hf_hyperconn.models.hyper_connections_torch import BY_MATRIX_PRODUCTS, BY_SUMS, CoefficientParameters
 from hf_hyperconn.models.norm_forms import form_of
 
 from .conftest import hc_llama
@@ -50,7 +49,7 @@ def connections(n: int, norm: str, tanh: bool = True, *, by_autograd: bool = Fal
             for parameter in module.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))
         if by_autograd:
-            module.reader = lambda dtype: None
+            module.coefficient_parameters = lambda dtype: None
         modules.append(module)
     return modules
 
@@ -62,9 +61,9 @@ def branch(x: torch.Tensor) -> torch.Tensor:
 def run(modules: list[HyperConnection], streams: torch.Tensor) -> torch.Tensor:
     """As a decoder layer does it: each depth connection together with the next width connection."""
     branch_input, carry = modules[0].width_connection(streams)
-    for before, module in zip(modules, modules[1:], strict=False):
-        branch_input, carry = module.next_width_connection(before, carry, branch(branch_input))
-    return modules[-1].depth_connection(carry, branch(branch_input))
+    for module in modules[1:]:
+        branch_input, carry = module(carry.write(branch(branch_input)))
+    return carry.write(branch(branch_input)).written()
 
 
 def results(modules: list[HyperConnection], streams: torch.Tensor) -> list[torch.Tensor]:
@@ -99,9 +98,10 @@ def test_finite_differences(norm):
         for (module, name), value in zip(names, values, strict=True):
             per_module[id(module)][name] = value
         first, second = modules
-        branch_input, carry = torch.func.functional_call(first, per_module[id(first)], (streams,))
-        branch_input, carry = torch.func.functional_call(second, per_module[id(second)], (carry, branch(branch_input)))
-        return second.depth_connection(carry, branch(branch_input))
+        branch_input, carry = torch.func.functional_call(first, per_module[id(first)], (first.take(streams),))
+        streams = carry.write(branch(branch_input))
+        branch_input, carry = torch.func.functional_call(second, per_module[id(second)], (streams,))
+        return carry.write(branch(branch_input)).written()
 
     values = [dict(module.named_parameters())[name].detach().requires_grad_() for module, name in names]
     assert torch.autograd.gradcheck(function, (streams, *values))
@@ -120,12 +120,12 @@ def test_large_means_do_not_cancel(kernels, mean):
     grads = [torch.randn(1, 5, 2, D), torch.randn(1, 5, D), torch.randn(1, 5, 2)]
 
     def run(dtype):
-        reader = module.to(dtype).reader(dtype)
-        reader = Reader(*(value.detach() for value in reader[:6]), *reader[6:])
-        arguments = (streams.to(dtype), None, None, reader)
+        parameters = module.to(dtype).coefficient_parameters(dtype)
+        parameters = CoefficientParameters(*(value.detach() for value in parameters[:6]), *parameters[6:])
+        arguments = (streams.to(dtype), None, None, parameters)
         _, result = kernels.step_forward(*arguments)
         of = kernels.step_backward(*arguments, result, *(grad.to(dtype) for grad in grads), True)
-        return result.coefficients, of.streams, of.reader.fn
+        return result.coefficients, of.streams, of.parameters.fn
 
     for mine, exact in zip(run(torch.float32), run(torch.float64), strict=True):
         scale = exact.abs().max().item()
@@ -149,9 +149,9 @@ def test_layers_take_steps(monkeypatch):
     seen = []
     forward = BY_MATRIX_PRODUCTS.step_forward
     spied = BY_MATRIX_PRODUCTS._replace(
-        step_forward=lambda s, c, f, reader: (
-            seen.append((c is not None, reader is not None)),
-            forward(s, c, f, reader),
+        step_forward=lambda s, c, f, parameters: (
+            seen.append((c is not None, parameters is not None)),
+            forward(s, c, f, parameters),
         )[1]
     )
     monkeypatch.setattr(step, "BY_MATRIX_PRODUCTS", spied)
@@ -178,7 +178,7 @@ def test_keeps_few_rows(dtype):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         branch_input, carry = module.width_connection(streams)
-        module.depth_connection(carry, branch_input)
+        carry.write(branch_input).written()
     folded = 4 * size * (n + 2)  # the norm's weight times the projection
     rows = (sum(kept.values()) - folded) / (tokens * size * dtype.itemsize)
     assert n + 1 <= rows <= 6
@@ -210,9 +210,9 @@ def test_unknown_norms_go_by_autograd():
     known = connections(2, "rms", count=1)[0]
     streams = torch.randn(1, 3, 2, D)
     branch_input, carry = module.width_connection(streams)
-    branch_input, carry = known.next_width_connection(module, carry, branch_input)
-    branch_input, carry = module.next_width_connection(known, carry, branch_input)
-    assert module.depth_connection(carry, branch_input).shape == streams.shape
+    branch_input, carry = known(carry.write(branch_input))
+    branch_input, carry = module(carry.write(branch_input))
+    assert carry.write(branch_input).written().shape == streams.shape
 
 
 def norm_classes() -> list[type[nn.Module]]:
@@ -259,7 +259,11 @@ def test_folded_norms_are_the_norms_of_transformers():
 def test_all_families_with_usual_norms_take_steps():
     for model_type in FAMILIES:
         model = convert_model(tiny(model_type))
-        assert all(m.reader(torch.float32) is not None for m in model.modules() if isinstance(m, HyperConnection))
+        assert all(
+            m.coefficient_parameters(torch.float32) is not None
+            for m in model.modules()
+            if isinstance(m, HyperConnection)
+        )
 
 
 @pytest.mark.parametrize(
@@ -300,97 +304,22 @@ def one_rank():
     torch.distributed.destroy_process_group()
 
 
-class TestRecomputation:
-    """Streams of only some sub-layers kept for the backward, the others computed again."""
+@pytest.mark.parametrize(("connection", "n"), [("dhc", 4), ("mhc", 4), ("attnres", 1)])
+@pytest.mark.parametrize("wrapped", ["layers", "connections"])
+def test_of_a_sharded_model(wrapped, connection, n, one_rank):
+    """FSDP2 hands every module's inputs on as new tensors."""
 
-    @staticmethod
-    def step(model, every, twice=False):
-        model.zero_grad()
-        model.set_stream_recomputation(every)
+    def gradients(model):
         torch.manual_seed(0)
         loss = model(torch.randint(0, 60, (2, 9)), labels=torch.randint(0, 60, (2, 9))).loss
-        loss.backward(retain_graph=twice)
-        if twice:
-            loss.backward()
-        return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters())]
 
-    @staticmethod
-    def kept(model, every):
-        """How many of the layers' outputs a graph keeps, and the loss that keeps the graph."""
-        model.set_stream_recomputation(every)
-        outputs = []
-        hooks = [
-            layer.register_forward_hook(lambda *a: outputs.append(StorageWeakRef(a[-1].untyped_storage())))
-            for layer in model.model.layers[:-1]
-        ]
-        loss = model(torch.randint(0, 60, (1, 16))).logits.sum()
-        for hook in hooks:
-            hook.remove()
-        return sum(not output.expired() for output in outputs), loss
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    @pytest.mark.parametrize("connection", ["dhc", "shc"])
-    @pytest.mark.parametrize(
-        "every", [4, *(pytest.param(every, marks=pytest.mark.slow) for every in (2, 6, 16, "auto"))]
-    )
-    def test_is_bit_equal(self, every, connection, dtype):
-        model = hc_llama(num_hidden_layers=5, connection=connection).to(dtype).train()
-        for mine, other in zip(self.step(model, every), self.step(model, None), strict=True):
-            assert torch.equal(mine, other)
-
-    def test_twice_through_one_graph(self):
-        model = hc_llama(num_hidden_layers=5).train()
-        for mine, other in zip(self.step(model, 4, twice=True), self.step(model, None, twice=True), strict=True):
-            assert torch.equal(mine, other)
-
-    def test_keeps_fewer_streams(self):
-        model = hc_llama(num_hidden_layers=8).train()
-        assert self.kept(model, None)[0] == 7  # of every layer but the last, whose output are hidden states
-        assert self.kept(model, 2)[0] == 7
-        assert self.kept(model, 4)[0] == 3
-        assert self.kept(model, 8)[0] == 1
-        assert self.kept(model, 16)[0] == 0
-
-    @pytest.mark.parametrize("wrapped", ["layers", "connections"])
-    def test_of_a_sharded_model(self, wrapped, one_rank):
-        """FSDP2 hands every module's inputs on as new tensors."""
-        plain = hc_llama(num_hidden_layers=8).train()
-        model = hc_llama(num_hidden_layers=8).train()
-        for layer in model.model.layers:
-            for module in [layer.attn_hc, layer.mlp_hc] if wrapped == "connections" else []:
-                fully_shard(module, mesh=one_rank)
-            fully_shard(layer, mesh=one_rank)
-        fully_shard(model, mesh=one_rank)
-        for every, expected in ((None, 7), (4, 3), (16, 0)):
-            assert self.kept(model, every)[0] == expected
-        for mine, other in zip(self.step(model, 4), self.step(plain, None), strict=True):
-            assert torch.equal(mine.full_tensor() if isinstance(mine, DTensor) else mine, other)
-
-    def test_nothing_is_recorded_without_gradients(self):
-        """Or each layer's output would keep those of all layers before it."""
-        model = hc_llama(num_hidden_layers=2)
-        model.set_stream_recomputation(4)
-        outputs = []
-        model.model.layers[0].register_forward_hook(lambda *a: outputs.append(hasattr(a[-1], "hc_replay")))
-        tokens = torch.arange(5)[None]
-        model(tokens)
-        with torch.no_grad():
-            model(tokens)
-        assert outputs == [True, False]
-
-    @pytest.mark.slow
-    def test_nothing_is_recorded_while_compiling(self):
-        model = hc_llama(num_hidden_layers=2)
-        model.set_stream_recomputation(4)
-        tokens = torch.arange(5)[None]
-        expected = model(tokens).logits
-        model.compile(backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(model(tokens).logits, expected, **FLOAT32)
-
-    def test_other_numbers_are_refused(self):
-        model = hc_llama()
-        for every in (0, 1, 3, -2, 2.0, "often"):
-            with pytest.raises(ValueError, match="even numbers from 2 up"):
-                model.set_stream_recomputation(every)
-        with pytest.raises(ValueError, match="'shc' and 'dhc' can"):
-            hc_llama(connection="mhc").set_stream_recomputation(4)
+    plain, model = (hc_llama(num_hidden_layers=4, connection=connection, hc_mult=n).train() for _ in range(2))
+    for layer in model.model.layers:
+        for module in [layer.attn_hc, layer.mlp_hc] if wrapped == "connections" else []:
+            fully_shard(module, mesh=one_rank)
+        fully_shard(layer, mesh=one_rank)
+    fully_shard(model, mesh=one_rank)
+    for mine, other in zip(gradients(model), gradients(plain), strict=True):
+        assert torch.equal(mine.full_tensor() if isinstance(mine, DTensor) else mine, other)

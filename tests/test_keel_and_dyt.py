@@ -60,8 +60,8 @@ def test_keel_token_by_token_and_by_finite_differences(k):
 
     def run(streams, *values):
         parameters = dict(zip(names, values, strict=True))
-        branch_input, carry = torch.func.functional_call(module, parameters, (streams,))
-        return module.depth_connection(carry, torch.sin(branch_input))
+        branch_input, carry = torch.func.functional_call(module, parameters, (module.take(streams),))
+        return carry.write(torch.sin(branch_input)).written()
 
     names, values = zip(*module.named_parameters(), strict=True) if k else ((), ())
     found = run(streams, *values).detach()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_hyperconn.models.hyper_connections_triton import _OPTIONS, _backward, _forward, _projection, _sizes
+from hf_hyperconn.models.hyper_connections_triton_operators import _OPTIONS, _backward, _forward, _projection, _sizes
 
 triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402

@@ -3,6 +3,7 @@
 import ast
 import re
 from fnmatch import fnmatch
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,26 @@ def test_the_page_of_architecture_names_every_file():
     files = {path.name for folder in (PACKAGE, CONVERSION, PACKAGE.parent / "tests") for path in folder.rglob("*.py")}
     for pattern in patterns:
         assert any(fnmatch(name, pattern) for name in files), f"there is no {pattern}"
+
+
+@pytest.mark.parametrize("root", [PACKAGE, CONVERSION, PACKAGE.parent / "benchmarks"], ids=lambda root: root.name)
+def test_no_two_files_import_each_other(root):
+    """Also inside functions and for type checkers."""
+    graph = {}
+    for path in root.rglob("*.py"):
+        package = path.parent.relative_to(root.parent).parts
+        module = ".".join([*package, *([path.stem] if path.stem != "__init__" else [])])
+        imported = graph.setdefault(module, set())
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                parents = package[: len(package) - node.level + 1] if node.level else ()
+                origin = ".".join([*parents, *filter(None, [node.module])])
+                imported |= {f"{origin}.{alias.name}" for alias in node.names} | {origin}
+        imported.discard(module)
+    # a package is imported with each of its modules: what its `__init__` names is not asked of them
+    edges = {module: {other for other in imported if other in graph} for module, imported in graph.items()}
+    packages = {module for module in graph if any(other.startswith(f"{module}.") for other in graph)}
+    try:
+        TopologicalSorter({module: others - packages for module, others in edges.items()}).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(error.args[1]))

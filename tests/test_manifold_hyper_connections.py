@@ -46,7 +46,7 @@ def branch(x: torch.Tensor) -> torch.Tensor:
 
 def run(module: ManifoldHyperConnection, streams: torch.Tensor) -> torch.Tensor:
     branch_input, carry = module.width_connection(streams)
-    return module.depth_connection(carry, branch(branch_input))
+    return carry.write(branch(branch_input)).written()
 
 
 def by_the_paper(module: ManifoldHyperConnection, streams: torch.Tensor) -> torch.Tensor:
@@ -92,8 +92,10 @@ def test_gradients(n, mixes):
     names, values = zip(*module.named_parameters(), strict=True)
 
     def function(streams, *values):
-        branch_input, carry = torch.func.functional_call(module, dict(zip(names, values, strict=True)), (streams,))
-        return module.depth_connection(carry, branch(branch_input))
+        branch_input, carry = torch.func.functional_call(
+            module, dict(zip(names, values, strict=True)), (module.take(streams),)
+        )
+        return carry.write(branch(branch_input)).written()
 
     assert torch.autograd.gradcheck(function, (streams, *values))
 
@@ -142,7 +144,7 @@ for n in (2, 4):
     phi, bias = ours.fn[rows].T.contiguous(), ours.base[rows].contiguous()
     theirs = liger_mhc_forward(streams, layer, phi, bias, *ours.scale, allow_fp32=True, pre_eps=1e-6, tmax=200)
     branch_input, carry = ours.width_connection(streams)
-    print((ours.depth_connection(carry, layer(branch_input)) - theirs).abs().max().item())
+    print((carry.write(layer(branch_input)).written() - theirs).abs().max().item())
 """
 
 
@@ -172,7 +174,7 @@ def test_equals_deepseek_v4_with_the_same_weights(n):
     branch_input, carry = ours.width_connection(streams)
     torch.testing.assert_close(branch_input, collapsed, **FLOAT32)
     expected = write.unsqueeze(-1) * branch(collapsed).unsqueeze(-2) + comb.transpose(-1, -2) @ streams
-    torch.testing.assert_close(ours.depth_connection(carry, branch(branch_input)), expected, **ROW_SUMS)
+    torch.testing.assert_close(carry.write(branch(branch_input)).written(), expected, **ROW_SUMS)
     ours.load_state_dict(theirs.state_dict())
 
 
@@ -239,7 +241,7 @@ def test_equal_streams_stay_what_they_are(n, dtype):
     hidden = torch.randn(2, 5, 1, D).to(dtype)
     _, carry = module.width_connection(hidden.expand(2, 5, n, D))
     added = torch.randn(2, 5, D).to(dtype)
-    assert torch.equal(module.depth_connection(carry, added), (hidden + added.unsqueeze(-2)).expand(2, 5, n, D))
+    assert torch.equal(carry.write(added).written(), (hidden + added.unsqueeze(-2)).expand(2, 5, n, D))
 
 
 def composite_gain(mixes: list[torch.Tensor]) -> float:

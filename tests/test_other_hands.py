@@ -136,14 +136,14 @@ def replaced(ids, norm_class) -> tuple[list[HyperConnection], torch.Tensor, torc
 @pytest.mark.parametrize("norm_class", [EngineNorm, NormOfADevice])
 def test_an_engine_may_replace_norms_and_steps_are_taken_still(norm_class, ids):
     connections, expected, found = replaced(ids, norm_class)
-    assert all(connection.reader(torch.float32) is not None for connection in connections)
+    assert all(connection.coefficient_parameters(torch.float32) is not None for connection in connections)
     assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("norm_class", [OtherFunction, ScaledBelow])
 def test_another_function_in_the_place_of_a_norm_is_called(norm_class, ids):
     connections, expected, found = replaced(ids, norm_class)
-    assert all(connection.reader(torch.float32) is None for connection in connections)
+    assert all(connection.coefficient_parameters(torch.float32) is None for connection in connections)
     assert not torch.equal(found, expected)
 
 
@@ -173,6 +173,6 @@ def test_a_stage_of_a_pipeline_is_refused():
 def test_a_norm_that_is_a_unit_of_fsdp2_is_called():
     """Its weight is there while it runs, and its gradient is reduced because it ran."""
     connection = hc_llama().model.layers[0].attn_hc
-    assert connection.reader(torch.float32) is not None
+    assert connection.coefficient_parameters(torch.float32) is not None
     connection.norm.__class__ = type("FSDPLlamaRMSNorm", (type(connection.norm),), {})  # as fully_shard does
-    assert connection.reader(torch.float32) is None
+    assert connection.coefficient_parameters(torch.float32) is None

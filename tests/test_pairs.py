@@ -110,9 +110,8 @@ def test_a_made_module_is_a_module_like_any():
     module = import_module("hf_hyperconn.models.modeling_hc_glm4")
     assert model_class is module.HCGlm4ForCausalLM
     assert inspect.getsource(module) == code_text("modeling_hc_glm4.py")
-    assert inspect.getsource(module.HCGlm4DecoderLayer.mlp_branch).startswith(
-        "    def mlp_branch(self, hidden_states):"
-    )
+    source = inspect.getsource(module.HCGlm4DecoderLayer.mlp_branch)
+    assert source.startswith("    def mlp_branch(self, hidden_states, **kwargs):")
     with pytest.raises(AttributeError) as raised:
         module.HCGlm4DecoderLayer.mlp_branch(None, None)
     assert "self.post_attention_layernorm(hidden_states)" in "".join(traceback.format_exception(raised.value))

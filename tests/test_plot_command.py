@@ -21,7 +21,7 @@ from hf_hyperconn.conversion.demo import byte_tokenizer
 from hf_hyperconn.conversion.plot import CHARACTERS, read_text
 from hf_hyperconn.conversion.plot_models import load_connections, load_model
 from hf_hyperconn.conversion.source import LocalSource
-from hf_hyperconn.models.modeling_hyper_connections import is_of_connection
+from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .conftest import hc_llama, randomise_connections
 

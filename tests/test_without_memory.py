@@ -19,15 +19,11 @@ KINDS = {
     "keel": {"connection": "keel", "hc_mult": 1},
     "learned readout": {"hc_readout": "learned"},
     "derf": {"norm": "derf"},
-    "recomputed streams": {},
 }
 
 
 def made(kind: str):
-    model = hc_llama(**KINDS[kind]).train()
-    if kind == "recomputed streams":
-        model.set_stream_recomputation(4)
-    return model
+    return hc_llama(**KINDS[kind]).train()
 
 
 def step(model, device: str) -> None:

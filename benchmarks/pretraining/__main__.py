@@ -3,7 +3,7 @@
     python -m benchmarks.pretraining --studies tuning scratch --minutes 50
     python -m benchmarks.pretraining --list
 
-Each run writes benchmarks/results/pretraining/<scale>/<run>.json; `python -m benchmarks.pretraining.report` makes
+Each run writes benchmarks/results/pretraining/<scale>/<run>.json; `python -m benchmarks.pretraining.page` makes
 tables and plots of them. What a run needs to go on lies under build/pretraining.
 """
 

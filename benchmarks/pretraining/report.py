@@ -1,6 +1,4 @@
-"""Tables of the finished runs, and the plots of plots.py, into docs/results.md.
-
-    python -m benchmarks.pretraining.report
+"""Tables of the finished runs, for docs/results.md.
 
 Differences are taken within a seed, between runs that saw the same rows in the same order. Their interval holds the
 mean with 95 % certainty if they are normally distributed (Student's t). Beside it stands the smallest mean difference
@@ -263,16 +261,3 @@ def render(page: str) -> str:
         if (CURVES / size.name).exists():
             page = with_tables(page, tables(size))
     return page
-
-
-def main() -> None:
-    from . import plots
-
-    DOCS.write_text(render(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
-    for size in SCALES.values():
-        if (CURVES / size.name).exists():
-            plots.draw(by_study(size), size, DOCS.parent / "figures")
-
-
-if __name__ == "__main__":
-    main()

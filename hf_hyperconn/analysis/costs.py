@@ -14,17 +14,12 @@ from collections.abc import Iterable, Mapping
 from math import prod
 
 from ..kinds import kind_of, readout_of
+from ..models.sub_layers import is_of_connection
 
-ADDED = ("attn_hc", "mlp_hc", "hc_head")
 EXPERT = ".experts."  # in the names of routed experts, not of shared ones
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 MET = ("num_experts_per_tok", "moe_topk", "moe_k")
 LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
-
-
-def is_of_connection(name: str) -> bool:
-    """Whether a tensor's name is that of a hyper-connection or of the learned readout."""
-    return not set(ADDED).isdisjoint(name.split("."))
 
 
 def number_of_experts(config: Mapping) -> int | None:

@@ -8,6 +8,7 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import HyperConnError
+from ..models.sub_layers import number_of_sub_layers
 from ..observation import in_evaluation_mode, observe
 from .coefficients import CoefficientMeter
 from .similarity import LayerSimilarity
@@ -33,7 +34,7 @@ def study(model: PreTrainedModel, batches: Iterable[torch.Tensor]) -> Study:
 
     Raises `HyperConnError` for a model without hyper-connections, or when there is no batch.
     """
-    sub_layers = 2 * model.config.num_hidden_layers
+    sub_layers = number_of_sub_layers(model.config.num_hidden_layers)
     meters = (
         Unfolding(sub_layers, readout_of(model)),
         LayerSimilarity(sub_layers),

@@ -11,6 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..models.sub_layers import number_of_sub_layers
+
 Values = dict[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
 
@@ -43,7 +45,7 @@ def setting(config: Mapping, name: str):
 
 def sub_layers(config: Mapping) -> int:
     """K, the number of sub-layers, each with its connection."""
-    return 2 * config["num_hidden_layers"]
+    return number_of_sub_layers(config["num_hidden_layers"])
 
 
 class Kind:

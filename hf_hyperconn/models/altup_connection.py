@@ -18,7 +18,7 @@ and is computed as one. At the start p is the identity and g is 1.
 import torch
 
 from .hyper_connections import HyperConnection, compute_dtype
-from .hyper_connections_torch import Reader
+from .hyper_connections_types import CoefficientParameters
 
 
 class AltUpConnection(HyperConnection):
@@ -45,8 +45,8 @@ class AltUpConnection(HyperConnection):
         """A `[K, K+1]` and b `[K]` in the compute dtype of streams `[B, S, K, D]`."""
         return self._coefficients(compute_dtype(streams.dtype))
 
-    def reader(self, dtype: torch.dtype) -> Reader:
-        return Reader(*self._coefficients(dtype))
+    def coefficient_parameters(self, dtype: torch.dtype) -> CoefficientParameters:
+        return CoefficientParameters(*self._coefficients(dtype))
 
     def _coefficients(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         prediction, correction = self.prediction.to(dtype), self.correction.to(dtype, copy=True)

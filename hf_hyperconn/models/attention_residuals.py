@@ -17,7 +17,7 @@ The streams are `[B, S, 1 + M, D]`: r, then the values. M grows; within a decode
 streams that the layer took, so that these are copied once a layer.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -25,29 +25,36 @@ from .hyper_connections import Connection, WideModule, compute_dtype, expand_str
 from .hyper_connections_step import without_autocast
 
 
-class Values(NamedTuple):
-    """What a width connection leaves for the depth connection of the same sub-layer.
+@dataclass(eq=False)
+class Values:
+    """Streams on their way from sub-layer to sub-layer, and the carry of one.
 
     residual: r, `[B, S, D]`.
     values: v_0 .. v_{M-1} in this order, in tensors `[B, S, m, D]`.
+    opens_block: whether what is written next is a value of its own.
     """
 
     residual: torch.Tensor
     values: tuple[torch.Tensor, ...]
+    opens_block: bool = False
+
+    def __len__(self) -> int:
+        """B, as of a tensor: PEFT asks for it."""
+        return len(self.residual)
 
     @classmethod
     def of_streams(cls, streams: torch.Tensor) -> "Values":
         """Views of streams `[B, S, 1 + M, D]`."""
         return cls(streams[..., 0, :], (streams[..., 1:, :],))
 
-    def streams(self) -> torch.Tensor:
+    def written(self) -> torch.Tensor:
         """The streams `[B, S, 1 + M, D]`."""
         return torch.cat([self.residual.unsqueeze(-2), *self.values], dim=-2)
 
-    def write(self, branch_output: torch.Tensor, opens_block: bool) -> "Values":
+    def write(self, branch_output: torch.Tensor) -> "Values":
         """With a branch output `[B, S, D]` added to r, and to the last value unless it is the first of its block."""
         residual, value = self.residual + branch_output, branch_output.unsqueeze(-2)
-        if opens_block:
+        if self.opens_block:
             return Values(residual, (*self.values, value))
         *before, last = self.values
         if last.shape[-2] > 1:
@@ -85,19 +92,14 @@ class AttentionResidual(Connection):
         """r and v_0, both of them the hidden states `[B, S, D]`: `[B, S, 2, D]`."""
         return expand_streams(hidden_states, 2)
 
-    def forward(self, streams: torch.Tensor | Values) -> tuple[torch.Tensor, Values]:
-        """The width connection, of streams or of what the sub-layer before has written."""
-        values = Values.of_streams(streams) if isinstance(streams, torch.Tensor) else Values(*streams)
-        return values.read(self.query, self.form, self.eps), values
+    def take(self, streams: torch.Tensor) -> Values:
+        """Streams `[B, S, 1 + M, D]` as `forward` takes them."""
+        return Values.of_streams(streams)
 
-    def depth_connection(self, carry: Values, branch_output: torch.Tensor) -> torch.Tensor:
-        """The next streams `[B, S, 1 + M, D]`, M one more if the sub-layer opens a block."""
-        return Values(*carry).write(branch_output, self.opens_block).streams()
-
-    def next_width_connection(
-        self, previous: "AttentionResidual", carry: Values, branch_output: torch.Tensor
-    ) -> tuple[torch.Tensor, Values]:
-        return self(Values(*carry).write(branch_output, previous.opens_block))
+    def forward(self, streams: Values) -> tuple[torch.Tensor, Values]:
+        """The width connection."""
+        read = streams.read(self.query, self.form, self.eps)
+        return read, Values(streams.residual, streams.values, self.opens_block)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, opens_block={self.opens_block}, form={self.form!r}"

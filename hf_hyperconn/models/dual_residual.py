@@ -9,10 +9,26 @@ the embedding at first,
 After the last, the two become x + Norm(d). The family's final norm follows.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from .hyper_connections import Carry, Connection, WideModule, compute_dtype, in_float32
+
+
+@dataclass(eq=False)
+class DualCarry(Carry):
+    """A carry of which x is normed, in float32, when it has been written.
+
+    norm: of the connection.
+    """
+
+    norm: nn.Module
+
+    def added(self, branch_output: torch.Tensor) -> torch.Tensor:
+        x, d = super().added(branch_output).unbind(-2)
+        return torch.stack([self.norm(x), d], dim=-2)
 
 
 class DualResidual(Connection):
@@ -34,11 +50,8 @@ class DualResidual(Connection):
         values = streams.to(compute_dtype(streams.dtype))
         return streams[..., 0, :], values, values.new_ones(2)
 
-    def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
-        """The next streams `[B, S, 2, D]`; x is normed in float32."""
-        mixed, beta, dtype = carry
-        x, d = super().depth_connection(Carry(mixed, beta, mixed.dtype), branch_output).unbind(-2)
-        return torch.stack([self.norm(x), d], dim=-2).to(torch.promote_types(dtype, branch_output.dtype))
+    def carry(self, mixed: torch.Tensor, beta: torch.Tensor, dtype: torch.dtype) -> DualCarry:
+        return DualCarry(mixed, beta, dtype, self.norm)
 
 
 class DualReadout(WideModule):

@@ -10,10 +10,21 @@ where T takes and returns all parts side by side. As for hyper-connections, A an
 row of norm(H). At Y = A_r = I and b = 1 this is the residual connection, exactly.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
-from .hyper_connections import Carry, HyperConnection, depth_connection, width_connection
+from .hyper_connections import Carry, HyperConnection, width_connection
+
+
+@dataclass(eq=False)
+class FracCarry(Carry):
+    """A carry to which a branch output `[B, S, D]` is written part by part, `[B, S, m, D / m]`."""
+
+    def added(self, branch_output: torch.Tensor) -> torch.Tensor:
+        parts = branch_output.to(self.mixed.dtype).unflatten(-1, self.mixed.shape[-2:])
+        return self.mixed + self.beta.unsqueeze(-1) * parts
 
 
 class FracConnection(HyperConnection):
@@ -42,7 +53,7 @@ class FracConnection(HyperConnection):
         """The hidden states `[B, S, D]` whose parts the streams are, whatever the readout."""
         return streams.flatten(-2)
 
-    def reader(self, dtype: torch.dtype) -> None:
+    def coefficient_parameters(self, dtype: torch.dtype) -> None:
         """None: steps are for streams that are read into one."""
         return None
 
@@ -51,9 +62,8 @@ class FracConnection(HyperConnection):
         read, mixed = width_connection(streams, alpha, reads=self.hc_mult)
         return read.flatten(-2), mixed, beta
 
-    def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
-        """The next parts `[B, S, m, D / m]`, from the carry and the branch output `[B, S, D]`."""
-        return depth_connection(Carry(*carry), branch_output.unflatten(-1, (self.hc_mult, -1)))
+    def carry(self, mixed: torch.Tensor, beta: torch.Tensor, dtype: torch.dtype) -> FracCarry:
+        return FracCarry(mixed, beta, dtype)
 
 
 def narrow_norm(norm: nn.Module, size: int) -> nn.Module:

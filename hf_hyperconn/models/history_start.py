@@ -10,6 +10,8 @@ All products are by 0 or 1, so nothing is rounded otherwise than in the base. Bu
 gradient at the first step, which those of N equal streams share.
 """
 
+from .sub_layers import SUB_LAYERS
+
 HISTORIES = ("type", "depth")
 
 
@@ -31,6 +33,7 @@ def written_streams(sub_layer: int, sub_layers: int, hc_mult: int, history: str)
         return (0, 1 + run) if run < sides else (0,)
     written = sides - (sides > 2)
     of_attention = (written + 1) // 2
-    first, runs = ((1, of_attention), (1 + of_attention, written - of_attention))[sub_layer % 2]
-    layer, layers = sub_layer // 2, sub_layers // 2
+    layer, place = divmod(sub_layer, len(SUB_LAYERS))
+    layers = sub_layers // len(SUB_LAYERS)
+    first, runs = ((1, of_attention), (1 + of_attention, written - of_attention))[place]
     return (0, first + layer * runs // layers) if runs else (0,)

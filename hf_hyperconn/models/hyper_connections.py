@@ -24,25 +24,21 @@ float32, without any reduced-precision matrix product, and each stream is rounde
 """
 
 from copy import deepcopy
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from .hyper_connections_autograd import is_transformed
-from .hyper_connections_step import (
-    StepCarry,
-    read_streams,
-    without_autocast,
-    write_and_read_streams,
-    write_streams,
-)
-from .hyper_connections_torch import Reader, compute_dtype, products_on
+from .hyper_connections_step import StepCarry, Streams, step, without_autocast
+from .hyper_connections_torch import compute_dtype, products_on
+from .hyper_connections_types import CoefficientParameters
 from .norm_forms import NormForm, form_of
 
 
-class Carry(NamedTuple):
-    """What a width connection leaves for the depth connection of the same sub-layer.
+@dataclass(eq=False)
+class Carry:
+    """What a width connection leaves for its branch's output: streams that are mixed, to be written to.
 
     mixed: H', the mixed streams, `[B, S, N, D]`, float32 (float64 for float64 streams).
     beta: b, the write weights, `[N]` or `[B, S, N]`, same dtype.
@@ -53,13 +49,16 @@ class Carry(NamedTuple):
     beta: torch.Tensor
     dtype: torch.dtype
 
+    def write(self, branch_output: torch.Tensor) -> Streams:
+        """The depth connection: the next streams, of a branch output `[B, S, D]`.
 
-def is_mixed(carry: tuple) -> bool:
-    """Whether it is a `Carry`, in which the streams are mixed, and not one of a step or of kernels.
+        They have the dtype that `streams + branch_output` would have.
+        """
+        return Streams(self.added(branch_output).to(torch.promote_types(self.dtype, branch_output.dtype)))
 
-    Not told by the class: some of what handles the outputs of modules (compressed-tensors) makes plain tuples of them.
-    """
-    return isinstance(carry[-1], torch.dtype)
+    def added(self, branch_output: torch.Tensor) -> torch.Tensor:
+        """The next streams before they are rounded, `[B, S, N, D]`. Eq. 5."""
+        return self.mixed + self.beta.unsqueeze(-1) * branch_output.to(self.mixed.dtype).unsqueeze(-2)
 
 
 def expand_streams(hidden_states: torch.Tensor, hc_mult: int) -> torch.Tensor:
@@ -94,17 +93,6 @@ def width_connection(streams: torch.Tensor, alpha: torch.Tensor, reads: int = 1)
     """
     products = products_on(streams.device).mixed(alpha, streams.to(alpha.dtype))
     return products[..., :reads, :].to(streams.dtype), products[..., reads:, :]
-
-
-def depth_connection(carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
-    """Write a branch output onto the mixed streams: H_next, `[B, S, N, D]`. Eq. 5.
-
-    branch_output: `[B, S, 1, D]`, or `[B, S, N, D]` when each stream has one of its own.
-
-    The result has the dtype that `streams + branch_output` would have.
-    """
-    update = carry.beta.unsqueeze(-1) * branch_output.to(carry.mixed.dtype)
-    return (carry.mixed + update).to(torch.promote_types(carry.dtype, branch_output.dtype))
 
 
 class InitialisedModule(nn.Module):
@@ -185,25 +173,29 @@ class Connection(WideModule):
         """From streams `[B, S, N, D]`, the branch input `[B, S, D]` in their dtype, and H' and b of `Carry`."""
         raise NotImplementedError
 
-    def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, Carry]:
-        """The width connection; a forward, so that hooks and wrappers of the module see it."""
-        with without_autocast(streams):
-            branch_input, mixed, beta = self.connect(streams)
-        return branch_input, Carry(mixed, beta, streams.dtype)
+    def take(self, streams: torch.Tensor) -> Streams:
+        """Streams `[B, S, N, D]` as `forward` takes them."""
+        return Streams(streams)
+
+    def forward(self, streams: Streams) -> tuple[torch.Tensor, Carry]:
+        """The width connection; a forward, so that hooks and wrappers of the module see it.
+
+        streams: what `take` gives, or what the carry of the sub-layer before has written.
+
+        Returns the branch input `[B, S, D]` and the carry, whose `write` takes the branch's output.
+        """
+        values = streams.written()
+        with without_autocast(values):
+            branch_input, mixed, beta = self.connect(values)
+        return branch_input, self.carry(mixed, beta, values.dtype)
+
+    def carry(self, mixed: torch.Tensor, beta: torch.Tensor, dtype: torch.dtype) -> Carry:
+        """What writes a branch's output to H', with b, as streams of a dtype."""
+        return Carry(mixed, beta, dtype)
 
     def width_connection(self, streams: torch.Tensor) -> tuple[torch.Tensor, Carry]:
-        """From streams `[B, S, N, D]`, the branch input `[B, S, D]` and what `depth_connection` needs afterwards."""
-        return self(streams)
-
-    def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
-        """The next streams `[B, S, N, D]`, from the carry and the branch output `[B, S, D]`."""
-        return depth_connection(Carry(*carry), branch_output.unsqueeze(-2))
-
-    def next_width_connection(
-        self, previous: "Connection", carry: Carry, branch_output: torch.Tensor
-    ) -> tuple[torch.Tensor, Carry]:
-        """The depth connection of the sub-layer before, of its carry and branch output; then this width connection."""
-        return self.width_connection(previous.depth_connection(carry, branch_output))
+        """`forward`, of streams `[B, S, N, D]` as a tensor."""
+        return self(self.take(streams))
 
     def extra_repr(self) -> str:
         return f"hidden_size={self.hidden_size}, hc_mult={self.hc_mult}, sub_layer={self.sub_layer}"
@@ -264,7 +256,6 @@ class HyperConnection(Connection):
     ):
         super().__init__(hidden_size, hc_mult, sub_layer)
         self.tanh, self.written = tanh, written
-        self.keeps_streams: bool | None = None
         self.norm_form: NormForm | None = None
         self.norm = norm if norm is None else in_float32(norm)
         self.register_initial_values()
@@ -332,19 +323,19 @@ class HyperConnection(Connection):
         tokens = streams.shape[:-2]
         return alpha.expand(*tokens, *alpha.shape[-2:]), beta.expand(*tokens, *beta.shape[-1:])
 
-    def reader(self, dtype: torch.dtype) -> Reader | None:
+    def coefficient_parameters(self, dtype: torch.dtype) -> CoefficientParameters | None:
         """What a step needs to compute `coefficients` in `dtype`; None when the norm must be called to be computed.
 
         That is a norm which a step does not know, or whose weight is elsewhere and only brought by its own hooks.
         """
         static = (self.static_alpha.to(dtype), self.static_beta.to(dtype))
         if self.norm is None:
-            return Reader(*static)
+            return CoefficientParameters(*static)
         norm = None if self.norm_form is None else self.norm_form.fold(self.norm)
         if norm is None or (norm.weight is not None and norm.weight.device != self.static_alpha.device):
             return None
         fn = torch.cat([self.dynamic_alpha_fn.transpose(0, 1), self.dynamic_beta_fn.unsqueeze(0)]).to(dtype)
-        return Reader(
+        return CoefficientParameters(
             *static,
             fn=fn if norm.weight is None else fn * norm.weight.to(dtype),
             offset=None if norm.bias is None else (fn * norm.bias.to(dtype)).sum(-1),
@@ -355,34 +346,14 @@ class HyperConnection(Connection):
             tanh=self.tanh,
         )
 
-    def forward(
-        self, streams: torch.Tensor | StepCarry, branch_output: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, Carry | StepCarry]:
-        """The width connection; with a branch output, `streams` is the carry of the sub-layer before, yet to write."""
-        carry = None if branch_output is None else StepCarry(*streams)
-        values = streams if carry is None else carry.streams
-        with without_autocast(values):
-            reader = None if is_transformed() else self.reader(compute_dtype(values.dtype))
-            if carry is not None and reader is not None:
-                return write_and_read_streams(carry, branch_output, reader)
-            if carry is not None:
-                values = write_streams(carry, branch_output)
-            if reader is not None:
-                return read_streams(values, reader, self.keeps_streams)
-        return super().forward(values)
-
-    def next_width_connection(
-        self, previous: Connection, carry: Carry | StepCarry, branch_output: torch.Tensor
-    ) -> tuple[torch.Tensor, Carry | StepCarry]:
-        if is_mixed(carry):
-            return super().next_width_connection(previous, carry, branch_output)
-        return self(carry, branch_output)
-
-    def depth_connection(self, carry: Carry | StepCarry, branch_output: torch.Tensor) -> torch.Tensor:
-        if is_mixed(carry):
-            return super().depth_connection(carry, branch_output)
-        with without_autocast(branch_output):
-            return write_streams(StepCarry(*carry), branch_output)
+    def forward(self, streams: Streams) -> tuple[torch.Tensor, Carry | StepCarry]:
+        if not is_transformed():
+            with without_autocast(streams.values):
+                parameters = self.coefficient_parameters(compute_dtype(streams.values.dtype))
+                if parameters is not None:
+                    written, branch_input, coefficients = step(streams, parameters)
+                    return branch_input, StepCarry(written, coefficients)
+        return super().forward(streams)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, tanh={self.tanh}"

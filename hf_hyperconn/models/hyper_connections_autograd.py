@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.autograd import forward_ad
 
-from .hyper_connections_torch import Reader
+from .hyper_connections_types import CoefficientParameters
 
 # none of these is public; without them a transform meets the functions of our own, and says that it can't pass
 _interpreters = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
@@ -64,7 +64,7 @@ def write_and_read(
     streams: torch.Tensor,
     coefficients: torch.Tensor | None,
     branch_output: torch.Tensor | None,
-    reader: Reader,
+    parameters: CoefficientParameters,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A step that reads, in the letters of `hyper_connections_step.py`: A_r^T H, x and b.
 
@@ -73,11 +73,11 @@ def write_and_read(
     if coefficients is not None:
         dtype = torch.promote_types(streams.dtype, branch_output.dtype)
         streams = (Mixed.apply(streams, coefficients) + write(coefficients, branch_output)).to(dtype)
-    values, used = streams.to(reader.static_alpha.dtype), reader.static
-    if reader.fn is not None:
-        centred = values - values.mean(-1, keepdim=True) if reader.centred else values
-        normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + reader.eps)
-        used = used + reader.scale * reader.squash(normed @ reader.fn.transpose(0, 1))
+    values, used = streams.to(parameters.static_alpha.dtype), parameters.static
+    if parameters.fn is not None:
+        centred = values - values.mean(-1, keepdim=True) if parameters.centred else values
+        normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + parameters.eps)
+        used = used + parameters.scale * parameters.squash(normed @ parameters.fn.transpose(0, 1))
     return mixed(used, values), weighted(used[..., 0], values).to(streams.dtype), used[..., -1]
 
 

@@ -3,6 +3,7 @@
 
 import hashlib
 import inspect
+from collections.abc import Callable
 
 import torch
 import transformers
@@ -18,6 +19,7 @@ from .history_start import written_streams
 from .hyper_connections import Connection, HyperConnection, InitialisedModule, WeightedReadout, copied
 from .keel_connection import KeelConnection
 from .manifold_hyper_connections import LearnedReadout, ManifoldHyperConnection
+from .sub_layers import CONNECTIONS, SUB_LAYERS, number_of_sub_layers
 
 logger = logging.get_logger(__name__)
 
@@ -32,7 +34,7 @@ class HyperConnectionDecoderLayer:
 
     A branch is whatever the family computes between reading the residual stream and adding to it. Here it is norm +
     attention and norm + MLP; a family whose branches are something else has an `attention_branch` or `mlp_branch` cut
-    from Transformers' `forward`.
+    from Transformers' `forward`. A branch takes what the layer takes besides hidden states.
 
     cut_from: the release of Transformers they were cut from, and the digest of that `forward`.
     predicting_norm: the norm of the layer that dynamic coefficients take a copy of; None for an RMSNorm of torch.
@@ -62,8 +64,8 @@ class HyperConnectionDecoderLayer:
         replace_norms(self, config)
         if config.norm is not None and layer_idx == 0:
             self.embedding_scale = EmbeddingScale(config.hidden_size)
-        self.attn_hc = self.make_connection(2 * layer_idx)
-        self.mlp_hc = self.make_connection(2 * layer_idx + 1)
+        for k, name in enumerate(CONNECTIONS, start=number_of_sub_layers(layer_idx)):
+            setattr(self, name, self.make_connection(k))
         if layer_idx == config.num_hidden_layers - 1:
             self.add_readout()
 
@@ -96,9 +98,9 @@ class HyperConnectionDecoderLayer:
         """The connection around sub-layer k, as the config asks for."""
         config = self.config
         size, n = config.hidden_size, config.hc_mult
-        written = None
+        sub_layers, written = number_of_sub_layers(config.num_hidden_layers), None
         if config.hc_start == "history":
-            written = written_streams(sub_layer, 2 * config.num_hidden_layers, n, config.hc_history)
+            written = written_streams(sub_layer, sub_layers, n, config.hc_history)
         match config.connection:
             case "shc":
                 return HyperConnection(size, n, sub_layer, written=written)
@@ -109,7 +111,7 @@ class HyperConnectionDecoderLayer:
                 norm = narrow_norm(self.make_norm(), size // n)
                 return FracConnection(size, n, sub_layer, norm=norm, tanh=config.hc_tanh)
             case "keel":
-                return KeelConnection(size, sub_layer, 2 * config.num_hidden_layers, norm=self.make_norm())
+                return KeelConnection(size, sub_layer, sub_layers, norm=self.make_norm())
             case "mhc" | "ihc" as name:
                 return ManifoldHyperConnection(
                     size,
@@ -127,17 +129,22 @@ class HyperConnectionDecoderLayer:
             case "dual":
                 return DualResidual(size, sub_layer, norm=self.make_norm())
 
+    @property
+    def sub_layers(self) -> list[tuple[Connection, Callable[..., torch.Tensor]]]:
+        """The connection and the branch of each sub-layer, in their order."""
+        return [(getattr(self, each.connection), getattr(self, each.branch)) for each in SUB_LAYERS]
+
     def read_out(self, streams: torch.Tensor) -> torch.Tensor:
         """Hidden states `[B, S, D]` of streams, by the readout of the config."""
         if has_readout_module(self.config):
             return (self.lent_readout[0] if self.lent_readout else self.hc_head)(streams)
-        return self.mlp_hc.reduce_streams(streams, self.config.hc_readout)
+        return self.sub_layers[-1][0].reduce_streams(streams, self.config.hc_readout)
 
     def attention_branch(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
         """Norm and attention, `[B, S, D]` to `[B, S, D]`."""
         return self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)[0]
 
-    def mlp_branch(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def mlp_branch(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
         """Norm and MLP, `[B, S, D]` to `[B, S, D]`."""
         return self.mlp(self.post_attention_layernorm(hidden_states))
 
@@ -152,15 +159,16 @@ class HyperConnectionDecoderLayer:
             )
         if expands and self.config.norm is not None:
             hidden_states = self.embedding_scale(hidden_states)
-        streams = self.attn_hc.expand_streams(hidden_states) if expands else hidden_states
+        sub_layers = self.sub_layers
+        first, _ = sub_layers[0]
+        streams = first.take(first.expand_streams(hidden_states) if expands else hidden_states)
 
-        branch_input, carry = self.attn_hc(streams)
-        branch_output = self.attention_branch(branch_input, **kwargs)
-        branch_input, carry = self.mlp_hc.next_width_connection(self.attn_hc, carry, branch_output)
-        branch_output = self.mlp_branch(branch_input)
-        streams = self.mlp_hc.depth_connection(carry, branch_output)
+        for connection, branch in sub_layers:
+            branch_input, carry = connection(streams)
+            streams = carry.write(branch(branch_input, **kwargs))
 
-        return self.read_out(streams) if self.is_last else streams
+        hidden_states = streams.written()
+        return self.read_out(hidden_states) if self.is_last else hidden_states
 
 
 def warn_of_another_forward(layer_class: type[nn.Module], release: str, digest: str) -> None:

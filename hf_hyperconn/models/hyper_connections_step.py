@@ -16,18 +16,17 @@ few values a token for the coefficients; H is computed again.
 """
 
 import os
-import weakref
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from transformers.utils import logging
 
 from .hyper_connections_autograd import gradients, needs_autograd, write, write_and_read
-from .hyper_connections_torch import BY_MATRIX_PRODUCTS, BY_SUMS, Kernels, Read, Reader, uses_matrix_products
+from .hyper_connections_torch import BY_MATRIX_PRODUCTS, BY_SUMS, uses_matrix_products
+from .hyper_connections_types import CoefficientParameters, Kernels, Read
 
 logger = logging.get_logger(__name__)
 
@@ -106,125 +105,69 @@ def _try_kernels(device: torch.device) -> str | None:
     from torch._subclasses.fake_tensor import unset_fake_temporarily  # torch's own: a folder must load without it
 
     try:
-        from .hyper_connections_triton import KERNELS
+        from .hyper_connections_triton_operators import KERNELS
 
         with unset_fake_temporarily(), torch.no_grad():
             alpha, beta = torch.zeros(2, 3, device=device), torch.zeros(2, device=device)
-            KERNELS.step_forward(torch.zeros(1, 1, 2, 16, device=device), None, None, Reader(alpha, beta))
+            KERNELS.step_forward(
+                torch.zeros(1, 1, 2, 16, device=device), None, None, CoefficientParameters(alpha, beta)
+            )
     except Exception as error:  # of a driver, a compiler, or Triton
         return f"a kernel failed on {device} ({type(error).__name__}: {next(iter(str(error).splitlines()), '')})"
     return None
 
 
-class StepCarry(NamedTuple):
-    """What a width connection leaves for the depth connection of the same sub-layer.
+@dataclass(eq=False)
+class Streams:
+    """Residual streams on their way to a connection; what the branch before adds to them may be left to be written.
+
+    values: H, `[B, S, N, D]`; where something is to be written, S.
+    coefficients, branch_output: A', b' and f to write with; see `StepCarry`.
+    """
+
+    values: torch.Tensor
+    coefficients: torch.Tensor | None = None
+    branch_output: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        """B, as of a tensor: PEFT asks for it."""
+        return len(self.values)
+
+    def written(self) -> torch.Tensor:
+        """H, `[B, S, N, D]`."""
+        if self.coefficients is None:
+            return self.values
+        with without_autocast(self.values):
+            (values,) = step(self)
+        return values
+
+
+@dataclass(eq=False)
+class StepCarry:
+    """What a width connection leaves for its branch's output.
 
     streams: H, `[B, S, N, D]`, whose gradient is that of A_r^T H.
     coefficients: `[B, S, N, N+2]`, or `[N, N+2]` when static; float32 (float64 for float64 streams).
-    origin: H as a backward can get it, kept or computed again; None when no stream is to be computed again.
     """
 
     streams: torch.Tensor
     coefficients: torch.Tensor
-    origin: "torch.Tensor | Replay | None" = None
+
+    def write(self, branch_output: torch.Tensor) -> Streams:
+        """The next streams, to which the next step writes a branch output `[B, S, D]`."""
+        return Streams(self.streams, self.coefficients, branch_output)
 
 
-def read_streams(
-    streams: torch.Tensor, reader: Reader, keeps_streams: bool | None = None
-) -> tuple[torch.Tensor, StepCarry]:
-    """A width connection: the branch input `[B, S, D]` of streams `[B, S, N, D]`, and the carry.
-
-    keeps_streams: whether the backward keeps the streams or computes them again from the last kept ones; None when all
-        are kept and nothing needs to be recorded.
-    """
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        keeps_streams = None
-    replay = _replay_of(streams) if keeps_streams is False else None
-    with nullcontext() if replay is None else _packed_as(replay, streams):
-        handed_on, branch_input, coefficients = _step(streams, None, None, reader)
-    origin = None if keeps_streams is None else (replay or streams.detach())
-    return branch_input, StepCarry(handed_on, coefficients, origin)
-
-
-def write_streams(carry: StepCarry, branch_output: torch.Tensor) -> torch.Tensor:
-    """A depth connection: the next streams `[B, S, N, D]`."""
-    (streams,) = _step(carry.streams, carry.coefficients, branch_output, None)
-    if carry.origin is not None:
-        streams.hc_replay = Replay(carry, branch_output)
-        if streams.grad_fn is not None:
-            # the graph must not keep what is computed again, the streams and what is saved in their place do
-            streams.grad_fn.hc_replay = weakref.ref(streams.hc_replay)
-    return streams
-
-
-def write_and_read_streams(
-    carry: StepCarry, branch_output: torch.Tensor, reader: Reader
-) -> tuple[torch.Tensor, StepCarry]:
-    """A depth connection and the width connection of the next sub-layer: its branch input and carry."""
-    with _packed_as(carry.origin, carry.streams) if isinstance(carry.origin, Replay) else nullcontext():
-        handed_on, branch_input, coefficients = _step(carry.streams, carry.coefficients, branch_output, reader)
-    origin = None if carry.origin is None else Replay(carry, branch_output)
-    return branch_input, StepCarry(handed_on, coefficients, origin)
-
-
-class Replay:
-    """Streams to be computed again, from the carry and the branch output that they were written with."""
-
-    def __init__(self, carry: StepCarry, branch_output: torch.Tensor):
-        self.origin, self.coefficients = carry.origin, carry.coefficients.detach()
-        self.branch_output = branch_output.detach()
-        self.kernels = _kernels(implementation(carry.streams), carry.streams.device)
-        self.streams: torch.Tensor | None = None
-
-    def __call__(self) -> torch.Tensor:
-        """The streams, bit for bit. Those on the way from the last kept ones stay for the sub-layers before."""
-        chain = [self]
-        while chain[-1].streams is None and isinstance(chain[-1].origin, Replay):
-            chain.append(chain[-1].origin)
-        for step in reversed(chain):
-            if step.streams is None:
-                before = step.origin.streams if isinstance(step.origin, Replay) else step.origin
-                step.streams, _ = step.kernels.step_forward(before, step.coefficients, step.branch_output, None)
-        return self.streams
-
-
-def _replay_of(streams: torch.Tensor) -> Replay | None:
-    """How to compute streams again that were written last, also when FSDP2 has handed them on as new tensors."""
-    if hasattr(streams, "hc_replay"):
-        return streams.hc_replay
-    node, place = streams.grad_fn, streams.output_nr
-    while type(node).__name__ == "RegisterPostBackwardFunctionBackward":
-        node, place = node.next_functions[place]
-    replay = getattr(node, "hc_replay", None)
-    return None if replay is None else replay()
-
-
-def _packed_as(replay: Replay, streams: torch.Tensor) -> saved_tensors_hooks:
-    """Hooks that save `replay` in the place of `streams`."""
-    # the hooks live as long as the graph, the streams must not
-    place = _place(streams)
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor | Replay:
-        return replay if _place(tensor) == place else tensor
-
-    return saved_tensors_hooks(pack, lambda packed: packed() if isinstance(packed, Replay) else packed)
-
-
-def _place(tensor: torch.Tensor) -> tuple[int, int, torch.Size]:
-    """Where a tensor is; unlike its address, also when it has no memory, on the meta device or fake."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape
-
-
-def _step(
-    streams: torch.Tensor, coefficients: torch.Tensor | None, branch_output: torch.Tensor | None, reader: Reader | None
-) -> tuple[torch.Tensor, ...]:
-    name = implementation(streams)
+def step(streams: Streams, parameters: CoefficientParameters | None = None) -> tuple[torch.Tensor, ...]:
+    """H and, when there are parameters to read it by, the branch input `[B, S, D]` and the coefficients."""
+    tensors = streams.values, streams.coefficients, streams.branch_output
+    name = implementation(streams.values)
     if not torch.is_grad_enabled() or torch.jit.is_tracing():  # which can't hold a Function
-        handed_on, result = _kernels(name, streams.device).step_forward(streams, coefficients, branch_output, reader)
+        handed_on, result = _kernels(name, streams.values.device).step_forward(*tensors, parameters)
         return (handed_on,) if result is None else (handed_on, result.branch_input, result.coefficients)
-    tensors = (None,) * 6 if reader is None else reader[:6]
-    settings = None if reader is None else reader[6:]
-    return _Step.apply(name, settings, streams, coefficients, branch_output, *tensors)
+    read_with = (None,) * 6 if parameters is None else parameters[:6]
+    settings = None if parameters is None else parameters[6:]
+    return _Step.apply(name, settings, *tensors, *read_with)
 
 
 def without_autocast(tensor: torch.Tensor) -> AbstractContextManager:
@@ -238,7 +181,7 @@ def without_autocast(tensor: torch.Tensor) -> AbstractContextManager:
 def _kernels(name: str, device: torch.device) -> Kernels:
     """What computes steps on a device."""
     if name == "triton":
-        from .hyper_connections_triton import KERNELS
+        from .hyper_connections_triton_operators import KERNELS
 
         return KERNELS
     return BY_MATRIX_PRODUCTS if uses_matrix_products(device) else BY_SUMS
@@ -250,12 +193,14 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx, name, settings, streams, coefficients, branch_output, *tensors):
         ctx.name, ctx.settings = name, settings
-        reader = None if settings is None else Reader(*tensors, *settings)
-        handed_on, result = _kernels(name, streams.device).step_forward(streams, coefficients, branch_output, reader)
+        parameters = None if settings is None else CoefficientParameters(*tensors, *settings)
+        handed_on, result = _kernels(name, streams.device).step_forward(
+            streams, coefficients, branch_output, parameters
+        )
         if coefficients is None:
             handed_on = streams.view_as(streams)
         # writing alone needs no streams in its backward
-        kept = None if reader is None else streams
+        kept = None if parameters is None else streams
         ctx.save_for_backward(kept, coefficients, branch_output, *tensors, *(result or ())[1:])
         return (handed_on,) if result is None else (handed_on, result.branch_input, result.coefficients)
 
@@ -267,15 +212,15 @@ class _Step(torch.autograd.Function):
             grads = (grad_streams, grad_input, grad_read_coefficients)
             with without_autocast(grad_streams):
                 return None, None, *_by_autograd(ctx.settings, (streams, coefficients, branch_output, *tensors), grads)
-        reader = None if ctx.settings is None else Reader(*tensors, *ctx.settings)
-        result = None if reader is None else Read(None, *values)
-        is_dynamic = reader is not None and reader.fn is not None
+        parameters = None if ctx.settings is None else CoefficientParameters(*tensors, *ctx.settings)
+        result = None if parameters is None else Read(None, *values)
+        is_dynamic = parameters is not None and parameters.fn is not None
         with without_autocast(grad_streams):
             grads = _kernels(ctx.name, grad_streams.device).step_backward(
                 streams,
                 coefficients,
                 branch_output,
-                reader,
+                parameters,
                 result,
                 grad_streams,
                 grad_input,
@@ -283,13 +228,13 @@ class _Step(torch.autograd.Function):
                 ctx.needs_input_grad[_FN],
             )
             of_written = None if coefficients is None else _of_written(grads.written_beta, coefficients)
-        of_reader = [None] * 6
-        if reader is not None:
-            static, fn, offset, scale = grads.reader
+        of_parameters = [None] * 6
+        if parameters is not None:
+            static, fn, offset, scale = grads.parameters
             of_beta = static[:, -1] if is_dynamic else grad_read_coefficients[:, -1]
             of_scales = (scale[:-1].sum(0, keepdim=True), scale[-1:]) if is_dynamic else (None, None)
-            of_reader = [static[:, :-1], of_beta, fn, offset, *of_scales]
-        return None, None, grads.streams, of_written, grads.branch_output, *of_reader
+            of_parameters = [static[:, :-1], of_beta, fn, offset, *of_scales]
+        return None, None, grads.streams, of_written, grads.branch_output, *of_parameters
 
 
 def _by_autograd(
@@ -302,8 +247,8 @@ def _by_autograd(
         of_written = gradients(lambda *written: (write(*written),), written, (of_streams,))
         return [of_streams, *of_written, *(None,) * 6]
 
-    def step(streams, coefficients, branch_output, *of_reader):
-        return write_and_read(streams, coefficients, branch_output, Reader(*of_reader, *settings))
+    def step(streams, coefficients, branch_output, *of_parameters):
+        return write_and_read(streams, coefficients, branch_output, CoefficientParameters(*of_parameters, *settings))
 
     return gradients(step, tensors, (of_streams, of_input, of_coefficients[..., -1]))
 

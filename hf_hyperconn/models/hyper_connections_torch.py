@@ -14,99 +14,9 @@ from typing import NamedTuple
 
 import torch
 
+from .hyper_connections_types import CoefficientGrads, CoefficientParameters, Kernels, Read, StepGrads
+
 EXACT_AT_HIGHEST = ("cpu", "cuda", "xpu", "mps", "meta")  # whose float32 matrix products then are; a TPU's are not
-
-
-class Reader(NamedTuple):
-    """What a width connection computes its coefficients with, in the compute dtype.
-
-    static_alpha: `[N, N+1]`. static_beta: `[N]`.
-    fn: `[N+2, D]`, the norm's weight folded in; None for static coefficients, which have nothing of what follows.
-    offset: `[N+2]`, added to the prediction; or None.
-    alpha_scale, beta_scale: `[1]`.
-    eps: of the norm. centred: whether the norm takes off the mean. tanh: whether the prediction goes through tanh.
-    """
-
-    static_alpha: torch.Tensor
-    static_beta: torch.Tensor
-    fn: torch.Tensor | None = None
-    offset: torch.Tensor | None = None
-    alpha_scale: torch.Tensor | None = None
-    beta_scale: torch.Tensor | None = None
-    eps: float = 0.0
-    centred: bool = False
-    tanh: bool = True
-
-    @property
-    def static(self) -> torch.Tensor:
-        """`[N, N+2]`."""
-        return torch.cat([self.static_alpha, self.static_beta.unsqueeze(-1)], dim=-1)
-
-    @property
-    def scale(self) -> torch.Tensor:
-        """`[N+2]`."""
-        return torch.cat([self.alpha_scale.expand(self.static_alpha.shape[-1]), self.beta_scale])
-
-    def squash(self, predicted: torch.Tensor) -> torch.Tensor:
-        """What is scaled and added to the static coefficients."""
-        logits = predicted if self.offset is None else predicted + self.offset
-        return logits.tanh() if self.tanh else logits
-
-
-class Read(NamedTuple):
-    """What reading streams gives.
-
-    branch_input: `[B, S, D]`, in the dtype of the streams.
-    coefficients: `[B, S, N, N+2]`, or `[N, N+2]` when static.
-    predicted: norm(H) @ fn, without offset, `[B, S, N, N+2]`; or None.
-    deviation, mean: the norm's 1 / sqrt(...) and what it takes off, `[B, S, N]`; or None.
-    """
-
-    branch_input: torch.Tensor
-    coefficients: torch.Tensor
-    predicted: torch.Tensor | None = None
-    deviation: torch.Tensor | None = None
-    mean: torch.Tensor | None = None
-
-
-class ReaderGrads(NamedTuple):
-    """The gradients of a `Reader`: of [static_alpha | static_beta] `[N, N+2]`, and of what is not None.
-
-    That of static_beta is left out when the coefficients are static.
-    """
-
-    static: torch.Tensor
-    fn: torch.Tensor | None = None
-    offset: torch.Tensor | None = None
-    scale: torch.Tensor | None = None
-
-
-class StepGrads(NamedTuple):
-    """The gradients of a step.
-
-    streams: of A_r'^T S when the step wrote, of S when it only read, `[B, S, N, D]`.
-    reader: None when it did not read.
-    written_beta, branch_output: of b' `[B, S, N]` and f `[B, S, D]`; None when it did not write.
-    """
-
-    streams: torch.Tensor
-    reader: ReaderGrads | None
-    written_beta: torch.Tensor | None
-    branch_output: torch.Tensor | None
-
-
-class Kernels(NamedTuple):
-    """An implementation of steps.
-
-    step_forward: H and what reading it gives, from S, A' and f (None when nothing is written) and a `Reader` (None
-        when nothing is read).
-    step_backward: `StepGrads`, from the same, the result of reading, and the gradients of what the step gave: of the
-        streams handed on, of x and of b (None for static coefficients). S is needed only when the step reads. The
-        gradient of `fn` is left out when it is not wanted.
-    """
-
-    step_forward: Callable
-    step_backward: Callable
 
 
 class Products(NamedTuple):
@@ -131,50 +41,50 @@ def steps_of(products: Products) -> Kernels:
         streams: torch.Tensor,
         coefficients: torch.Tensor | None,
         branch_output: torch.Tensor | None,
-        reader: Reader | None,
+        parameters: CoefficientParameters | None,
     ) -> tuple[torch.Tensor, Read | None]:
         if coefficients is not None:
             streams = write(streams, coefficients, branch_output, products)
-        return streams, None if reader is None else read(streams, reader, products)
+        return streams, None if parameters is None else read(streams, parameters, products)
 
     def step_backward(
         streams: torch.Tensor | None,
         coefficients: torch.Tensor | None,
         branch_output: torch.Tensor | None,
-        reader: Reader | None,
+        parameters: CoefficientParameters | None,
         result: Read | None,
         grad_streams: torch.Tensor,
         grad_input: torch.Tensor | None,
         grad_beta: torch.Tensor | None,
         wants_fn: bool,
     ) -> StepGrads:
-        of_reader, of_written = None, (None, None)
-        if reader is not None:
+        of_parameters, of_written = None, (None, None)
+        if parameters is not None:
             if coefficients is not None:
                 streams = write(streams, coefficients, branch_output, products)
             grads = grad_streams, grad_input, grad_beta
-            grad_streams, of_reader = read_backward(streams, reader, result, *grads, wants_fn, products)
+            grad_streams, of_parameters = read_backward(streams, parameters, result, *grads, wants_fn, products)
         if coefficients is not None:
             of_written = write_backward(grad_streams, coefficients, branch_output, products)
-        return StepGrads(grad_streams, of_reader, *of_written)
+        return StepGrads(grad_streams, of_parameters, *of_written)
 
     return Kernels(step_forward, step_backward)
 
 
-def reader_grads(
-    reader: Reader,
+def coefficient_grads(
+    parameters: CoefficientParameters,
     result: Read,
     grad_coefficients: torch.Tensor,
     grad_predicted: torch.Tensor | None,
     grad_fn: torch.Tensor | None,
-) -> ReaderGrads:
+) -> CoefficientGrads:
     """From the gradients of every token's coefficients and prediction, `[B, S, N, N+2]`, and that of `fn`."""
     of_static = grad_coefficients.flatten(0, -3).sum(0)
-    if reader.fn is None:
-        return ReaderGrads(of_static)
-    of_scale = (grad_coefficients * reader.squash(result.predicted)).flatten(0, -2).sum(0)
-    of_offset = None if reader.offset is None else grad_predicted.flatten(0, -2).sum(0)
-    return ReaderGrads(of_static, grad_fn, of_offset, of_scale)
+    if parameters.fn is None:
+        return CoefficientGrads(of_static)
+    of_scale = (grad_coefficients * parameters.squash(result.predicted)).flatten(0, -2).sum(0)
+    of_offset = None if parameters.offset is None else grad_predicted.flatten(0, -2).sum(0)
+    return CoefficientGrads(of_static, grad_fn, of_offset, of_scale)
 
 
 def write(
@@ -196,17 +106,17 @@ def write_backward(
     return products.dots(values, output).squeeze(-1), grad_output.to(branch_output.dtype)
 
 
-def read(streams: torch.Tensor, reader: Reader, products: Products) -> Read:
+def read(streams: torch.Tensor, parameters: CoefficientParameters, products: Products) -> Read:
     """The branch input x = A_m^T H of streams `[B, S, N, D]`, and the coefficients."""
-    values = streams.to(reader.static_alpha.dtype)
-    coefficients, rest = reader.static, ()
-    if reader.fn is not None:
-        mean = values.mean(-1) if reader.centred else None
+    values = streams.to(parameters.static_alpha.dtype)
+    coefficients, rest = parameters.static, ()
+    if parameters.fn is not None:
+        mean = values.mean(-1) if parameters.centred else None
         centred = _centred(values, mean)
         variance = torch.linalg.vector_norm(centred, dim=-1).square_().div_(streams.shape[-1])
-        deviation = variance.add_(reader.eps).rsqrt_()
-        predicted = products.dots(centred, reader.fn).mul_(deviation.unsqueeze(-1))
-        coefficients = torch.addcmul(coefficients, reader.scale, reader.squash(predicted))
+        deviation = variance.add_(parameters.eps).rsqrt_()
+        predicted = products.dots(centred, parameters.fn).mul_(deviation.unsqueeze(-1))
+        coefficients = torch.addcmul(coefficients, parameters.scale, parameters.squash(predicted))
         rest = predicted, deviation, mean
     branch_input = products.mixed(coefficients[..., :1], values).squeeze(-2)
     return Read(branch_input.to(streams.dtype), coefficients, *rest)
@@ -214,15 +124,15 @@ def read(streams: torch.Tensor, reader: Reader, products: Products) -> Read:
 
 def read_backward(
     streams: torch.Tensor,
-    reader: Reader,
+    parameters: CoefficientParameters,
     result: Read,
     grad_mixed: torch.Tensor,
     grad_input: torch.Tensor,
     grad_beta: torch.Tensor | None,
     wants_fn: bool,
     products: Products,
-) -> tuple[torch.Tensor, ReaderGrads]:
-    """From the gradients of A_r^T H, of x and of b, those of H and of the reader."""
+) -> tuple[torch.Tensor, CoefficientGrads]:
+    """From the gradients of A_r^T H, of x and of b, those of H and of the parameters."""
     coefficients = result.coefficients
     values, mixed, inputs = (x.to(coefficients.dtype) for x in (streams, grad_mixed, grad_input.unsqueeze(-2)))
     if grad_beta is None:
@@ -231,22 +141,22 @@ def read_backward(
         [products.dots(values, inputs), products.dots(values, mixed), grad_beta.unsqueeze(-1)], dim=-1
     )
     grad = products.mixed(coefficients[..., 1:-1].transpose(-1, -2), mixed).addcmul_(coefficients[..., :1], inputs)
-    if reader.fn is None:
-        return grad.to(streams.dtype), reader_grads(reader, result, grad_coefficients, None, None)
+    if parameters.fn is None:
+        return grad.to(streams.dtype), coefficient_grads(parameters, result, grad_coefficients, None, None)
 
-    grad_predicted = grad_coefficients * reader.scale
-    if reader.tanh:
-        grad_predicted = grad_predicted * (1 - reader.squash(result.predicted).square())
+    grad_predicted = grad_coefficients * parameters.scale
+    if parameters.tanh:
+        grad_predicted = grad_predicted * (1 - parameters.squash(result.predicted).square())
     deviation, size = result.deviation, streams.shape[-1]
     scaled = grad_predicted * deviation.unsqueeze(-1)
     by_value = -deviation * (scaled * result.predicted).sum(-1) / size
     centred = _centred(values, result.mean)
-    products.add_mixed(grad, scaled, reader.fn)
+    products.add_mixed(grad, scaled, parameters.fn)
     grad.addcmul_(centred, by_value.unsqueeze(-1))
     if result.mean is not None:
-        grad.sub_((scaled * reader.fn.sum(-1)).sum(-1, keepdim=True) / size)
+        grad.sub_((scaled * parameters.fn.sum(-1)).sum(-1, keepdim=True) / size)
     grad_fn = products.over_tokens(scaled, centred) if wants_fn else None
-    return grad.to(streams.dtype), reader_grads(reader, result, grad_coefficients, grad_predicted, grad_fn)
+    return grad.to(streams.dtype), coefficient_grads(parameters, result, grad_coefficients, grad_predicted, grad_fn)
 
 
 def _centred(values: torch.Tensor, mean: torch.Tensor | None) -> torch.Tensor:

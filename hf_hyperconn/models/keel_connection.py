@@ -8,10 +8,25 @@ For sub-layer k of K, counted from zero, with its branch F (which norms its inpu
 Sub-layers 0 and 1 have alpha = 1, and sub-layer 0 has no Norm (Section 3.1).
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from .hyper_connections import Carry, Connection, compute_dtype, in_float32
+
+
+@dataclass(eq=False)
+class KeelCarry(Carry):
+    """A carry whose stream is normed, in float32, when it has been written.
+
+    norm: of the connection.
+    """
+
+    norm: nn.Module
+
+    def added(self, branch_output: torch.Tensor) -> torch.Tensor:
+        return self.norm(super().added(branch_output))
 
 
 class KeelConnection(Connection):
@@ -35,11 +50,8 @@ class KeelConnection(Connection):
         values = streams.to(compute_dtype(streams.dtype))
         return streams.squeeze(-2), self.alpha * values, values.new_ones(1)
 
-    def depth_connection(self, carry: Carry, branch_output: torch.Tensor) -> torch.Tensor:
-        """The next stream `[B, S, 1, D]`, normed in float32."""
-        mixed, beta, dtype = carry
-        normed = self.norm(super().depth_connection(Carry(mixed, beta, mixed.dtype), branch_output))
-        return normed.to(torch.promote_types(dtype, branch_output.dtype))
+    def carry(self, mixed: torch.Tensor, beta: torch.Tensor, dtype: torch.dtype) -> KeelCarry:
+        return KeelCarry(mixed, beta, dtype, self.norm)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, alpha={self.alpha}"

@@ -17,14 +17,14 @@ converted model keeps its base's streams, whatever the rounding of the weights.
 """
 
 import math
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
-from .hyper_connections import Carry, Connection, WideModule, compute_dtype, is_mixed, stream_mean
+from .hyper_connections import Carry, Connection, WideModule, compute_dtype, stream_mean
 from .hyper_connections_autograd import gradients, is_transformed, needs_autograd
-from .hyper_connections_step import implementation, without_autocast
+from .hyper_connections_step import Streams, implementation, without_autocast
 from .hyper_connections_torch import products_on
 from .sinkhorn import sinkhorn
 
@@ -33,17 +33,25 @@ KEPT = 0.96
 BIAS = 3.0
 
 
-class ManifoldCarry(NamedTuple):
-    """What a width connection by the fused kernels leaves for the depth connection of the same sub-layer.
+@dataclass(eq=False)
+class ManifoldCarry:
+    """What a width connection by the fused kernels leaves for its branch's output.
 
     streams: x, `[B, S, N, D]`, whose gradient is that of H_res x.
-    write: H_post, `[B, S, N]`, float32.
+    beta: H_post, `[B, S, N]`, float32.
     mix: H_res, `[B, S, N, N]`, float32, without a gradient: it goes through the streams. Empty for iHC.
+    mixes: whether it is there.
     """
 
     streams: torch.Tensor
-    write: torch.Tensor
+    beta: torch.Tensor
     mix: torch.Tensor
+    mixes: bool
+
+    def write(self, branch_output: torch.Tensor) -> Streams:
+        """The depth connection: the next streams, of a branch output `[B, S, D]`."""
+        with without_autocast(branch_output):
+            return Streams(_Depth.apply(self.mixes, self.streams, self.beta, self.mix, branch_output))
 
 
 class ManifoldHyperConnection(Connection):
@@ -114,20 +122,15 @@ class ManifoldHyperConnection(Connection):
         read, write, mix = self.coefficients(streams)
         return *read_and_mix(streams, read, mix), write
 
-    def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, Carry | ManifoldCarry]:
+    def forward(self, streams: Streams) -> tuple[torch.Tensor, Carry | ManifoldCarry]:
         """The width connection, by the fused kernels or in plain torch, as `set_hc_implementation` says."""
-        if implementation(streams) == "torch" or is_transformed():
+        values = streams.written()
+        if implementation(values) == "torch" or is_transformed():
             return super().forward(streams)
-        with without_autocast(streams):
+        with without_autocast(values):
             parameters = (parameter.float() for parameter in (self.fn, self.base, self.scale))
-            handed_on, branch_input, write, mix = _Width.apply(self.settings, streams, *parameters)
-        return branch_input, ManifoldCarry(handed_on, write, mix)
-
-    def depth_connection(self, carry: Carry | ManifoldCarry, branch_output: torch.Tensor) -> torch.Tensor:
-        if is_mixed(carry):
-            return super().depth_connection(carry, branch_output)
-        with without_autocast(branch_output):
-            return _Depth.apply(self.mixes, *carry, branch_output)
+            handed_on, branch_input, write, mix = _Width.apply(self.settings, values, *parameters)
+        return branch_input, ManifoldCarry(handed_on, write, mix, self.mixes)
 
 
 class LearnedReadout(WideModule):
@@ -168,7 +171,7 @@ class _Width(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, settings, streams, fn, base, scale):
-        from .manifold_hyper_connections_triton import width_forward
+        from .manifold_hyper_connections_triton_operators import width_forward
 
         branch_input, read, write, mix, predicted, deviation = width_forward(streams, fn, base, scale, *settings)
         ctx.settings = settings
@@ -178,7 +181,7 @@ class _Width(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_streams, grad_input, grad_write, _):
-        from .manifold_hyper_connections_triton import projection_backward, width_backward
+        from .manifold_hyper_connections_triton_operators import projection_backward, width_backward
 
         streams, fn, base, scale, *saved = ctx.saved_tensors
         if needs_autograd():
@@ -201,14 +204,14 @@ class _Depth(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, mixes, streams, write, mix, branch_output):
-        from .manifold_hyper_connections_triton import depth_forward
+        from .manifold_hyper_connections_triton_operators import depth_forward
 
         ctx.save_for_backward(write, branch_output)
         return depth_forward(streams, write, mix, mixes, branch_output)
 
     @staticmethod
     def backward(ctx, grad):
-        from .manifold_hyper_connections_triton import depth_backward
+        from .manifold_hyper_connections_triton_operators import depth_backward
 
         with without_autocast(grad):
             if needs_autograd():

@@ -18,21 +18,14 @@ from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
 
 from .dynamic_activations import replace_norms
-from .hyper_connections import HyperConnection, InitialisedModule
+from .hyper_connections import InitialisedModule
 from .hyper_connections_layer import has_readout_module
+from .sub_layers import ADDED, CONNECTIONS, is_of_connection
 from .transformers_seam import declare, share_implementation_of_experts, share_names_of_weights
-
-# the modules that a decoder layer has besides its base's
-ADDED = ("attn_hc", "mlp_hc", "hc_head")
 
 # whether this thread is loading a base, whose checkpoint lacks them
 _loads_a_base: ContextVar[bool] = ContextVar("_loads_a_base", default=False)
 _loading = threading.RLock()
-
-
-def is_of_connection(name: str) -> bool:
-    """Whether a parameter's name is that of a hyper-connection or of the learned readout."""
-    return not set(ADDED).isdisjoint(name.split("."))
 
 
 class HyperConnectionPreTrainedModel:
@@ -63,7 +56,7 @@ class HyperConnectionPreTrainedModel:
             base,
             _no_split_modules=lambda of_base: [layer_class.__name__],
             _can_record_outputs=lambda of_base: {**(of_base or {}), "hidden_states": layer_class},
-            _keep_in_fp32_modules_strict=lambda of_base: [*(of_base or ()), "attn_hc", "mlp_hc"],
+            _keep_in_fp32_modules_strict=lambda of_base: [*(of_base or ()), *CONNECTIONS],
         )
         share_implementation_of_experts(cls, base)
         share_names_of_weights(config_class.model_type, config_class.base_model_type)
@@ -114,31 +107,6 @@ class HyperConnectionPreTrainedModel:
                 f"Use fsdp_size or tp_size."
             )
         return super().prepare_distribute_model(distributed_config, **kwargs)
-
-    def set_stream_recomputation(self, every: int | str | None = "auto") -> None:
-        """Keep fewer streams for the backward, and compute the others again from branch outputs, bit for bit.
-
-        No branch runs twice: it costs a second pass over the streams, not a second forward. Not together with gradient
-        checkpointing, which keeps no streams anyway, nor in compiled models, whose compiler decides what is kept.
-
-        every: number of sub-layers from kept streams to kept streams, even; "auto", near sqrt(N L / (N + 2)) for L
-            sub-layers, which needs the least memory (mHC paper, Eq. 20); or None, back to keeping those of each layer.
-
-        Raises `ValueError` for another number, or for connections that are neither static nor dynamic ("shc", "dhc").
-        """
-        config = self.config
-        if config.connection not in ("shc", "dhc"):
-            raise ValueError(
-                f"streams of connection {config.connection!r} can't be recomputed, those of 'shc' and 'dhc' can."
-            )
-        if every == "auto":
-            n, sub_layers = config.hc_mult, 2 * config.num_hidden_layers
-            every = max(2, 2 * round((n * sub_layers / (n + 2)) ** 0.5 / 2))
-        if every is not None and (not isinstance(every, int) or every < 2 or every % 2):
-            raise ValueError(f"every={every!r} was asked for; accepted are 'auto', None and even numbers from 2 up.")
-        for module in self.modules():
-            if isinstance(module, HyperConnection):
-                module.keeps_streams = None if every is None else module.sub_layer % every == 0
 
     def save_pretrained(self, save_directory, **kwargs):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""

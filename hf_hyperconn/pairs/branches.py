@@ -80,7 +80,7 @@ def cut_branches(forward: ast.FunctionDef, source: str, layer: str) -> tuple[Bra
     is_usual = _is_usual_attention(first, forward.args), "\n".join(map(ast.unparse, second)) == USUAL_MLP
     return (
         Branch(signature, *first_text, _globals([*first_nodes, *defaults], arguments), is_usual[0]),
-        Branch((), *second_text, _globals(second_nodes, {"self", "hidden_states"}), is_usual[1]),
+        Branch(("**kwargs",), *second_text, _globals(second_nodes, {"self", "hidden_states"}), is_usual[1]),
     )
 
 

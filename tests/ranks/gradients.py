@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
 
 from hf_hyperconn import HCLlamaForCausalLM
-from hf_hyperconn.training import is_of_connection
+from hf_hyperconn.models.sub_layers import is_of_connection
 from tests.tolerances import REDUCED_GRADIENTS
 
 

@@ -10,7 +10,7 @@ import torch
 
 from hf_hyperconn import convert_model, set_hc_implementation
 from hf_hyperconn.analysis.costs import kept_bytes
-from hf_hyperconn.models import manifold_hyper_connections_triton as operators
+from hf_hyperconn.models import manifold_hyper_connections_triton_operators as operators
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldCarry, ManifoldHyperConnection
 from tests.conftest import hc_llama, kept_for_a_token, llama_config
 from tests.tolerances import AUTOCAST_BFLOAT16, KERNELS_FLOAT32, READS_SUM_TO_ONE
@@ -48,8 +48,8 @@ def results(
     outputs = [torch.randn(shape, generator=seed(k)).to(DEVICE, dtype).requires_grad_() for k in (1, 2)]
     x0, carry = first.width_connection(streams)
     assert isinstance(carry, ManifoldCarry) == (dtype != torch.float64)
-    x1, carry = second.next_width_connection(first, carry, outputs[0])
-    made = {"x0": x0, "x1": x1, "after": second.depth_connection(carry, outputs[1])}
+    x1, carry = second(carry.write(outputs[0]))
+    made = {"x0": x0, "x1": x1, "after": carry.write(outputs[1]).written()}
     grads = [torch.randn(y.shape, generator=seed(3 + k)).to(DEVICE, dtype) for k, y in enumerate(made.values())]
     leaves = {"streams": streams, "output 0": outputs[0], "output 1": outputs[1]}
     leaves |= {f"{name} {k}": p for k, module in enumerate(modules) for name, p in module.named_parameters()}
@@ -136,8 +136,8 @@ def test_second_derivatives(mixes):
 
         def loss(streams, first=first, second=second):
             x, carry = first.width_connection(streams)
-            x, carry = second.next_width_connection(first, carry, x.sin())
-            return second.depth_connection(carry, x.sin()).cos().sum()
+            x, carry = second(carry.write(x.sin()))
+            return carry.write(x.sin()).written().cos().sum()
 
         values = streams.to(dtype).requires_grad_()
         leaves = [values, *first.parameters(), *second.parameters()]
@@ -176,8 +176,8 @@ def test_a_token_does_not_depend_on_those_beside_it():
 
     def run(part):
         x0, carry = first.width_connection(streams[:, part])
-        x1, carry = second.next_width_connection(first, carry, outputs[:, part])
-        return x0, x1, second.depth_connection(carry, outputs[:, part])
+        x1, carry = second(carry.write(outputs[:, part]))
+        return x0, x1, carry.write(outputs[:, part]).written()
 
     whole = run(slice(None))
     for token in (0, 33):
@@ -197,7 +197,7 @@ def test_equal_streams_stay_what_they_are(n, dtype, mixes):
     hidden = torch.randn(2, 5, 1, 64, device=DEVICE).to(dtype)
     _, carry = module.width_connection(hidden.expand(2, 5, n, 64))
     added = torch.randn(2, 5, 64, device=DEVICE).to(dtype)
-    assert torch.equal(module.depth_connection(carry, added), (hidden + added.unsqueeze(-2)).expand(2, 5, n, 64))
+    assert torch.equal(carry.write(added).written(), (hidden + added.unsqueeze(-2)).expand(2, 5, n, 64))
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_branch_outputs_of_another_dtype(streams_dtype, output_dtype):
     streams = torch.randn(1, 5, 4, 64, device=DEVICE, dtype=streams_dtype, requires_grad=True)
     _, carry = first.width_connection(streams)
     output = torch.randn(1, 5, 64, device=DEVICE, dtype=output_dtype, requires_grad=True)
-    x, carry = second.next_width_connection(first, carry, output)
-    after = second.depth_connection(carry, output)
+    x, carry = second(carry.write(output))
+    after = carry.write(output).written()
     assert (x.dtype, after.dtype) == (torch.float32, torch.float32)
     after.sum().backward()
     assert (streams.grad.dtype, output.grad.dtype) == (streams_dtype, output_dtype)
@@ -347,8 +347,8 @@ def test_compiles_whole(mixes):
     def run(streams, output):
         first, second = modules
         x0, carry = first.width_connection(streams)
-        x1, carry = second.next_width_connection(first, carry, output)
-        return x0, x1, second.depth_connection(carry, x1)
+        x1, carry = second(carry.write(output))
+        return x0, x1, carry.write(x1).written()
 
     torch.compiler.reset()
     backend = "inductor" if DEVICE == "cuda" else "aot_eager"  # Inductor would run the interpreter's kernels itself

@@ -21,7 +21,7 @@ depend on how many there are. Token count, D, strides and the number of Sinkhorn
 compiled in. Values and coefficients are float32, what is written is rounded once.
 """
 
-from .hyper_connections_kernels import _row, _rows, _store_row, _store_rows, _stream_values
+from .hyper_connections_triton_kernels import _row, _rows, _store_row, _store_rows, _stream_values
 
 try:
     import triton

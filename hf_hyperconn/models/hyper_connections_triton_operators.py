@@ -1,10 +1,11 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""Steps (see `hyper_connections_step.py`) by the kernels of `hyper_connections_kernels.py`, as torch operators."""
+"""Steps (see `hyper_connections_step.py`) by Triton kernels, `hyper_connections_triton_kernels.py`, as operators."""
 
 import torch
 
-from .hyper_connections_kernels import _backward, _forward, _projection, triton
-from .hyper_connections_torch import Kernels, Read, Reader, StepGrads, reader_grads
+from .hyper_connections_torch import coefficient_grads
+from .hyper_connections_triton_kernels import _backward, _forward, _projection, triton
+from .hyper_connections_types import CoefficientParameters, Kernels, Read, StepGrads
 from .operators import operator_namespace
 
 _NAMESPACE = operator_namespace(__name__)
@@ -200,26 +201,26 @@ def step_forward(
     streams: torch.Tensor,
     coefficients: torch.Tensor | None,
     branch_output: torch.Tensor | None,
-    reader: Reader | None,
+    parameters: CoefficientParameters | None,
 ) -> tuple[torch.Tensor, Read | None]:
     """As in `Kernels`."""
-    settings = (0.0, False, False) if reader is None else reader[6:]
-    tensors = (None,) * 6 if reader is None else reader[:6]
+    settings = (0.0, False, False) if parameters is None else parameters[6:]
+    tensors = (None,) * 6 if parameters is None else parameters[:6]
     written, x, read_coefficients, *values = _step_forward(streams, coefficients, branch_output, *tensors, *settings)
     streams = streams if coefficients is None else written
-    if reader is None:
+    if parameters is None:
         return streams, None
-    if reader.fn is None:
-        return streams, Read(x, reader.static)
+    if parameters.fn is None:
+        return streams, Read(x, parameters.static)
     predicted, deviation, mean = values
-    return streams, Read(x, read_coefficients, predicted, deviation, mean if reader.centred else None)
+    return streams, Read(x, read_coefficients, predicted, deviation, mean if parameters.centred else None)
 
 
 def step_backward(
     streams: torch.Tensor | None,
     coefficients: torch.Tensor | None,
     branch_output: torch.Tensor | None,
-    reader: Reader | None,
+    parameters: CoefficientParameters | None,
     result: Read | None,
     grad_streams: torch.Tensor,
     grad_input: torch.Tensor | None,
@@ -227,21 +228,21 @@ def step_backward(
     wants_fn: bool,
 ) -> StepGrads:
     """As in `Kernels`."""
-    reads, writes = reader is not None, coefficients is not None
-    is_dynamic = reads and reader.fn is not None
+    reads, writes = parameters is not None, coefficients is not None
+    is_dynamic = reads and parameters.fn is not None
     new_grad_streams, of_coefficients, of_predicted, of_beta, of_output = _step_backward(
         streams if reads else None,
         coefficients,
         branch_output,
-        *(reader[2:6] if reads else (None,) * 4),
+        *(parameters[2:6] if reads else (None,) * 4),
         *(result[1:] if reads else (None,) * 4),
-        reads and reader.centred,
-        reads and reader.tanh,
+        reads and parameters.centred,
+        reads and parameters.tanh,
         grad_streams,
         grad_input,
         grad_beta,
     )
-    of_reader = None
+    of_parameters = None
     if reads:
         of_predicted = of_predicted if is_dynamic else None
         of_fn = None
@@ -249,10 +250,10 @@ def step_backward(
             of_fn = _projection_backward(
                 streams, coefficients, branch_output, result.deviation, result.mean, of_predicted
             )
-        of_reader = reader_grads(reader, result, of_coefficients, of_predicted, of_fn)
+        of_parameters = coefficient_grads(parameters, result, of_coefficients, of_predicted, of_fn)
     return StepGrads(
         new_grad_streams if reads else grad_streams,
-        of_reader,
+        of_parameters,
         of_beta if writes else None,
         of_output if writes else None,
     )

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""The operators that run the kernels of mHC and iHC (see `manifold_hyper_connections_kernels.py`).
+"""The operators that run the kernels of mHC and iHC (see `manifold_hyper_connections_triton_kernels.py`).
 
 Streams are `[B, S, N, D]` with any strides. Coefficients are float32: reads and writes `[B, S, N]` and the mix
 `[B, S, N, N]`, H_res by rows; for iHC an empty tensor. Predictions, `[B, S, M]`, are the normed streams times `fn`.
@@ -7,8 +7,8 @@ Streams are `[B, S, N, D]` with any strides. Coefficients are float32: reads and
 
 import torch
 
-from .hyper_connections_triton import _OPTIONS, _tokens
-from .manifold_hyper_connections_kernels import (
+from .hyper_connections_triton_operators import _OPTIONS, _tokens
+from .manifold_hyper_connections_triton_kernels import (
     _coefficients,
     _coefficients_backward,
     _dot_backward,
