@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from .hyper_connections import Connection, WideModule, compute_dtype, expand_streams
+from .hyper_connections_autograd import returned
 from .hyper_connections_step import without_autocast
 
 
@@ -138,7 +139,7 @@ class _Read(torch.autograd.Function):
         weights = _weights(_scores(wide, query, eps)[0])
         weights = weights - 1 if adds_residual else weights / weights.shape[-1]
         read = sum((weight * value).sum(-2) for weight, value in zip(_by_tensor(weights, wide), wide, strict=True))
-        return (residual.to(query.dtype) + read if adds_residual else read).to(residual.dtype)
+        return returned((residual.to(query.dtype) + read if adds_residual else read).to(residual.dtype))
 
     @staticmethod
     def setup_context(ctx, inputs, output):

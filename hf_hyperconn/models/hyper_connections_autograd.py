@@ -32,6 +32,14 @@ def needs_autograd() -> bool:
     return torch.is_grad_enabled() or is_transformed() or _has_dispatch_key("VmapMode")
 
 
+def returned(tensor: torch.Tensor) -> torch.Tensor:
+    """What the forward of a function of our own returns: the tensor; to a compiler a view of it.
+
+    Before torch 2.12 Dynamo loses the gradient of what an operation in place, or one that does nothing, returns.
+    """
+    return tensor.view_as(tensor) if torch.compiler.is_compiling() else tensor
+
+
 def gradients(
     function: Callable[..., Sequence[torch.Tensor]],
     tensors: Sequence[torch.Tensor | None],
@@ -73,11 +81,11 @@ def write_and_read(
     if coefficients is not None:
         dtype = torch.promote_types(streams.dtype, branch_output.dtype)
         streams = (Mixed.apply(streams, coefficients) + write(coefficients, branch_output)).to(dtype)
-    values, used = streams.to(parameters.static_alpha.dtype), parameters.static
+    values, used = streams.to(parameters.static_alpha.dtype), parameters.static()
     if parameters.fn is not None:
         centred = values - values.mean(-1, keepdim=True) if parameters.centred else values
         normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + parameters.eps)
-        used = used + parameters.scale * parameters.squash(normed @ parameters.fn.transpose(0, 1))
+        used = used + parameters.scale() * parameters.squash(normed @ parameters.fn.transpose(0, 1))
     return mixed(used, values), weighted(used[..., 0], values).to(streams.dtype), used[..., -1]
 
 

@@ -24,7 +24,7 @@ import torch
 from torch.nn import functional as F
 from transformers.utils import logging
 
-from .hyper_connections_autograd import gradients, needs_autograd, write, write_and_read
+from .hyper_connections_autograd import gradients, needs_autograd, returned, write, write_and_read
 from .hyper_connections_torch import BY_MATRIX_PRODUCTS, BY_SUMS, uses_matrix_products
 from .hyper_connections_types import CoefficientParameters, Kernels, Read
 
@@ -202,7 +202,8 @@ class _Step(torch.autograd.Function):
         # writing alone needs no streams in its backward
         kept = None if parameters is None else streams
         ctx.save_for_backward(kept, coefficients, branch_output, *tensors, *(result or ())[1:])
-        return (handed_on,) if result is None else (handed_on, result.branch_input, result.coefficients)
+        outputs = (handed_on,) if result is None else (handed_on, result.branch_input, result.coefficients)
+        return tuple(map(returned, outputs))
 
     @staticmethod
     def backward(ctx, grad_streams, grad_input=None, grad_read_coefficients=None):

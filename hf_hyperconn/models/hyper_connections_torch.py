@@ -109,14 +109,14 @@ def write_backward(
 def read(streams: torch.Tensor, parameters: CoefficientParameters, products: Products) -> Read:
     """The branch input x = A_m^T H of streams `[B, S, N, D]`, and the coefficients."""
     values = streams.to(parameters.static_alpha.dtype)
-    coefficients, rest = parameters.static, ()
+    coefficients, rest = parameters.static(), ()
     if parameters.fn is not None:
         mean = values.mean(-1) if parameters.centred else None
         centred = _centred(values, mean)
         variance = torch.linalg.vector_norm(centred, dim=-1).square_().div_(streams.shape[-1])
         deviation = variance.add_(parameters.eps).rsqrt_()
         predicted = products.dots(centred, parameters.fn).mul_(deviation.unsqueeze(-1))
-        coefficients = torch.addcmul(coefficients, parameters.scale, parameters.squash(predicted))
+        coefficients = coefficients + parameters.scale() * parameters.squash(predicted)
         rest = predicted, deviation, mean
     branch_input = products.mixed(coefficients[..., :1], values).squeeze(-2)
     return Read(branch_input.to(streams.dtype), coefficients, *rest)
@@ -144,7 +144,7 @@ def read_backward(
     if parameters.fn is None:
         return grad.to(streams.dtype), coefficient_grads(parameters, result, grad_coefficients, None, None)
 
-    grad_predicted = grad_coefficients * parameters.scale
+    grad_predicted = grad_coefficients * parameters.scale()
     if parameters.tanh:
         grad_predicted = grad_predicted * (1 - parameters.squash(result.predicted).square())
     deviation, size = result.deviation, streams.shape[-1]

@@ -211,7 +211,7 @@ def step_forward(
     if parameters is None:
         return streams, None
     if parameters.fn is None:
-        return streams, Read(x, parameters.static)
+        return streams, Read(x, parameters.static())
     predicted, deviation, mean = values
     return streams, Read(x, read_coefficients, predicted, deviation, mean if parameters.centred else None)
 

@@ -27,12 +27,10 @@ class CoefficientParameters(NamedTuple):
     centred: bool = False
     tanh: bool = True
 
-    @property
     def static(self) -> torch.Tensor:
         """`[N, N+2]`."""
         return torch.cat([self.static_alpha, self.static_beta.unsqueeze(-1)], dim=-1)
 
-    @property
     def scale(self) -> torch.Tensor:
         """`[N+2]`."""
         return torch.cat([self.alpha_scale.expand(self.static_alpha.shape[-1]), self.beta_scale])
