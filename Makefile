@@ -9,7 +9,7 @@ INSTALLED_SLOW := $(VENV)/.installed-slow
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST_TRITON := OMP_NUM_THREADS=1 $(BIN)/python tests/triton/run.py -n 2
 
-.PHONY: demo test test-slow test-range test-transformers test-engines test-quantised evidence fuzz lint style clean
+.PHONY: demo test test-slow test-oldest test-range test-transformers test-engines test-quantised evidence fuzz lint style clean
 
 demo: $(INSTALLED)
 	$(BIN)/hf-hyperconn demo
@@ -44,9 +44,14 @@ fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.signals --count 1000 --write
 	$(BIN)/python -m tests.fuzz.disks --write || test $$? = 77  # where none may be mounted
 
-# the whole suite on the oldest and the newest supported release of Transformers
+# what loads, converts and saves every family, on the oldest supported release of Transformers
+test-oldest: $(INSTALLED)
+	$(BIN)/python tests/run_range.py transformers==5.16.1 --tests $(addprefix tests/test_,golden_folders.py \
+		transformers_seam.py families.py other_families.py exactness.py remote_code.py)
+
+# the fast tests on every minor release of Transformers and torch that is supported; hours, and 3 GB a release of torch
 test-range: $(INSTALLED)
-	$(BIN)/python tests/run_range.py docs/compatibility.md
+	$(BIN)/python tests/run_range.py --write
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -7,14 +7,15 @@ import sys
 def main() -> int:
     """Run the command line, see `cli.main`; Ctrl-C ends it in one line while its modules are imported, too."""
     try:
-        from .cli import main
+        try:
+            from .cli import main
 
-        return main()
-    except KeyboardInterrupt:
+            return main()
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done but ending the process
+    except KeyboardInterrupt:  # also one that came just before that
         print("interrupted", file=sys.stderr)
         return 130
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done but ending the process
 
 
 if __name__ == "__main__":

@@ -2,9 +2,14 @@
 """Configuration of Olmoe with hyper-connections."""
 
 from huggingface_hub.dataclasses import strict
-from transformers.models.olmoe.configuration_olmoe import OlmoeConfig
 
 from .configuration_hyper_connections import HyperConnectionConfig
+from .transformers_seam import names_are_gone
+
+try:
+    from transformers.models.olmoe.configuration_olmoe import OlmoeConfig
+except ImportError as error:
+    raise names_are_gone(error) from error
 
 
 @strict

@@ -2,15 +2,6 @@
 """Llama with hyper-connections."""
 
 from transformers import GenerationMixin
-from transformers.models.llama.modeling_llama import (
-    LlamaDecoderLayer,
-    LlamaForCausalLM,
-    LlamaForQuestionAnswering,
-    LlamaForSequenceClassification,
-    LlamaForTokenClassification,
-    LlamaModel,
-    LlamaPreTrainedModel,
-)
 
 from .configuration_hc_llama import HCLlamaConfig
 from .hyper_connections_layer import HyperConnectionDecoderLayer
@@ -20,6 +11,20 @@ from .modeling_hyper_connections import (
     HyperConnectionPreTrainedModel,
     reduce_recorded_streams,
 )
+from .transformers_seam import names_are_gone
+
+try:
+    from transformers.models.llama.modeling_llama import (
+        LlamaDecoderLayer,
+        LlamaForCausalLM,
+        LlamaForQuestionAnswering,
+        LlamaForSequenceClassification,
+        LlamaForTokenClassification,
+        LlamaModel,
+        LlamaPreTrainedModel,
+    )
+except ImportError as error:
+    raise names_are_gone(error) from error
 
 
 class HCLlamaDecoderLayer(HyperConnectionDecoderLayer, LlamaDecoderLayer):

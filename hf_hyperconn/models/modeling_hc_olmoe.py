@@ -2,12 +2,6 @@
 """Olmoe with hyper-connections."""
 
 from transformers import GenerationMixin
-from transformers.models.olmoe.modeling_olmoe import (
-    OlmoeDecoderLayer,
-    OlmoeForCausalLM,
-    OlmoeModel,
-    OlmoePreTrainedModel,
-)
 
 from .configuration_hc_olmoe import HCOlmoeConfig
 from .hyper_connections_layer import HyperConnectionDecoderLayer
@@ -17,6 +11,17 @@ from .modeling_hyper_connections import (
     HyperConnectionPreTrainedModel,
     reduce_recorded_streams,
 )
+from .transformers_seam import names_are_gone
+
+try:
+    from transformers.models.olmoe.modeling_olmoe import (
+        OlmoeDecoderLayer,
+        OlmoeForCausalLM,
+        OlmoeModel,
+        OlmoePreTrainedModel,
+    )
+except ImportError as error:
+    raise names_are_gone(error) from error
 
 
 class HCOlmoeDecoderLayer(HyperConnectionDecoderLayer, OlmoeDecoderLayer):

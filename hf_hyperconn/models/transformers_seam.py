@@ -23,6 +23,15 @@ DECLARED = {
 }
 
 
+def names_are_gone(error: ImportError) -> ImportError:
+    """What to raise when Transformers no longer has the classes that a model's code is made from."""
+    return ImportError(
+        f"Transformers {transformers.__version__} no longer has what this model's code is made from ({error}). "
+        f"Install the release that config.json names as transformers_version; or bring the code up to date, by "
+        f"`pip install hf_hyperconn` and `hf-hyperconn refresh` of the folder."
+    )
+
+
 def convenience(lost: str) -> Callable:
     """Make a function do nothing, and say once what is `lost`, where what it touches is gone."""
 

@@ -1,6 +1,7 @@
 """The text of a family's two files."""
 
 from collections.abc import Iterable
+from textwrap import indent
 
 from .sources import FamilySource, release
 
@@ -33,9 +34,11 @@ def configuration_text(family: FamilySource) -> str:
 """Configuration of {_title(family)} with hyper-connections."""
 
 from huggingface_hub.dataclasses import strict
-{_import(f"transformers.models.{family.configuration}", [family.config])}
 
 from .configuration_hyper_connections import HyperConnectionConfig
+from .transformers_seam import names_are_gone
+
+{_of_transformers(family.configuration, [family.config])}
 
 
 @strict
@@ -65,12 +68,13 @@ def modeling_text(family: FamilySource) -> str:
                 *_origin(family),
                 f'"""{_title(family)} with hyper-connections."""',
                 "",
-                *generation,
-                _import(f"transformers.models.{family.modeling}", names),
-                "",
+                *([*generation, ""] if generation else []),
                 _import(f".configuration_{stem(family.model_type)}", [config]),
                 "from .hyper_connections_layer import HyperConnectionDecoderLayer",
                 _import(".modeling_hyper_connections", mixins),
+                "from .transformers_seam import names_are_gone",
+                "",
+                _of_transformers(family.modeling, names),
             ]
         ),
         _class(layer, ["HyperConnectionDecoderLayer", family.layer], f"`{family.layer}` on residual streams.")
@@ -149,11 +153,16 @@ def _class(name: str, bases: list[str], docstring: str) -> str:
     return f'{line}\n    """{docstring}"""'
 
 
-def _import(module: str, names: Iterable[str]) -> str:
+def _import(module: str, names: Iterable[str], width: int = WIDTH) -> str:
     line = f"from {module} import {', '.join(names)}"
-    return (
-        line if len(line) <= WIDTH else f"from {module} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
-    )
+    lines = f"from {module} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
+    return line if len(line) <= width else lines
+
+
+def _of_transformers(module: str, names: Iterable[str]) -> str:
+    """An import that says what to do when a name is gone."""
+    imported = indent(_import(f"transformers.models.{module}", names, WIDTH - 4), "    ")
+    return f"try:\n{imported}\nexcept ImportError as error:\n    raise names_are_gone(error) from error"
 
 
 def _assigned(name: str, values: dict[str, str]) -> str:

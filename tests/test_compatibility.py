@@ -1,0 +1,22 @@
+"""The page of compatibility says what was recorded."""
+
+import json
+from importlib.metadata import requires
+
+from packaging.requirements import Requirement
+
+from .run_range import PAGE, RANGE, RECORD, render
+
+
+def test_the_page_has_the_recorded_table():
+    page, record = PAGE.read_text(encoding="utf-8"), json.loads(RECORD.read_text(encoding="utf-8"))
+    assert render(page, record) == page
+    assert set(record) <= {f"{package}=={release}" for package, releases in RANGE.items() for release in releases}
+
+
+def test_the_range_begins_where_support_does():
+    supported = {each.name: each.specifier for each in map(Requirement, requires("hf_hyperconn")) if not each.marker}
+    for package, releases in RANGE.items():
+        assert list(supported[package].filter(releases)) == list(releases)
+        (oldest,) = (each.version for each in supported[package] if each.operator == ">=")
+        assert releases[0] in (oldest, f"{oldest}.0")
