@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -59,13 +60,17 @@ def test_a_config_survives_being_pickled_by_value(llama_folder, tmp_path):
     assert received == run(PRINT, str(folder), modules=tmp_path / "here")
 
 
-def plain(value):
-    """As what handles the outputs of modules by `isinstance(value, tuple)` rebuilds them."""
-    return tuple(map(plain, value)) if isinstance(value, tuple) else value
+def rebuilt(value):
+    """As what handles inputs and outputs of modules (compressed-tensors) rebuilds them: plain tuples, dataclasses."""
+    if isinstance(value, tuple):
+        return tuple(map(rebuilt, value))
+    if is_dataclass(value):
+        return type(value)(**{field.name: rebuilt(getattr(value, field.name)) for field in fields(value)})
+    return value
 
 
 @pytest.mark.parametrize(
-    "fields",
+    "changes",
     [
         {},
         {"connection": "shc"},
@@ -79,16 +84,16 @@ def plain(value):
     ],
     ids=str,
 )
-def test_carries_may_become_plain_tuples(fields, ids):
-    model = randomise_connections(hc_llama(**fields))
+def test_carries_may_be_rebuilt(changes, ids):
+    model = randomise_connections(hc_llama(**changes))
     expected = model(ids, labels=ids)
     expected.loss.backward()
     grads = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     for layer in model.model.layers:
         for connection in (layer.attn_hc, layer.mlp_hc):
-            connection.register_forward_pre_hook(lambda module, args: plain(args))
-            connection.register_forward_hook(lambda module, args, output: plain(output))
+            connection.register_forward_pre_hook(lambda module, args: rebuilt(args))
+            connection.register_forward_hook(lambda module, args, output: rebuilt(output))
     found = model(ids, labels=ids)
     found.loss.backward()
     assert torch.equal(found.logits, expected.logits)
