@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaForCausalLM
 
 from hf_hyperconn import HCOlmoeForCausalLM, HCOlmoForCausalLM
-from hf_hyperconn.analysis.costs import base_flops, connection_flops, kept_bytes
+from hf_hyperconn.analysis.costs import base_flops, connection_flops, experts_met, kept_bytes
 from hf_hyperconn.kinds.kind import NORM
 
 from .conftest import hc_llama, kept_for_a_token, llama_config
@@ -173,3 +173,8 @@ def test_table_9(n, measured):
     """OLMo-1B with SHC keeps n + 1 rows of 16 bits a connection; Appendix B adds 2n to a count of bytes, a layer."""
     found = (measured - 41.11) * 1e9 / (16_384 * 16 * 2048)
     assert found == pytest.approx(2 * 2 * (n + 1), **PRINTED_MEMORY)
+
+
+@pytest.mark.parametrize(("met", "expected"), [(2, 2), ([2, 2, 2], 2), ([2, 3], [2, 3]), ([], [])])
+def test_a_list_with_the_same_for_each_layer_says_it_once(met, expected):
+    assert experts_met({"moe_topk": met}) == expected

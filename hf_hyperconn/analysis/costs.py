@@ -24,12 +24,18 @@ LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
 
 def number_of_experts(config: Mapping) -> int | None:
     """How many routed experts a layer has, by whichever name its family gives that; None where no name stands."""
-    return next((config[name] for name in EXPERTS if name in config), None)
+    return _of_a_layer(config, EXPERTS)
 
 
 def experts_met(config: Mapping) -> int | None:
     """How many of them a token meets, by whichever name its family gives that; None where no name stands."""
-    return next((config[name] for name in MET if name in config), None)
+    return _of_a_layer(config, MET)
+
+
+def _of_a_layer(config: Mapping, names: Iterable[str]):
+    """The value of the first of these names; of a list that has the same for each layer (HunYuan's), that."""
+    value = next((config[name] for name in names if name in config), None)
+    return value[0] if isinstance(value, list) and value and all(each == value[0] for each in value) else value
 
 
 def connection_parameters(config: Mapping, norm: Iterable[str] = ()) -> int:
