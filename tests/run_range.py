@@ -62,9 +62,9 @@ def table(record: dict[str, dict]) -> str:
 
 def render(page: str, record: dict[str, dict]) -> str:
     """The page with its table made anew."""
-    return re.sub(
-        r"(<!-- range -->\n).*?(\n<!-- /range -->)", lambda m: m[1] + table(record) + m[2], page, flags=re.DOTALL
-    )
+    before, _, rest = page.partition("<!-- range -->\n")
+    _, end, after = rest.partition("<!-- /range -->")
+    return f"{before}<!-- range -->\n{table(record)}\n{end}{after}"
 
 
 def main() -> int:

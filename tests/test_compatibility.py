@@ -10,6 +10,7 @@ from .run_range import PAGE, RANGE, RECORD, render
 
 def test_the_page_has_the_recorded_table():
     page, record = PAGE.read_text(encoding="utf-8"), json.loads(RECORD.read_text(encoding="utf-8"))
+    assert record
     assert render(page, record) == page
     assert set(record) <= {f"{package}=={release}" for package, releases in RANGE.items() for release in releases}
 
