@@ -20,7 +20,7 @@ RECORD = REPOSITORY / "docs" / "compatibility.json"
 PAGE = REPOSITORY / "docs" / "compatibility.md"
 RANGE = {
     "transformers": ("5.16.1", "5.17.0", "5.18.0", "5.19.0", "5.20.2", "5.21.1", "5.22.2", "5.23.0"),
-    "torch": ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"),
+    "torch": ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"),
 }
 COLUMNS = ("transformers", "torch", "huggingface_hub")
 OUTCOMES = ("passed", "failed", "skipped")

@@ -200,7 +200,7 @@ def products_on(device: torch.device) -> Products:
 def is_exporting() -> bool:
     """Whether `torch.export` looks on.
 
-    As `torch.compiler.is_exporting`, which for Dynamo is always true before torch 2.12; torch 2.6 has no such flag.
+    As `torch.compiler.is_exporting`, which for Dynamo is always true before torch 2.12.
     """
     return getattr(torch.compiler, "_is_exporting_flag", False)
 
