@@ -7,10 +7,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Timer, current_thread, main_thread
 
+_heard = False
+
+
+def _hear(number, frame) -> None:
+    global _heard
+    _heard = True
+    signal.default_int_handler(number, frame)
+
+
+def _is_ours_to_hear() -> bool:
+    """Whether Ctrl-C is raised as KeyboardInterrupt, on this thread: elsewhere the program hears it in its own way."""
+    handlers = (signal.default_int_handler, _hear)
+    return current_thread() is main_thread() and signal.getsignal(signal.SIGINT) in handlers
+
 
 @contextmanager
 def hearing_interrupts() -> Iterator[None]:
-    """Within it, Ctrl-C is heard also when it comes while Python finalises an object, which would only report it."""
+    """Within it, Ctrl-C is heard also where it would be lost.
+
+    That is while Python finalises an object, which only reports it; and in code of others that takes it for an error
+    of something else, as of a package that it tries to import, and then fails.
+    """
+    global _heard
 
     def report(unraisable) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
@@ -19,11 +38,19 @@ def hearing_interrupts() -> Iterator[None]:
         else:
             before(unraisable)
 
+    _heard, is_ours = False, _is_ours_to_hear()
     before, sys.unraisablehook = sys.unraisablehook, report
+    handler = signal.signal(signal.SIGINT, _hear) if is_ours else None
     try:
         yield
+    except Exception as error:
+        if _heard:
+            raise KeyboardInterrupt from error
+        raise
     finally:
         sys.unraisablehook = before
+        if is_ours:
+            signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager
@@ -34,7 +61,7 @@ def holding_interrupts() -> Iterator[Callable[[], bool]]:
     it for ever. Yields what tells whether it came. Where the program hears Ctrl-C in a way of its own, or on a thread
     that can't, nothing is changed.
     """
-    if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if not _is_ours_to_hear():
         yield lambda: False
         return
     came = False
@@ -42,12 +69,12 @@ def holding_interrupts() -> Iterator[Callable[[], bool]]:
     def note(number, frame) -> None:
         nonlocal came
         came = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
 
-    signal.signal(signal.SIGINT, note)
+    before = signal.signal(signal.SIGINT, note)
     try:
         yield lambda: came
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
         if came:
             raise KeyboardInterrupt

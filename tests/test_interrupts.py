@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.interrupts import holding_interrupts
+from hf_hyperconn.errors import VerificationError
 
 from .test_terminal import ENTRY
 
@@ -87,6 +89,20 @@ def test_an_interrupt_while_an_object_is_finalised_is_heard(monkeypatch, capsys)
     monkeypatch.setattr(cli, "inspect_checkpoint", run)
     assert cli.main(["inspect", "anything"]) == 130
     assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
+
+
+def test_an_interrupt_that_others_swallow_is_heard(monkeypatch, capsys):
+    from hf_hyperconn.conversion import cli
+
+    def run(*args):
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise VerificationError("a package can't be imported")
+
+    monkeypatch.setattr(cli, "inspect_checkpoint", run)
+    assert cli.main(["inspect", "anything"]) == 130
+    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_ctrl_c_with_a_lock_taken_does_not_hang(llama_folder, tmp_path):
