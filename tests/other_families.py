@@ -31,7 +31,7 @@ FIELDS = {
     "moe_num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_k": 2,
-    "moe_topk": [2, 2, 2, 2],
+    "moe_topk": 2,
     "n_group": 1,
     "topk_group": 1,
     "n_shared_experts": 1,
