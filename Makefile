@@ -46,12 +46,12 @@ fuzz: $(INSTALLED)
 
 # what loads, converts and saves every family, on the oldest supported release of Transformers
 test-oldest: $(INSTALLED)
-	$(BIN)/python tests/run_range.py transformers==5.16.1 --tests $(addprefix tests/test_,golden_folders.py \
+	$(BIN)/python -m tests.run_range transformers==5.16.1 --tests $(addprefix tests/test_,golden_folders.py \
 		transformers_seam.py families.py other_families.py exactness.py remote_code.py)
 
 # the fast tests on every minor release of Transformers and torch that is supported; hours, and 3 GB a release of torch
 test-range: $(INSTALLED)
-	$(BIN)/python tests/run_range.py --write
+	$(BIN)/python -m tests.run_range --write
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -7,8 +7,7 @@ import numpy as np
 
 from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.families import Family
-from hf_hyperconn.kinds import kind_of, readout_of
-from hf_hyperconn.kinds.kind import sub_layers
+from hf_hyperconn.kinds import kind_of, readout_of, sub_layers
 from hf_hyperconn.models.sub_layers import place_of
 
 from .checkpoint import Weights

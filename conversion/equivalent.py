@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hf_hyperconn.families import Family
-from hf_hyperconn.kinds import kind_of, readout_of
-from hf_hyperconn.kinds.kind import sub_layers
+from hf_hyperconn.kinds import kind_of, readout_of, sub_layers
 from hf_hyperconn.models.sub_layers import place_of
 
 

@@ -10,8 +10,7 @@ from hf_hyperconn import __version__
 from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 from hf_hyperconn.families import Family, find_family
-from hf_hyperconn.kinds import FORMAT, KINDS
-from hf_hyperconn.kinds.kind import sub_layers
+from hf_hyperconn.kinds import FORMAT, KINDS, sub_layers
 
 from .checkpoint import Weights, read_config, read_weights, refuse_other_weights
 from .companions import check_links, check_no_code, companions_of

@@ -1,13 +1,12 @@
 """Run the fast tests on other releases of Transformers and torch than development uses, and record the results.
 
-Usage: python tests/run_range.py [--write] [--tests TEST ...] [RELEASE ...]
+Usage: python -m tests.run_range [--write] [--tests TEST ...] [RELEASE ...]
 
 A RELEASE is such as transformers==5.16.1; without any, every minor release of Transformers and of torch that is
 supported. Each gets a virtual environment of its own, with all other packages as for development.
 """
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -15,9 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-RECORD = REPOSITORY / "docs" / "compatibility.json"
-PAGE = REPOSITORY / "docs" / "compatibility.md"
+from benchmarks.timing import markdown
+
+from .figures import Figures
+from .pages import REPOSITORY
+
 RANGE = {
     "transformers": ("5.16.1", "5.17.0", "5.18.0", "5.19.0", "5.20.2", "5.21.1", "5.22.2", "5.23.0"),
     "torch": ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"),
@@ -50,21 +51,15 @@ def run_tests(release: str, tests: list[str], folder: Path) -> dict:
     return {**dict(zip(COLUMNS, versions, strict=True)), **counts}
 
 
-def table(record: dict[str, dict]) -> str:
-    """Markdown of the releases in the record, those of Transformers first."""
-    rows = ["| " + " | ".join((*COLUMNS, *OUTCOMES)) + " |", "|" + "---|" * (len(COLUMNS) + len(OUTCOMES))]
-    for package, releases in RANGE.items():
-        for release in releases:
-            if (found := record.get(f"{package}=={release}")) is not None:
-                rows.append("| " + " | ".join(f"{found[name]}" for name in (*COLUMNS, *OUTCOMES)) + " |")
-    return "\n".join(rows)
+def tables(record: dict[str, dict]) -> dict[str, str]:
+    """One, with a row for each release in the record, those of Transformers first."""
+    everything = [f"{package}=={release}" for package, releases in RANGE.items() for release in releases]
+    columns = (*COLUMNS, *OUTCOMES)
+    rows = [[f"{record[release][name]}" for name in columns] for release in everything if release in record]
+    return {"range": markdown(columns, rows)}
 
 
-def render(page: str, record: dict[str, dict]) -> str:
-    """The page with its table made anew."""
-    before, _, rest = page.partition("<!-- range -->\n")
-    _, end, after = rest.partition("<!-- /range -->")
-    return f"{before}<!-- range -->\n{table(record)}\n{end}{after}"
+FIGURES = Figures("docs/compatibility.json", "docs/compatibility.md", tables)
 
 
 def main() -> int:
@@ -84,9 +79,7 @@ def main() -> int:
         print(f"{release}: {', '.join(f'{found[outcome]} {outcome}' for outcome in OUTCOMES)}", flush=True)
         failed += found["failed"]
         if chosen.write:
-            record = json.loads(RECORD.read_text(encoding="utf-8")) | {release: found}
-            RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-            PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
+            FIGURES.write({**FIGURES.read(), release: found})
     return 1 if failed else 0
 
 

@@ -1,17 +1,16 @@
 """The page of compatibility says what was recorded."""
 
-import json
 from importlib.metadata import requires
 
 from packaging.requirements import Requirement
 
-from .run_range import PAGE, RANGE, RECORD, render
+from .run_range import FIGURES, RANGE
 
 
 def test_the_page_has_the_recorded_table():
-    page, record = PAGE.read_text(encoding="utf-8"), json.loads(RECORD.read_text(encoding="utf-8"))
+    record = FIGURES.read()
     assert record
-    assert render(page, record) == page
+    assert FIGURES.rendered() == FIGURES.written()
     assert set(record) <= {f"{package}=={release}" for package, releases in RANGE.items() for release in releases}
 
 

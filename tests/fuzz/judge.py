@@ -7,10 +7,9 @@ import unicodedata
 from hashlib import sha256
 from pathlib import Path
 
+from hf_hyperconn.conversion.model_code import packaged
 from hf_hyperconn.conversion.reading import read_json
 from hf_hyperconn.conversion.transfer import digest
-from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.pairs.modules import code_text
 from tests.reliability import FAILED, OK, REFUSED, UNVERIFIED
 
 from .cases import Case
@@ -162,10 +161,7 @@ def _check_converted(case: Case, before: dict) -> None:
     except (OSError, ValueError, LookupError) as error:
         raise Broken(f"OUT is not whole: {error}") from error
     for path in out.rglob("*.py"):
-        try:
-            ours = code_text(path.name)
-        except (FileNotFoundError, UnsupportedCheckpointError):
-            ours = None
+        ours = packaged(path.name)
         if ours is None or path.read_bytes() != ours.encode():
             raise Broken(f"OUT has code that isn't the package's: {path.name}")
     for path, _ in holding(out, (SECRET,)):
