@@ -30,6 +30,9 @@ TASKS = {
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
+    "ForMaskedLM": "fill-mask",
+    "ForImageClassification": "image-classification",
+    "ForAudioClassification": "audio-classification",
     "Model": "feature-extraction",
 }
 

@@ -1,11 +1,13 @@
 """What a checkpoint holds, read from its config, its index and the headers of its weights."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_hyperconn.analysis.costs import LAYER
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from . import reading
@@ -35,9 +37,15 @@ class Weights:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
-    def prefix(self) -> str | None:
-        """What comes before `layers.0` in the names of the tensors; None when there is no layer 0."""
-        return next((name.partition("layers.0.")[0] for name in self.tensors if "layers.0." in name), None)
+    def stack(self) -> str | None:
+        """What comes before the index of a layer in the names of the tensors; None when there is no layer 0."""
+        found = {name[: match.start(1)] for name in self.tensors if (match := LAYER.search(name)) and match[1] == "0"}
+        return min(found, key=lambda stack: (not stack.endswith("layers."), stack), default=None)
+
+    @property
+    def prefix(self) -> str:
+        """What comes before the name of the list of layers."""
+        return re.sub(r"[^.]*\.$", "", self.stack or "")
 
     @property
     def dtype(self) -> str:

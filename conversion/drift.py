@@ -7,7 +7,7 @@ import numpy as np
 
 from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.families import Family
-from hf_hyperconn.kinds import kind_of, readout_of, sub_layers
+from hf_hyperconn.kinds import kind_of, parts, readout_of, sub_layers
 from hf_hyperconn.models.sub_layers import place_of
 
 from .checkpoint import Weights
@@ -41,7 +41,7 @@ def fault(weights: Weights, config: dict, family: Family) -> str | None:
     each = connection_parameters(config, family.norm) // sub_layers(config)
     if 4 * each > weights.nbytes:
         return f"all weights together are smaller than one connection of the sizes in {CONFIG}"
-    for name, shape in hyper_connection_shapes(config, family, weights.prefix or ""):
+    for name, shape in hyper_connection_shapes(config, family, weights.stack or "layers."):
         stored = weights.tensors.get(name)
         if stored is None:
             return f"the tensor {name} is missing"
@@ -51,24 +51,24 @@ def fault(weights: Weights, config: dict, family: Family) -> str | None:
 
 
 def measure_drift(
-    read: Callable[[str], np.ndarray], config: dict, family: Family, prefix: str
+    read: Callable[[str], np.ndarray], config: dict, family: Family, stack: str
 ) -> tuple[bool, tuple[Drift, ...], float | None]:
     """Whether any value of the connections differs from the equivalent initialisation, and how far each has come.
 
     read: gives a stored tensor by its name, in float32.
-    config: of the hyper-connection model. prefix: as for `hyper_connection_tensors`.
+    config: of the hyper-connection model. stack: as for `hyper_connection_tensors`.
 
     The last is the largest change of a parameter of the readout; None when it has none.
     """
     kind, has_changed, drifts = kind_of(config), False, []
     for k in range(sub_layers(config)):
         initial = kind.values(config, family.norm, k)
-        stored = {name: read(f"{connection_name(prefix, k)}.{name}") for name in initial}
+        stored = {name: read(f"{connection_name(config, stack, k)}.{name}") for name in initial}
         has_changed = has_changed or not all(np.array_equal(stored[name], initial[name]) for name in initial)
-        parts = kind.drift(stored, initial, config)
-        layer, sub_layer = place_of(k)
-        drifts.append(Drift(layer, sub_layer.name, *map(float, parts)))
+        changes = kind.drift(stored, initial, config)
+        layer, sub_layer = place_of(k, parts(config))
+        drifts.append(Drift(layer, sub_layer.name, *map(float, changes)))
     initial = readout_of(config).values(config, family.norm)
-    changes = [np.abs(read(f"{readout_name(config, prefix)}.{name}") - initial[name]).max() for name in initial]
+    changes = [np.abs(read(f"{readout_name(config, stack)}.{name}") - initial[name]).max() for name in initial]
     of_readout = float(max(changes)) if changes else None
     return has_changed or bool(of_readout), tuple(drifts), of_readout

@@ -183,7 +183,7 @@ def _state_of(
         return None, found, None, None
     if isinstance(source, LocalSource):
         with open_tensors(source, weights, "numpy") as read:
-            trained, drift, of_readout = measure_drift(read, config, family, weights.prefix or "")
+            trained, drift, of_readout = measure_drift(read, config, family, weights.stack or "layers.")
         return trained, None, drift, of_readout
     trained = _by_digest(source, weights, record)
     return trained, "its weights would tell, which were not downloaded" if trained is None else None, None, None

@@ -49,7 +49,7 @@ def fault_by_headers(source: Source, config: dict, family: Family, weights: Weig
         return None
     model_class = base_class(source, config, family)
     shapes = {name: tensor.shape for name, tensor in weights.tensors.items() if not is_of_connection(name)}
-    plain = {name: value for name, value in config.items() if name not in ("auto_map", "architectures")}
+    plain = {name: _number(value) for name, value in config.items() if name not in ("auto_map", "architectures")}
     try:
         with while_loading():
             model_config = model_class.config_class.from_dict({**plain, "model_type": family.model_type})
@@ -66,6 +66,16 @@ def fault_by_headers(source: Source, config: dict, family: Family, weights: Weig
     except Exception as error:  # whatever Transformers makes of a config that contradicts itself or the weights
         return refused_by_transformers(error)
     return loading_fault(report, model_class)
+
+
+def _number(value: object) -> object:
+    """A value of config.json, where Transformers writes infinity as `{"__float__": "Infinity"}`."""
+    match value:
+        case list():
+            return [_number(each) for each in value]
+        case {"__float__": "Infinity" | "-Infinity" | "NaN" as number, **others} if not others:
+            return float(number)
+    return value
 
 
 def base_class(source: Source, config: dict, family: Family) -> type[PreTrainedModel]:

@@ -1,6 +1,7 @@
 """Running a base and its conversion on the same tokens, one after the other."""
 
 import gc
+import re
 from dataclasses import dataclass
 
 import psutil
@@ -112,18 +113,15 @@ def compare_models(
 
 
 def _run(model_class, source: Source, weights: Weights, dtype: torch.dtype, layers: int) -> dict:
-    """Logits (or last hidden state), hidden states and greedy continuation on a fixed sequence of tokens.
+    """Logits (or last hidden state), hidden states and greedy continuation on fixed tokens, or a fixed image.
 
     `fault` says which weights are no numbers, or that those it has lead to none; None where all is well.
     """
     model = _load(model_class, source, weights, dtype, layers)
-    generator = torch.Generator().manual_seed(0)
-    longest = model.config.max_position_embeddings
-    tokens = max(min(TOKENS, longest - NEW_TOKENS), 1)
-    new_tokens = min(NEW_TOKENS, longest - tokens)
-    ids = torch.randint(model.config.vocab_size, (1, tokens), generator=generator)
-    with torch.no_grad():
-        outputs = model(input_ids=ids, output_hidden_states=True)
+    inputs, new_tokens = _inputs(model)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # some models draw what they mask
+        outputs = model(**inputs, output_hidden_states=True)
         logits = outputs.get("logits", outputs.get("start_logits", outputs.get("last_hidden_state")))
         result = {
             "logits": logits,
@@ -132,12 +130,36 @@ def _run(model_class, source: Source, weights: Weights, dtype: torch.dtype, laye
             "fault": _no_numbers(model, source) if logits.isnan().any() else None,
         }
         if model.can_generate() and new_tokens > 0 and not result["fault"]:
+            ids = inputs["input_ids"]
             result["continuation"] = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0
             )
     del model
     gc.collect()
     return result
+
+
+def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
+    """Tokens, or an image of noise, and how many tokens can follow.
+
+    Raises `VerificationError` for a model that takes something else.
+    """
+    config, generator = model.config, torch.Generator().manual_seed(0)
+    match model.main_input_name:
+        case "input_ids":
+            longest = getattr(config, "max_position_embeddings", None) or TOKENS + NEW_TOKENS
+            tokens = max(min(TOKENS, longest - NEW_TOKENS), 1)
+            return {"input_ids": torch.randint(config.vocab_size, (1, tokens), generator=generator)}, min(
+                NEW_TOKENS, longest - tokens
+            )
+        case "pixel_values" if hasattr(config, "image_size"):
+            size = config.image_size if isinstance(config.image_size, list | tuple) else [config.image_size] * 2
+            pixels = torch.randn(1, getattr(config, "num_channels", 3), *size, generator=generator)
+            return {"pixel_values": pixels.to(model.dtype)}, 0
+    raise VerificationError(
+        f"{type(model).__name__} takes {model.main_input_name}, and what to give it is not known here, so it can't be "
+        f"compared with its base. Use --verify structure, and compare the two on inputs of your own."
+    )
 
 
 def _load(model_class, source: Source, weights: Weights, dtype: torch.dtype, layers: int) -> PreTrainedModel:
@@ -147,7 +169,10 @@ def _load(model_class, source: Source, weights: Weights, dtype: torch.dtype, lay
     try:
         with while_loading():
             config = model_class.config_class.from_pretrained(folder)
-            readout = {rf"layers\.{config.num_hidden_layers - 1}\.hc_head\.": f"layers.{layers - 1}.hc_head."}
+            stack = weights.stack or "layers."
+            readout = {
+                rf"{re.escape(stack)}{config.num_hidden_layers - 1}\.hc_head\.": f"{stack}{layers - 1}.hc_head."
+            }
             moved = {"key_mapping": readout} if layers < config.num_hidden_layers else {}
             config = _first_layers(config, layers)
             model, report = model_class.from_pretrained(
@@ -177,8 +202,15 @@ def _no_numbers(model: PreTrainedModel, source: Source) -> str:
 
 def _first_layers(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
     """The config of the same model, cut after some layers."""
-    per_layer = {name: getattr(config, name)[:layers] for name in PER_LAYER if getattr(config, name, None) is not None}
-    return type(config).from_dict({**config.to_dict(), **per_layer, "num_hidden_layers": layers})
+    if layers == config.num_hidden_layers:
+        return config
+    fields = {
+        name: value
+        for name, value in config.to_dict().items()
+        if not isinstance(getattr(type(config), name, 0), property)
+    }
+    per_layer = {name: fields[name][:layers] for name in PER_LAYER if fields.get(name) is not None}
+    return type(config).from_dict({**fields, **per_layer, "num_hidden_layers": layers})
 
 
 def _compare(dtype: str, expected: dict, found: dict) -> Comparison:

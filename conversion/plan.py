@@ -21,16 +21,14 @@ from .source import CONFIG, Source, open_source
 
 LINKS = ("copy", "hard", "symlink")
 
-# model types whose layers do not add two branches, one after the other, to a residual stream of weight one
-PARALLEL = ("cohere", "cohere2", "cohere2_moe", "codegen", "falcon", "gpt_neox", "gptj", "phi", "stablelm")
+# model types whose layers are no chain of branches, each added to a residual stream of weight one
+PARALLEL = ("cohere", "cohere2", "cohere2_moe", "codegen", "falcon", "gpt_neox", "gptj", "stablelm")
 SCALED_RESIDUAL = ("minimax",)
 NORMED_RESIDUAL = ("bert", "distilbert", "roberta")
-SINGLE_BRANCH = ("mamba", "mamba2", "nemotron_h", "zamba", "zamba2")
 OTHERWISE = {
     **dict.fromkeys(PARALLEL, "runs attention and MLP side by side on one input"),
     **dict.fromkeys(SCALED_RESIDUAL, "scales the residual stream itself"),
     **dict.fromkeys(NORMED_RESIDUAL, "norms the residual stream itself"),
-    **dict.fromkeys(SINGLE_BRANCH, "has layers of one branch"),
 }
 
 ACCEPTED = "docs/families.md lists what can be converted."
@@ -183,7 +181,7 @@ def plan_conversion(
     if found := KINDS[fields.connection].fault({**config, **fields.as_config()}):
         raise ConversionError(f"{source.name!r} has {found}. Give another -n.")
     weights = read_weights(source)
-    if weights.prefix is None:
+    if weights.stack is None:
         raise UnsupportedCheckpointError(
             f"the weights of {source.name!r} hold no decoder layer 0. Give a complete checkpoint."
         )
@@ -239,7 +237,7 @@ def _family(source: Source, config: dict) -> Family:
         )
     if model_type in OTHERWISE:
         raise UnsupportedCheckpointError(
-            f"{name!r} can't be converted: {model_type} {OTHERWISE[model_type]}; hyper-connections stand for two "
+            f"{name!r} can't be converted: {model_type} {OTHERWISE[model_type]}; hyper-connections stand for "
             f"additions, one after the other, to a residual stream. {ACCEPTED}"
         )
     if (quantised := config.get("quantization_config")) is not None:

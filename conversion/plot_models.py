@@ -40,9 +40,8 @@ def load_connections(source: Source) -> PreTrainedModel:
     with torch.device("meta"):
         model = AutoModel.from_config(config)
     with open_tensors(source, weights, "torch") as read:
-        tensors = {
-            name.removeprefix(weights.prefix or ""): read(name) for name in weights.tensors if is_of_connection(name)
-        }
+        names = filter(is_of_connection, weights.tensors)
+        tensors = {f"layers.{name.removeprefix(weights.stack or 'layers.')}": read(name) for name in names}
     found = model.load_state_dict(tensors, strict=False, assign=True)
     _refuse_missing(source, filter(is_of_connection, found.missing_keys))
     return model

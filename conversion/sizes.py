@@ -18,11 +18,11 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
 
     config: with `hidden_size` and `num_hidden_layers`, which are sizes.
     """
-    prefix, layers, hidden = weights.prefix or "", config["num_hidden_layers"], config["hidden_size"]
+    prefix, layers, hidden = weights.prefix, config["num_hidden_layers"], config["hidden_size"]
     vocabulary = config.get("vocab_size")
     if vocabulary is not None and not is_size(vocabulary):
         return f"vocab_size is {vocabulary!r:.20}"
-    names = [name for name in weights.tensors if name.startswith(f"{prefix}layers.")]
+    names = [name for name in weights.tensors if name.startswith(weights.stack or "layers.")]
     of_layers = {name: LAYER.match(name[len(prefix) :]) for name in names}
     if unknown := next((name for name, match in of_layers.items() if match is None), None):
         return f"the tensor {unknown!r:.80} is of no layer"
@@ -45,7 +45,7 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
 
 
 def _of_embedding(config: dict, weights: Weights) -> str | None:
-    prefix, hidden, vocabulary = weights.prefix or "", config["hidden_size"], config.get("vocab_size")
+    prefix, hidden, vocabulary = weights.prefix, config["hidden_size"], config.get("vocab_size")
     embedding = weights.tensors.get(f"{prefix}embed_tokens.weight")
     if embedding is None:
         return f"the tensor {prefix}embed_tokens.weight is missing"

@@ -206,7 +206,7 @@ def _check_own(target: Source, config: dict, family: Family, weights: Weights) -
     if found := fault_by_headers(target, config, family, weights):
         return found, False
     with open_tensors(target, weights, "numpy") as read:
-        has_changed, *_ = measure_drift(read, config, family, weights.prefix or "")
+        has_changed, *_ = measure_drift(read, config, family, weights.stack or "layers.")
     return None, has_changed
 
 

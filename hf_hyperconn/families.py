@@ -6,6 +6,7 @@ from importlib import import_module
 from types import ModuleType
 
 from .errors import UnsupportedCheckpointError
+from .models.sub_layers import SubLayer
 from .pairs.sources import MAPPINGS, FamilySource, read_family, table
 from .pairs.text import auto_map, stem
 
@@ -43,14 +44,18 @@ TESTED = (
     *("llama", "mistral", "qwen2", "qwen3", "smollm3", "seed_oss", "phi3", "starcoder2", "gemma", "gemma2"),
     *("olmo", "olmo2", "olmo3", "granite", "olmoe", "mixtral", "qwen2_moe", "qwen3_moe"),
     *("gpt_oss", "deepseek_v3"),
-    *("afmoe", "apertus", "arcee", "aria_text", "axk1", "axk2", "bitnet", "cwm", "deepseek_v2"),
-    *("deepseek_v32", "diffllama", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo"),
-    *("flint", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "granite_swa", "granitemoe"),
-    *("granitemoe_swa", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3"),
-    *("hyperclovax", "internlm3", "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna", "lfm3", "mellum"),
-    *("mimo_v2_flash", "minicpm3", "minimax_m2", "ministral", "ministral3", "modernbert-decoder", "nanochat"),
-    *("nemotron", "phimoe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "solar_open"),
-    *("vaultgemma", "youtu"),
+    *("afmoe", "apertus", "arcee", "aria_text", "axk1", "axk2", "beit", "bitnet", "cosmos3_edge_text", "cwm"),
+    *("deepseek_v2", "deepseek_v32", "deit", "diffllama", "dots1", "dots3_note_text", "ernie4_5"),
+    *("ernie4_5_moe", "eurobert", "exaone4", "exaone_moe", "falcon_mamba", "flex_olmo", "flint", "gemma3_text"),
+    *("glm", "glm4", "glm4_moe", "glm4_moe_lite", "granite_swa", "granitemoe", "granitemoe_swa"),
+    *("granitemoehybrid", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3"),
+    *("hyperclovax", "ijepa", "inkling_text", "internlm3", "iquestcoder", "jais2", "jetmoe", "kimi_linear"),
+    *("kolibri1", "laguna", "lfm2", "lfm2_moe", "lfm3", "llama4_text", "mamba", "mamba2", "mellum"),
+    *("mimo_v2_flash", "minicpm3", "minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mistral4"),
+    *("modernbert", "modernbert-decoder", "muse_glimmer_text", "nanochat", "nemotron", "openai_privacy_filter"),
+    *("persimmon", "phi", "phimoe", "pixio", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_5_moe_text"),
+    *("qwen3_5_text", "qwen3_next", "recurrent_gemma", "solar_open", "ultrabert", "vaultgemma", "vit"),
+    *("vit_mae", "vit_msn", "youtu"),
 )
 
 
@@ -78,6 +83,11 @@ class Family:
     def norm(self) -> dict[str, float]:
         """Initial value of each parameter of the norm that predicts dynamic coefficients."""
         return self.source.norm
+
+    @property
+    def sub_layers(self) -> tuple[SubLayer, ...]:
+        """Those of a decoder layer, in their order."""
+        return self.source.cut.sub_layers
 
     @property
     def heads(self) -> dict[str, str]:

@@ -8,7 +8,6 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable
 from functools import cache
 
 from huggingface_hub.dataclasses import strict
@@ -75,9 +74,10 @@ def hyper_connection_class(model: PreTrainedModel) -> type[PreTrainedModel]:
 
 @cache
 def _make_class(model_class: type, base_class: type, layer_class: type, config_class: type) -> type[PreTrainedModel]:
-    attention_branch, mlp_branch = split_branches(layer_class)
+    attributes = layer_attributes(layer_class)
     forward, *_ = source_of_forward(base_class)
-    check_layer_loop(forward, base_class.__name__)
+    positional = check_layer_loop(forward, base_class.__name__)
+    names = [*inspect.signature(layer_class.forward).parameters][2 : 2 + positional]
     shared_class = next(cls for cls in base_class.__mro__ if PreTrainedModel in cls.__bases__)
 
     def new(transformers_class: type, *mixins: type, last: tuple[type, ...] = (), **namespace) -> type:
@@ -87,8 +87,7 @@ def _make_class(model_class: type, base_class: type, layer_class: type, config_c
     types = {"model_type": f"hc_{config_class.model_type}", "base_model_type": config_class.model_type}
     types["save_pretrained"] = PreTrainedConfig.save_pretrained  # without code, of which there is none
     config = strict(new(config_class, HyperConnectionConfig, **types))
-    branches = {"attention_branch": attention_branch, "mlp_branch": mlp_branch}
-    layer = new(layer_class, _GenericDecoderLayer, **branches)
+    layer = new(layer_class, _GenericDecoderLayer, positional=tuple(names), **attributes)
     adopted = {"config_class": config, "decoder_layer_class": layer, "auto_map": {}}
     shared = new(shared_class, _GenericPreTrainedModel, **adopted)
     hc_base = new(base_class, HyperConnectionModel, shared, forward=reduce_recorded_streams(base_class.forward))
@@ -98,17 +97,20 @@ def _make_class(model_class: type, base_class: type, layer_class: type, config_c
     return new(model_class, HyperConnectionHead, shared, last=generation, model_class=hc_base)
 
 
-def split_branches(layer_class: type[nn.Module]) -> tuple[Callable, Callable]:
-    """The two branches of a decoder layer, as methods cut from its `forward`.
+def layer_attributes(layer_class: type[nn.Module]) -> dict[str, object]:
+    """What a decoder layer on residual streams has of its own: its branches, as methods cut from the base's `forward`.
 
     Raises `UnsupportedCheckpointError` when its forward is of another form than `cut_branches` takes.
     """
     forward, source, owner = source_of_forward(layer_class)
-    branches = cut_branches(forward, source, layer_class.__name__)
+    cut = cut_branches(forward, source, layer_class.__name__)
     namespace = dict(vars(sys.modules[owner.__module__]))
-    for name, branch in zip(("attention_branch", "mlp_branch"), branches, strict=True):
-        exec(compile(branch.method(name), f"<{name} of {owner.__qualname__}>", "exec"), namespace)
-    return namespace["attention_branch"], namespace["mlp_branch"]
+    for sub_layer, branch in zip(cut.sub_layers, cut.branches, strict=True):
+        method = branch.method(sub_layer.branch)
+        exec(compile(method, f"<{sub_layer.branch} of {owner.__qualname__}>", "exec"), namespace)
+    methods = {sub_layer.branch: namespace[sub_layer.branch] for sub_layer in cut.sub_layers}
+    takes_index = len(inspect.signature(layer_class.__init__).parameters) > 2  # besides self and the config
+    return {"parts": cut.sub_layers, "widened": cut.widened, "takes_index": takes_index, **methods}
 
 
 def source_of_forward(cls: type) -> tuple[ast.FunctionDef, str, type]:

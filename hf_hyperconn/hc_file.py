@@ -21,7 +21,7 @@ from .kinds import FIELDS as DEFAULTS
 from .kinds import KINDS, READOUTS, kind_of, readout_of
 from .models.configuration_hyper_connections import FORMS, NORMS, SELECTIONS, STARTS, HyperConnectionConfig
 from .models.history_start import HISTORIES
-from .models.sub_layers import ADDED, CONNECTIONS
+from .models.sub_layers import is_of_connection
 
 FILE = "hyper_connections.safetensors"
 METADATA = "hyper_connections"  # the entry of the file's metadata with model type and connection fields, as JSON
@@ -50,13 +50,14 @@ def hc_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """
     parameters = {}
     for path, module in _transformers_model(model).named_modules():
-        if path.rpartition(".")[2] in ADDED:
+        if is_of_connection(path.rpartition(".")[2]):
             parameters |= {f"{path}.{name}": value for name, value in _active_copy(module).named_parameters()}
     for name in parameters:
         if "base_layer" in name.split("."):
+            modules = sorted({part for each in parameters for part in each.split(".") if is_of_connection(part)})
             raise HyperConnectionFileError(
                 f"an adapter changes {name!r}. Merge it first (merge_and_unload), or train connections whole, by "
-                f"modules_to_save={list(CONNECTIONS)}."
+                f"modules_to_save={modules}."
             )
     return parameters
 

@@ -10,15 +10,15 @@ import sys
 sys.modules["hf_hyperconn"] = None
 
 import torch  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
 
 def load(folder, dtype, attention):
     """The model of a folder, by its own code."""
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation=attention, trust_remote_code=True
-    ).eval()
+    (architecture,) = AutoConfig.from_pretrained(folder, trust_remote_code=True).architectures
+    auto = AutoModelForCausalLM if architecture.endswith("ForCausalLM") else AutoModel
+    return auto.from_pretrained(folder, dtype=dtype, attn_implementation=attention, trust_remote_code=True).eval()
 
 
 def outputs(model, prompts, new_tokens) -> dict[str, torch.Tensor]:
@@ -30,14 +30,20 @@ def outputs(model, prompts, new_tokens) -> dict[str, torch.Tensor]:
         "input_ids": torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompts]),
         "attention_mask": torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]),
     }
+    if model.main_input_name == "pixel_values":
+        pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+        single = batch = {"pixel_values": pixels.to(model.dtype)}
     found = {}
     settings = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
         for name, inputs in (("single", single), ("left-padded", batch)):
+            torch.manual_seed(0)  # some models draw what they mask
             result = model(**inputs, output_hidden_states=True)
-            found[f"{name} logits"] = result.logits
+            found[f"{name} logits"] = result[0]
             for i, state in enumerate(result.hidden_states):
                 found[f"{name} hidden state {i}"] = state
+        if not model.can_generate():
+            return found
         for use_cache in (True, False):
             found[f"greedy, cache {use_cache}"] = model.generate(**single, **settings, use_cache=use_cache)
         found["greedy, left-padded"] = model.generate(**batch, **settings)

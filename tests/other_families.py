@@ -1,4 +1,4 @@
-"""Tiny models of the families that are tested beside those of `families.py`, made by a rule."""
+"""Tiny models of the families that are tested beside those of `families.py`, made by a rule, and what they take."""
 
 import dataclasses
 from functools import cache
@@ -7,9 +7,8 @@ import pytest
 import torch
 import transformers
 from transformers import CONFIG_MAPPING, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hf_hyperconn.families import TESTED
+from hf_hyperconn.families import TESTED, find_family
 
 from .families import FAMILIES
 
@@ -48,8 +47,36 @@ FIELDS = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
+    "state_size": 8,
+    "num_heads": 8,
+    "n_groups": 1,
+    "chunk_size": 8,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "image_size": 16,
+    "patch_size": 4,
 }
-LATENT_ATTENTION = ["axk1", "axk2", "deepseek_v2", "deepseek_v32", "glm4_moe_lite", "minicpm3", "youtu"]
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
+# asked of one family
+OF_ITS_OWN = {
+    "cosmos3_edge_text": MROPE,
+    "qwen2_vl_text": MROPE,
+    "qwen2_5_vl_text": MROPE,
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "kimi_linear": {"layer_types": [*["linear_attention"] * 3, "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+}
+LATENT_ATTENTION = [
+    *("axk1", "axk2", "deepseek_v2", "deepseek_v32", "dots3_note_text", "glm4_moe_lite", "kimi_linear", "minicpm3"),
+    *("mistral4", "youtu"),
+]
 COMMON = [
     "apertus",
     "deepseek_v2",
@@ -58,8 +85,11 @@ COMMON = [
     "gemma3_text",
     "glm4",
     "granitemoe",
+    "mamba",
     "minimax_m2",
     "nemotron",
+    "phi",
+    "vit",
 ]
 LONG_TAIL = [model_type for model_type in TESTED if model_type not in FAMILIES]
 long_tail = pytest.mark.parametrize(
@@ -70,16 +100,34 @@ long_tail = pytest.mark.parametrize(
 @cache
 def tiny(model_type: str) -> PreTrainedModel:
     """A random model, in evaluation mode; tests must not change it."""
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if model_type not in CONFIG_MAPPING:
         pytest.skip(f"this Transformers has no {model_type}")
     config_class = CONFIG_MAPPING[model_type]
     known = {field.name for field in dataclasses.fields(config_class)} | set(dir(config_class))
-    config = config_class(**{name: value for name, value in FIELDS.items() if name in known})
+    fields = {name: value for name, value in FIELDS.items() if name in known} | OF_ITS_OWN.get(model_type, {})
     if model_type in LATENT_ATTENTION:
-        config.num_key_value_heads = config.num_attention_heads
+        fields["num_key_value_heads"] = fields["num_attention_heads"]
+    config = config_class(**fields)
     torch.manual_seed(0)
-    model = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])(config).eval()
+    model = getattr(transformers, find_family(model_type).usual_architecture)(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
+
+
+def inputs_of(model: PreTrainedModel) -> torch.Tensor:
+    """Token ids `[2, 24]`, or images `[2, 3, 16, 16]` where it takes these."""
+    generator = torch.Generator().manual_seed(0)
+    if model.main_input_name == "pixel_values":
+        return torch.randn(2, 3, 16, 16, generator=generator)
+    return torch.randint(3, 96, (2, 24), generator=generator)
+
+
+def loss_of(model: PreTrainedModel, inputs: torch.Tensor) -> torch.Tensor:
+    """That of a language model; of another model what its last hidden states have of a fixed direction."""
+    torch.manual_seed(0)  # some models draw what they mask
+    if model.can_generate():
+        return model(inputs, labels=inputs).loss
+    states = model(inputs).last_hidden_state
+    return (states * torch.randn(states.shape[1:], generator=torch.Generator().manual_seed(0))).mean()

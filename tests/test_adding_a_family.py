@@ -36,5 +36,5 @@ def test_the_form_on_the_page_is_accepted():
     source = "def forward(self, hidden_states):\n" + "\n".join(
         f"    {line}".replace("X", "hidden_states") for line in lines
     )
-    branches = cut_branches(ast.parse(source).body[0], source, "Layer")
+    branches = cut_branches(ast.parse(source).body[0], source, "Layer").branches
     assert [branch.statements for branch in branches] == ["hidden_states = self.branch(hidden_states)"] * 2

@@ -8,7 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from hf_hyperconn import convert_model
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.generic import source_of_forward, split_branches
+from hf_hyperconn.generic import layer_attributes, source_of_forward
 from hf_hyperconn.pairs.branches import check_layer_loop
 
 from .conftest import llama_config
@@ -38,6 +38,65 @@ class UsesAnArgumentTwice(nn.Module):
         return hidden_states
 
 
+class ReadsTheResidual(nn.Module):
+    def forward(self, hidden_states):
+        residual = hidden_states
+        hidden_states = hidden_states * 3
+        hidden_states = residual + hidden_states.view(residual.shape)
+        residual = hidden_states
+        hidden_states = residual + hidden_states
+        return hidden_states
+
+
+class AddsTheStreamLast(nn.Module):
+    def forward(self, hidden_states):
+        residual = hidden_states
+        hidden_states = hidden_states / 3
+        hidden_states = hidden_states + residual
+        hidden_states = hidden_states + torch.tanh(hidden_states)
+        return hidden_states
+
+
+class HasOtherNames(nn.Module):
+    def forward(self, activations):
+        raw = activations
+        normed = activations / 3
+        residual = normed + raw
+        hidden_states = residual**2
+        hidden_states = hidden_states + residual
+        return hidden_states
+
+
+class AddsOnce(nn.Module):
+    def forward(self, x, **kwargs):
+        halves = x / 2
+        attention = torch.tanh(halves)
+        x = attention + halves**2 + x
+        return x
+
+
+class AddsThreeTimes(nn.Module):
+    def forward(self, x):
+        x = x + x / 3
+        for power in (2, 3):
+            last = x**power
+        x = x + last
+        y = x + torch.tanh(x)
+        return y
+
+
+class WidensTheStream(nn.Module):
+    widens = True
+
+    def forward(self, hidden_states):
+        residual = hidden_states
+        if self.widens:
+            residual = residual.to(torch.float32)
+        hidden_states = hidden_states.to(torch.bfloat16) / 3
+        hidden_states = residual + hidden_states
+        return hidden_states
+
+
 class CarriesOver(nn.Module):
     def forward(self, hidden_states):
         residual = hidden_states
@@ -48,20 +107,37 @@ class CarriesOver(nn.Module):
         return hidden_states
 
 
-class ScalesTheResidual(nn.Module):
-    def forward(self, hidden_states):
-        residual = hidden_states
-        hidden_states = residual * 2 + hidden_states
-        residual = hidden_states
-        hidden_states = residual + hidden_states
+class CarriesOverWhatItMayMakeAnew(nn.Module):
+    def forward(self, hidden_states, anew=False):
+        half = hidden_states / 2
+        hidden_states = hidden_states + half
+        if anew:
+            half = hidden_states / 2
+        hidden_states = hidden_states + half
         return hidden_states
 
 
-class ReadsTheResidual(nn.Module):
+class ChangesAnArgument(nn.Module):
+    def forward(self, hidden_states, scale=2.0):
+        scale = scale / 2
+        hidden_states = hidden_states + hidden_states * scale
+        hidden_states = hidden_states + hidden_states * scale
+        return hidden_states
+
+
+class ReadsTheStreamOfBefore(nn.Module):
     def forward(self, hidden_states):
         residual = hidden_states
-        hidden_states = hidden_states / residual
-        hidden_states = residual + hidden_states
+        hidden_states = residual + hidden_states / 2
+        hidden_states = hidden_states + residual
+        return hidden_states
+
+
+class ScalesTheResidual(nn.Module):
+    def forward(self, hidden_states):
+        residual = hidden_states
+        hidden_states = hidden_states / 2
+        hidden_states = residual * 2 + hidden_states
         residual = hidden_states
         hidden_states = residual + hidden_states
         return hidden_states
@@ -87,22 +163,113 @@ class ChangesTheSum(nn.Module):
         return hidden_states
 
 
+class ChangesTheLastSum(nn.Module):
+    def forward(self, hidden_states):
+        hidden_states = hidden_states + hidden_states / 2
+        hidden_states = hidden_states.clamp(-1, 1)
+        return hidden_states
+
+
+class ChangesTheStreamInPlace(nn.Module):
+    def forward(self, hidden_states):
+        residual = hidden_states
+        hidden_states.mul_(2)
+        hidden_states = residual + hidden_states / 2
+        return hidden_states
+
+
+class AddsInPlace(nn.Module):
+    def forward(self, hidden_states):
+        hidden_states += hidden_states / 2
+        return hidden_states
+
+
+class AddsUnderACondition(nn.Module):
+    def forward(self, hidden_states, parallel=False):
+        half = hidden_states / 2
+        if parallel:
+            hidden_states = hidden_states + half
+        return hidden_states
+
+
+class ReturnsMore(nn.Module):
+    def forward(self, hidden_states):
+        weights = hidden_states / 2
+        hidden_states = hidden_states + weights
+        return hidden_states, weights
+
+
+class ReturnsEarly(nn.Module):
+    def forward(self, hidden_states, skip=False):
+        if skip:
+            return hidden_states
+        hidden_states = hidden_states + hidden_states / 2
+        return hidden_states
+
+
+def run(layer: nn.Module, x: torch.Tensor, **kwargs) -> torch.Tensor:
+    """A layer by its branches, each added to the stream."""
+    attributes = layer_attributes(type(layer))
+    if attributes["widened"]:
+        x = x.float()
+    for part in attributes["parts"]:
+        x = x + attributes[part.branch](layer, x, **kwargs)
+    return x
+
+
 def test_branches_are_the_layers_own_code():
-    attention_branch, mlp_branch = split_branches(Layer)
+    branches = layer_attributes(Layer)
     x, layer = torch.randn(3), Layer()
-    assert torch.equal(attention_branch(layer, x), x)
-    assert torch.equal(attention_branch(layer, x, scale=4.0), 2 * x)
-    assert torch.equal(mlp_branch(layer, x), x**2)
-    first = x + attention_branch(layer, x)
-    assert torch.equal(first + mlp_branch(layer, first), layer(x))
+    assert torch.equal(branches["attention_branch"](layer, x), x)
+    assert torch.equal(branches["attention_branch"](layer, x, scale=4.0), 2 * x)
+    assert torch.equal(branches["mlp_branch"](layer, x), x**2)
+    assert torch.equal(run(layer, x), layer(x))
 
 
 @pytest.mark.parametrize(
-    "layer", [UsesAnArgumentTwice, CarriesOver, ScalesTheResidual, ReadsTheResidual, NormsTheResidual, ChangesTheSum]
+    ("layer", "names"),
+    [
+        (UsesAnArgumentTwice, ["attention", "mlp"]),
+        (ReadsTheResidual, ["attention", "mlp"]),
+        (AddsTheStreamLast, ["attention", "mlp"]),
+        (HasOtherNames, ["attention", "mlp"]),
+        (AddsOnce, ["block"]),
+        (AddsThreeTimes, ["block", "block_1", "block_2"]),
+        (WidensTheStream, ["block"]),
+    ],
 )
-def test_what_would_not_be_exact_is_refused(layer):
-    with pytest.raises(UnsupportedCheckpointError, match=f"the forward of {layer.__name__} is not"):
-        split_branches(layer)
+def test_a_chain_of_additions_is_the_layer(layer, names):
+    assert [part.name for part in layer_attributes(layer)["parts"]] == names
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(50, generator=torch.Generator().manual_seed(0)).to(dtype)
+        expected = layer()(x)
+        assert torch.equal(run(layer(), x), expected)
+        assert run(layer(), x).dtype == expected.dtype
+    if layer is UsesAnArgumentTwice:
+        assert torch.equal(run(layer(), x, scale=0.3), layer()(x, scale=0.3))
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (CarriesOver, "a branch reads half, which an earlier one made"),
+        (CarriesOverWhatItMayMakeAnew, "a branch reads half, which an earlier one made"),
+        (ChangesAnArgument, "a branch reads scale, which an earlier one made"),
+        (ReadsTheStreamOfBefore, "a branch reads residual, which an earlier one made"),
+        (ScalesTheResidual, "nothing is added"),
+        (NormsTheResidual, "nothing is added"),
+        (ChangesTheSum, "changes the stream by more"),
+        (ChangesTheLastSum, "changes the stream by more"),
+        (ChangesTheStreamInPlace, "in place"),
+        (AddsInPlace, "in place"),
+        (AddsUnderACondition, "nothing is added"),
+        (ReturnsMore, "returns more than the stream"),
+        (ReturnsEarly, "returns at several places"),
+    ],
+)
+def test_what_would_not_be_exact_is_refused(layer, reason):
+    with pytest.raises(UnsupportedCheckpointError, match=f"the forward of {layer.__name__} is not a chain.*{reason}"):
+        layer_attributes(layer)
 
 
 class SkipsLayers(nn.Module):
@@ -141,7 +308,7 @@ def test_a_layer_without_source_is_refused():
     namespace = {"nn": nn}
     exec("class Layer(nn.Module):\n    def forward(self, hidden_states): ...", namespace)
     with pytest.raises(UnsupportedCheckpointError, match="the source of Layer can't be read"):
-        split_branches(namespace["Layer"])
+        layer_attributes(namespace["Layer"])
 
 
 class HalvingLayer(LlamaDecoderLayer):

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, TrainingArguments
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel, TrainingArguments
 
 from hf_hyperconn import HCTrainer, convert_model
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.conversion.equivalent import hyper_connection_shapes
 from hf_hyperconn.families import find_family
 
-from .conftest import asked_for, train
-from .other_families import COMMON, LATENT_ATTENTION, LONG_TAIL, long_tail, tiny
+from .conftest import asked_for
+from .other_families import COMMON, LATENT_ATTENTION, LONG_TAIL, inputs_of, long_tail, loss_of, tiny
 from .processes import elsewhere
 from .support import listed
 from .test_families import DTYPES, compared
@@ -53,6 +53,24 @@ def differing(request, place) -> dict[str, list[str]]:
     return compared(place, asked(request), new_tokens=8)
 
 
+def loaded(folder: Path, model_type: str) -> PreTrainedModel:
+    """A conversion, by the Auto class of its family."""
+    auto = AutoModelForCausalLM if "ForCausalLM" in find_family(model_type).heads else AutoModel
+    return auto.from_pretrained(folder)
+
+
+def train(model: PreTrainedModel, learning_rate: float, steps: int) -> list[float]:
+    """The loss at each step, on the same inputs."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=learning_rate), []
+    for _ in range(steps):
+        loss = loss_of(model, inputs_of(model))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
 @long_tail
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equal_to_the_base_without_the_package(model_type, dtype, place, differing):
@@ -64,13 +82,13 @@ def test_equal_to_the_base_without_the_package(model_type, dtype, place, differi
 def test_trained_and_saved_it_loads_again(model_type, place, tmp_path):
     tiny(model_type)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_pretrained(place / model_type / "dhc4").train()
+    model = loaded(place / model_type / "dhc4", model_type).train()
     before = {name: p.detach().clone() for name, p in model.named_parameters() if "_hc.static_" in name}
-    train(model, torch.optim.SGD(model.parameters(), lr=0.02), [IDS] * 3)
+    train(model, learning_rate=0.02, steps=3)
     parameters = dict(model.named_parameters())
     assert [name for name, value in before.items() if torch.equal(parameters[name], value)] == []
     model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    again = loaded(tmp_path, model_type)
     assert type(again) is type(model)
     state = model.state_dict()
     assert state.keys() == again.state_dict().keys()
@@ -100,12 +118,13 @@ def test_the_table_knows_the_classes_and_the_norm(model_type, place):
     base, family = tiny(model_type), find_family(model_type)
     model = convert_model(base)
     assert type(model).__module__ == f"hf_hyperconn.models.{Path(family.files[1]).stem}"
-    prefix = f"{model.base_model_prefix}."
-    shapes = dict(hyper_connection_shapes(model.config.to_dict(), family, prefix))
     added = {name: p for name, p in model.named_parameters() if "_hc." in name}
+    stack = next(iter(added)).partition("0.")[0]
+    shapes = dict(hyper_connection_shapes(model.config.to_dict(), family, stack))
     assert {name: tuple(p.shape) for name, p in added.items()} == shapes
     with safe_open(next((place / model_type / "dhc4").glob("model-*2-of-*2.safetensors")), "pt") as file:
-        assert {name: torch.equal(file.get_tensor(name), added[name]) for name in added} == dict.fromkeys(added, True)
+        written = {name.replace("encoder.layer.", "layers."): file.get_tensor(name) for name in file.keys()}
+    assert {name: torch.equal(written[name], added[name]) for name in added} == dict.fromkeys(added, True)
     for suffix, name in family.heads.items():
         assert hasattr(family.modeling_module(), f"HC{name}"), suffix
 
@@ -118,7 +137,7 @@ def new(model_type: str, **fields):
     }
     config = getattr(family.configuration_module(), f"HC{family.name}Config")(**kept, **fields)
     torch.manual_seed(0)
-    return getattr(family.modeling_module(), f"HC{family.heads['ForCausalLM']}")(config)
+    return getattr(family.modeling_module(), f"HC{family.usual_architecture}")(config)
 
 
 @pytest.mark.parametrize("fields", [{"connection": "keel", "hc_mult": 1}, {"norm": "dyt"}], ids=["keel", "dyt"])
@@ -132,7 +151,7 @@ def test_it_trains_with_what_has_no_equivalent(model_type, fields):
             new(model_type, **fields)
         return
     model = new(model_type, **fields)
-    losses = train(model, torch.optim.SGD(model.parameters(), lr=0.05), [IDS] * 5)
+    losses = train(model, learning_rate=0.05, steps=5)
     assert losses[-1] < losses[0]
 
 

@@ -18,8 +18,9 @@ from ..models.sub_layers import is_of_connection
 
 EXPERT = ".experts."  # in the names of routed experts, not of shared ones
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-MET = ("num_experts_per_tok", "moe_topk", "moe_k")
-LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
+MET = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight")
+LAYER = re.compile(r"(?:^|\.)layers?\.([0-9]{1,9})\.")  # `encoder.layer.0.` in older vision transformers
 
 
 def number_of_experts(config: Mapping) -> int | None:
@@ -62,7 +63,7 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
         layer = LAYER.search(name)
         if is_of_connection(name) or (layer and int(layer[1]) >= config["num_hidden_layers"]):
             continue
-        is_looked_up = name.endswith("embed_tokens.weight") and not has_tied_head
+        is_looked_up = name.endswith(EMBEDDINGS) and not has_tied_head
         if is_looked_up or len(tuple(shape)) < 2 or name.endswith("bias"):
             continue
         if EXPERT in name:

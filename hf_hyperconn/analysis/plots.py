@@ -13,7 +13,7 @@ from matplotlib.colors import CenteredNorm
 from matplotlib.figure import Figure
 
 from ..arrangements import parallel, post_norm, sequential, two_hop
-from ..models.sub_layers import number_of_sub_layers
+from ..models.sub_layers import SUB_LAYERS
 from .statistics import PERCENTILES
 from .streams import StreamStatistics
 from .unfolding import ConnectionMatrices, unfold
@@ -148,7 +148,7 @@ def reference_figure(layers: int = 6) -> Figure:
         ("Parallel blocks", lambda k: parallel(2, k), "sum"),
         ("Two hops", lambda k: two_hop(2, k), "mean"),
     ):
-        matrix = unfold(map(matrices, range(number_of_sub_layers(layers))), readout).inputs
+        matrix = unfold(map(matrices, range(len(SUB_LAYERS) * layers)), readout).inputs
         # a norm follows: only the direction of a row counts
         drawn.append((title, matrix / matrix.abs().amax(-1, keepdim=True)))
     return _grid([lambda ax, t=t, m=m: plot_connections(m, ax, limit=1.0, title=t) for t, m in drawn], columns=2)

@@ -8,7 +8,7 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import HyperConnError
-from ..models.sub_layers import number_of_sub_layers
+from ..kinds import sub_layers
 from ..observation import in_evaluation_mode, observe
 from .coefficients import CoefficientMeter
 from .similarity import LayerSimilarity
@@ -34,12 +34,12 @@ def study(model: PreTrainedModel, batches: Iterable[torch.Tensor]) -> Study:
 
     Raises `HyperConnError` for a model without hyper-connections, or when there is no batch.
     """
-    sub_layers = number_of_sub_layers(model.config.num_hidden_layers)
+    connections = sub_layers(model.config.to_dict())
     meters = (
-        Unfolding(sub_layers, readout_of(model)),
-        LayerSimilarity(sub_layers),
-        StreamMeter(sub_layers),
-        CoefficientMeter(sub_layers),
+        Unfolding(connections, readout_of(model)),
+        LayerSimilarity(connections),
+        StreamMeter(connections),
+        CoefficientMeter(connections),
     )
 
     def see(observation):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from .attention import AttentionResidual
 from .from_scratch import Dual, Keel
 from .hyper import AltUp, Dynamic, Frac, Static
-from .kind import FIELDS, FORMAT, Kind, Readout, setting, sub_layers
+from .kind import FIELDS, FORMAT, Kind, Readout, parts, setting, sub_layers
 from .manifold import Identity, Manifold
 from .readouts import READOUTS
 
@@ -33,6 +33,7 @@ __all__ = [
     "setting",
     "kind_of",
     "readout_of",
+    "parts",
     "sub_layers",
 ]
 

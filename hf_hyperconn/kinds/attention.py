@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .kind import Kind, Readout, float32, setting, sub_layers
+from .kind import Kind, Readout, float32, parts, setting, sub_layers
 
 READ = 6  # operations on each value of a token that is read: its mean square, its score, its share
 FORMS = ("sum", "mean")
@@ -80,8 +80,8 @@ class AttentionResidual(Kind):
 
     def kept(self, config):
         # the residual stream and the values between layers, and one more value within each; the readout's, too
-        layers = config["num_hidden_layers"]
-        return 1 + 3 * layers + _opened(layers, 2, setting(config, "hc_block")), 0
+        layers, of_layer = config["num_hidden_layers"], len(parts(config))
+        return 1 + (1 + of_layer) * layers + _opened(layers, of_layer, setting(config, "hc_block")), 0
 
 
 def _opened(count: int, step: int, block: int) -> int:

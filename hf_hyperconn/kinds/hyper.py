@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ..models.history_start import HISTORIES, written_streams
-from .kind import NORM, SCALE, Kind, Readout, Shapes, Values, float32, largest_change, setting, sub_layers
+from .kind import NORM, SCALE, Kind, Readout, Shapes, Values, float32, largest_change, parts, setting, sub_layers
 from .readouts import Joined
 
 
@@ -31,7 +31,8 @@ class Static(Kind):
         read, write = k % n, np.ones(n)
         if setting(config, "hc_start") == "history":
             read, write = 0, np.zeros(n)
-            write[list(written_streams(k, sub_layers(config), n, setting(config, "hc_history")))] = 1
+            history = setting(config, "hc_history")
+            write[list(written_streams(k, sub_layers(config), n, history, len(parts(config))))] = 1
         identity = np.eye(n)
         return float32(static_alpha=np.concatenate([identity[:, [read]], identity], axis=1), static_beta=write)
 
@@ -43,9 +44,9 @@ class Static(Kind):
         return sub_layers(config) * 2 * config["hc_mult"] * (config["hc_mult"] + 2) * config["hidden_size"]
 
     def kept(self, config):
-        # the streams that a layer receives and the outputs of its two branches; the first copies are one embedding
+        # the streams that a layer receives and the outputs of its branches; the first copies are one embedding
         n = config["hc_mult"]
-        return config["num_hidden_layers"] * (n + 2) - (n - 1), 0
+        return config["num_hidden_layers"] * (n + len(parts(config))) - (n - 1), 0
 
 
 class Dynamic(Static):

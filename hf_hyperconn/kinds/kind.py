@@ -1,8 +1,8 @@
 """What the table says of one kind of connection, and of one kind of readout.
 
-Letters: N streams, D hidden size, L decoder layers, which have K = 2 L sub-layers and as many connections. A `config`
-is a config.json, or what a config's `to_dict` returns; of the fields of connections it may lack any. `norm` has, by
-name, the initial value of each parameter of a family's norm.
+Letters: N streams, D hidden size, L decoder layers of P sub-layers (most have two), K = P L sub-layers and as many
+connections. A `config` is a config.json, or what a config's `to_dict` returns; of the fields of connections it may
+lack any. `norm` has, by name, the initial value of each parameter of a family's norm.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..models.sub_layers import number_of_sub_layers
+from ..errors import UnsupportedCheckpointError
+from ..families import find_family
+from ..models.sub_layers import SUB_LAYERS, SubLayer
 
 Values = dict[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
@@ -43,9 +45,17 @@ def setting(config: Mapping, name: str):
     return config.get(name, FIELDS[name])
 
 
+def parts(config: Mapping) -> tuple[SubLayer, ...]:
+    """The sub-layers of a decoder layer; those of most, where the model type is not one of Transformers'."""
+    try:
+        return find_family(str(config.get("model_type")).removeprefix("hc_")).sub_layers
+    except UnsupportedCheckpointError:
+        return SUB_LAYERS
+
+
 def sub_layers(config: Mapping) -> int:
     """K, the number of sub-layers, each with its connection."""
-    return number_of_sub_layers(config["num_hidden_layers"])
+    return len(parts(config)) * config["num_hidden_layers"]
 
 
 class Kind:

@@ -10,20 +10,19 @@ All products are by 0 or 1, so nothing is rounded otherwise than in the base. Bu
 gradient at the first step, which those of N equal streams share.
 """
 
-from .sub_layers import SUB_LAYERS
-
 HISTORIES = ("type", "depth")
 
 
-def written_streams(sub_layer: int, sub_layers: int, hc_mult: int, history: str) -> tuple[int, ...]:
+def written_streams(sub_layer: int, sub_layers: int, hc_mult: int, history: str, parts: int = 2) -> tuple[int, ...]:
     """The streams that sub-layer k writes at the start: 0 and its side stream, if it has one.
 
-    sub_layer, sub_layers: k and how many there are; even ones are attention, odd ones MLPs.
+    sub_layer, sub_layers: k and how many there are.
     hc_mult: N.
     history: "depth" cuts the sub-layers into N - 1 runs, one for each side stream; with N = 2 the only side stream has
         the first half, as all of them would be stream 0 again. "type" gives attention the first
         side streams and MLPs the next ones, with runs of layers where there are several; with N >= 4 the last side
         stream holds the embedding alone; with N = 2 only attention has one.
+    parts: the number of sub-layers of a decoder layer, each of a type; two are attention and an MLP.
     """
     sides = hc_mult - 1
     if sides == 0:
@@ -32,8 +31,8 @@ def written_streams(sub_layer: int, sub_layers: int, hc_mult: int, history: str)
         run = sub_layer * max(sides, 2) // sub_layers
         return (0, 1 + run) if run < sides else (0,)
     written = sides - (sides > 2)
-    of_attention = (written + 1) // 2
-    layer, place = divmod(sub_layer, len(SUB_LAYERS))
-    layers = sub_layers // len(SUB_LAYERS)
-    first, runs = ((1, of_attention), (1 + of_attention, written - of_attention))[place]
+    layer, place = divmod(sub_layer, parts)
+    layers = sub_layers // parts
+    shares = [(written + parts - 1 - each) // parts for each in range(parts)]
+    runs, first = shares[place], 1 + sum(shares[:place])
     return (0, first + layer * runs // layers) if runs else (0,)

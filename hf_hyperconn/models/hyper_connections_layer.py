@@ -19,7 +19,7 @@ from .history_start import written_streams
 from .hyper_connections import Connection, HyperConnection, InitialisedModule, WeightedReadout, copied
 from .keel_connection import KeelConnection
 from .manifold_hyper_connections import LearnedReadout, ManifoldHyperConnection
-from .sub_layers import CONNECTIONS, SUB_LAYERS, number_of_sub_layers
+from .sub_layers import SUB_LAYERS, SubLayer
 
 logger = logging.get_logger(__name__)
 
@@ -30,12 +30,17 @@ def has_readout_module(config) -> bool:
 
 
 class HyperConnectionDecoderLayer:
-    """Mixin before a family's decoder layer: its two residual additions become hyper-connections.
+    """Mixin before a family's decoder layer: its residual additions become hyper-connections.
 
     A branch is whatever the family computes between reading the residual stream and adding to it. Here it is norm +
-    attention and norm + MLP; a family whose branches are something else has an `attention_branch` or `mlp_branch` cut
-    from Transformers' `forward`. A branch takes what the layer takes besides hidden states.
+    attention and norm + MLP; a family whose branches are something else has methods cut from Transformers' `forward`.
+    A branch takes what the layer takes besides hidden states.
 
+    parts: the sub-layers of the layer, in their order.
+    takes_index: whether the family's layer is made of the config and its index, or of the config alone.
+    positional: names of the arguments, besides hidden states, that the family's model gives a layer by their place.
+    widened: the attribute of the layer that says whether the streams are float32; None where they have the dtype of
+        the hidden states.
     cut_from: the release of Transformers they were cut from, and the digest of that `forward`.
     predicting_norm: the norm of the layer that dynamic coefficients take a copy of; None for an RMSNorm of torch.
     output_projections: the names of the weights that write to the residual stream, which static and dynamic
@@ -44,6 +49,10 @@ class HyperConnectionDecoderLayer:
         removed or added (`HyperConnectionModel.place_layers`).
     """
 
+    parts: tuple[SubLayer, ...] = SUB_LAYERS
+    takes_index = True
+    positional: tuple[str, ...] = ()
+    widened: str | None = None
     cut_from: tuple[str, str] | None = None
     predicting_norm: str | None = "post_attention_layernorm"
     output_projections = ("o_proj", "down_proj")
@@ -55,7 +64,7 @@ class HyperConnectionDecoderLayer:
             warn_of_another_forward(cls.__bases__[-1], *cls.cut_from)
 
     def __init__(self, config, layer_idx: int):
-        super().__init__(config, layer_idx)
+        super().__init__(*((config, layer_idx) if self.takes_index else (config,)))
         if config.connection in ("shc", "dhc"):
             self._mark_output_projections()
         self.config = config
@@ -64,8 +73,8 @@ class HyperConnectionDecoderLayer:
         replace_norms(self, config)
         if config.norm is not None and layer_idx == 0:
             self.embedding_scale = EmbeddingScale(config.hidden_size)
-        for k, name in enumerate(CONNECTIONS, start=number_of_sub_layers(layer_idx)):
-            setattr(self, name, self.make_connection(k))
+        for place, part in enumerate(self.parts):
+            setattr(self, part.connection, self.make_connection(len(self.parts) * layer_idx + place))
         if layer_idx == config.num_hidden_layers - 1:
             self.add_readout()
 
@@ -98,9 +107,9 @@ class HyperConnectionDecoderLayer:
         """The connection around sub-layer k, as the config asks for."""
         config = self.config
         size, n = config.hidden_size, config.hc_mult
-        sub_layers, written = number_of_sub_layers(config.num_hidden_layers), None
+        sub_layers, written = len(self.parts) * config.num_hidden_layers, None
         if config.hc_start == "history":
-            written = written_streams(sub_layer, sub_layers, n, config.hc_history)
+            written = written_streams(sub_layer, sub_layers, n, config.hc_history, len(self.parts))
         match config.connection:
             case "shc":
                 return HyperConnection(size, n, sub_layer, written=written)
@@ -132,7 +141,7 @@ class HyperConnectionDecoderLayer:
     @property
     def sub_layers(self) -> list[tuple[Connection, Callable[..., torch.Tensor]]]:
         """The connection and the branch of each sub-layer, in their order."""
-        return [(getattr(self, each.connection), getattr(self, each.branch)) for each in SUB_LAYERS]
+        return [(getattr(self, each.connection), getattr(self, each.branch)) for each in self.parts]
 
     def read_out(self, streams: torch.Tensor) -> torch.Tensor:
         """Hidden states `[B, S, D]` of streams, by the readout of the config."""
@@ -148,8 +157,9 @@ class HyperConnectionDecoderLayer:
         """Norm and MLP, `[B, S, D]` to `[B, S, D]`."""
         return self.mlp(self.post_attention_layernorm(hidden_states))
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         """One decoder layer on streams `[B, S, N, D]`; the first takes and the last returns `[B, S, D]`."""
+        kwargs.update(zip(self.positional, args, strict=False))
         expands = self.is_first and hidden_states.dim() != 4  # a first layer may be there once more, further up
         if not expands and hidden_states.dim() != 4:
             raise ValueError(
@@ -159,6 +169,8 @@ class HyperConnectionDecoderLayer:
             )
         if expands and self.config.norm is not None:
             hidden_states = self.embedding_scale(hidden_states)
+        if self.widened is not None and getattr(self, self.widened):
+            hidden_states = hidden_states.to(torch.float32)
         sub_layers = self.sub_layers
         first, _ = sub_layers[0]
         streams = first.take(first.expand_streams(hidden_states) if expands else hidden_states)

@@ -20,7 +20,7 @@ from transformers import initialization as init
 from .dynamic_activations import replace_norms
 from .hyper_connections import InitialisedModule
 from .hyper_connections_layer import has_readout_module
-from .sub_layers import ADDED, CONNECTIONS, is_of_connection
+from .sub_layers import ADDED, READOUT, is_of_connection
 from .transformers_seam import declare, share_implementation_of_experts, share_names_of_weights
 
 # whether this thread is loading a base, whose checkpoint lacks them
@@ -46,6 +46,8 @@ class HyperConnectionPreTrainedModel:
         elif cls.__module__.startswith("torch."):
             # FSDP2's, for one instance, whose code is that of the class it was made of
             cls.__module__ = cls.__bases__[-1].__module__
+        if cls.__name__.startswith("HC"):
+            share_names_of_weights(cls.__name__, cls.__name__.removeprefix("HC"))
 
     @classmethod
     def _adopt_family(cls, base: type[PreTrainedModel]):
@@ -56,7 +58,10 @@ class HyperConnectionPreTrainedModel:
             base,
             _no_split_modules=lambda of_base: [layer_class.__name__],
             _can_record_outputs=lambda of_base: {**(of_base or {}), "hidden_states": layer_class},
-            _keep_in_fp32_modules_strict=lambda of_base: [*(of_base or ()), *CONNECTIONS],
+            _keep_in_fp32_modules_strict=lambda of_base: [
+                *(of_base or ()),
+                *(part.connection for part in layer_class.parts),
+            ],
         )
         share_implementation_of_experts(cls, base)
         share_names_of_weights(config_class.model_type, config_class.base_model_type)
@@ -65,10 +70,9 @@ class HyperConnectionPreTrainedModel:
         # the base's own __init__ has collected the layer classes of the modules that were replaced since
         self.__dict__.pop("_no_split_modules", None)
         if has_readout_module(self.config):
-            self._keep_in_fp32_modules_strict = {*self._keep_in_fp32_modules_strict, "hc_head"}
+            self._keep_in_fp32_modules_strict = {*self._keep_in_fp32_modules_strict, READOUT}
         if _loads_a_base.get():
-            added = "|".join(ADDED)
-            self._keys_to_ignore_on_load_missing = {*(self._keys_to_ignore_on_load_missing or ()), rf"\.({added})\."}
+            self._keys_to_ignore_on_load_missing = {*(self._keys_to_ignore_on_load_missing or ()), ADDED.pattern}
         self.add_model_tags(["hyper-connections", "hf-hyperconn", f"hc-x{self.config.hc_mult}"])
         super().post_init()
 
@@ -83,7 +87,7 @@ class HyperConnectionPreTrainedModel:
                 parameter = getattr(module, name)
                 init.copy_(parameter, _sharded_like(value, parameter))
         elif (name := getattr(module, "hc_output_projection", None)) is not None:
-            std = self.config.initializer_range * self.config.hc_mult**-0.5
+            std = getattr(self.config, "initializer_range", 0.02) * self.config.hc_mult**-0.5
             init.normal_(getattr(module, name), mean=0.0, std=std)
 
     def materialise_connections(self, device: torch.device) -> None:
@@ -255,7 +259,9 @@ class HyperConnectionHead:
             AutoModel.register(type(config), self.model_class, exist_ok=True)
         with without_decoder_layers(config, self) as empty:
             super().__init__(empty)
-        setattr(self, self.base_model_prefix, self.model_class(config))
+        of_base = self.model_class.__name__.removeprefix("HC")
+        names = [name for name, child in self.named_children() if type(child).__name__ == of_base]
+        setattr(self, *names or [self.base_model_prefix], self.model_class(config))
         self.post_init()
 
 

@@ -80,7 +80,7 @@ def share_implementation_of_experts(cls: type[PreTrainedModel], base: type[PreTr
 
 
 def share_names_of_weights(model_type: str, base_model_type: str) -> None:
-    """Translate names of weights in checkpoints as for the base.
+    """Translate names of weights in checkpoints as for the base; types are those of configs, or names of classes.
 
     Raises `ImportError` where Transformers has no such translation any more: weights would be left out.
     """

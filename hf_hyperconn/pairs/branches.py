@@ -1,37 +1,54 @@
-"""The two branches of a decoder layer, cut from the source of its `forward`.
+"""The branches of a decoder layer, cut from the source of its `forward`.
 
-A branch is what stands between `residual = hidden_states` and `hidden_states = residual + ...`.
+A branch is what the layer computes from the residual stream before it adds that to the stream: of
+
+    residual = hidden_states
+    hidden_states = self.mlp(self.norm(hidden_states))
+    hidden_states = residual + hidden_states
+
+the second line. The stream is followed by name: what is given to the layer, its copies, and every sum.
 """
 
 import ast
 import builtins
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 from textwrap import dedent
 
 from ..errors import UnsupportedCheckpointError
+from ..models.sub_layers import SUB_LAYERS, SubLayer
 
 USUAL_ATTENTION = "hidden_states = self.input_layernorm(hidden_states)"
 USUAL_MLP = "hidden_states = self.post_attention_layernorm(hidden_states)\nhidden_states = self.mlp(hidden_states)"
+ASIDE = (
+    "norm",
+    "dropout",
+    "drop_path",
+    "act",
+    "layer_scale",
+)  # in the names of modules that a branch isn't named after
 
 
 @dataclass(frozen=True)
 class Branch:
     """One branch, as a method of its layer.
 
-    arguments: the names and defaults it takes besides `hidden_states`, as they are written in a signature.
+    stream: the name by which it reads the residual stream.
+    arguments: the names and defaults it takes besides that, as they are written in a signature.
     statements: its lines up to the addition, with their comments.
     result: the expression that was added.
     names: what it reads that is neither its own nor the layer's: globals of the layer's module.
+    modules: the attributes of the layer that it calls.
     has_usual_statements: whether those are a norm, and attention or an MLP.
     """
 
+    stream: str
     arguments: tuple[str, ...]
     statements: str
     result: str
     names: frozenset[str]
+    modules: tuple[str, ...]
     has_usual_statements: bool
 
     @property
@@ -41,53 +58,143 @@ class Branch:
 
     def method(self, name: str, docstring: str = "") -> str:
         """The source of a method, indented as at the top of a module."""
-        head = f"def {name}({', '.join(('self', 'hidden_states', *self.arguments))}):"
+        taken = ("self", self.stream, *self.arguments)
+        head = f"def {name}({', '.join(taken)}):"
         if len(head) > 100:
-            lines = "".join(f"    {argument},\n" for argument in ("self", "hidden_states", *self.arguments))
+            lines = "".join(f"    {argument},\n" for argument in taken)
             head = f"def {name}(\n{lines}):"
         body = [*([f'"""{docstring}"""'] if docstring else []), *self.statements.splitlines(), f"return {self.result}"]
         return "\n".join([head, *(f"    {line}".rstrip() for line in body)]) + "\n"
 
 
-def cut_branches(forward: ast.FunctionDef, source: str, layer: str) -> tuple[Branch, Branch]:
-    """The attention branch and the MLP branch of a decoder layer's `forward`.
+@dataclass(frozen=True)
+class Cut:
+    """The branches of a layer, in the order in which they are added.
+
+    widened: the attribute of the layer that says whether the stream is made float32 first; None where none does.
+    """
+
+    branches: tuple[Branch, ...]
+    widened: str | None = None
+
+    @property
+    def sub_layers(self) -> tuple[SubLayer, ...]:
+        """What they are called: two are attention and MLP, others after the module that they run."""
+        if len(self.branches) == len(SUB_LAYERS):
+            return SUB_LAYERS
+        names: list[str] = []
+        for branch in self.branches:
+            run = [name.removeprefix("self_") for name in branch.modules if not any(word in name for word in ASIDE)]
+            name = "_".join(run) or "block"
+            names.append(f"{name}_{len(names)}" if name in names else name)
+        return tuple(SubLayer(f"{name}_hc", f"{name}_branch", name) for name in names)
+
+
+@dataclass
+class _Part:
+    """What stands before an addition.
+
+    streams: the names that the stream has in it.
+    statements: those that are not copies of the stream, each with the line that its own lines, comments above it
+        included, come after.
+    added: the expression that is added.
+    """
+
+    streams: set[str]
+    statements: list[tuple[int, ast.stmt]] = field(default_factory=list)
+    added: ast.expr | None = None
+
+    @property
+    def nodes(self) -> list[ast.AST]:
+        return [node for each in (*(each for _, each in self.statements), self.added) for node in ast.walk(each)]
+
+
+def cut_branches(forward: ast.FunctionDef, source: str, layer: str) -> Cut:
+    """The branches of a decoder layer's `forward`.
 
     source: in which the positions of `forward` are; layer: the name of its class.
 
-    Raises `UnsupportedCheckpointError` when it is not two times `residual = hidden_states`, a branch that does not
-    touch `residual`, and `hidden_states = residual + ...`, and then `return hidden_states`.
+    Raises `UnsupportedCheckpointError` when it is not a chain of additions to the stream, or a branch needs what an
+    earlier one made.
     """
     body = [node for node in forward.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
-    starts = [i for i, node in enumerate(body) if ast.unparse(node) == "residual = hidden_states"]
-    if [argument.arg for argument in forward.args.args[:2]] != ["self", "hidden_states"]:
-        raise refusal(layer)
-    if len(starts) != 2 or starts[0] != 0 or ast.unparse(body[-1]) != "return hidden_states":
-        raise refusal(layer)
-    cut = []
-    for start, end in pairwise([*starts, len(body) - 1]):
-        *statements, addition = body[start + 1 : end]
-        result = _added(addition, layer)
-        nodes = [node for statement in (*statements, result) for node in ast.walk(statement)]
-        if any(isinstance(node, ast.Name) and node.id in ("residual", "super", "__class__") for node in nodes):
-            raise refusal(layer)
-        lines = source.splitlines()[body[start].end_lineno : statements[-1].end_lineno if statements else 0]
-        cut.append((statements, dedent("\n".join(lines)).strip("\n"), ast.get_source_segment(source, result), nodes))
-    (first, *first_text, first_nodes), (second, *second_text, second_nodes) = cut
+    taken = [argument.arg for argument in (*forward.args.posonlyargs, *forward.args.args)]
+    if len(taken) < 2 or taken[0] != "self" or not body:
+        raise refusal(layer, "it takes no stream")
+    streams, widened = {taken[1]}, None
+    parts, part, line = [], _Part({taken[1]}), body[0].lineno - 1
+    for node in body[:-1]:
+        if (added := _added(node, streams)) is not None:
+            part.added = added
+            parts.append(part)
+            streams = {node.targets[0].id}
+            part = _Part({node.targets[0].id})
+        elif _is_copy(node, streams):
+            streams.add(node.targets[0].id)
+            part.streams.add(node.targets[0].id)
+        elif not parts and (name := _widens(node, streams)) is not None:
+            widened, kept = name
+            streams = {kept}
+        elif _changes_in_place(node, streams):
+            raise refusal(layer, "it changes the stream in place")
+        else:
+            streams -= _made([*ast.walk(node)])
+            part.statements.append((line, node))
+        line = node.end_lineno
+    if any(isinstance(node, ast.Return) for statement in body[:-1] for node in ast.walk(statement)):
+        raise refusal(layer, "it returns at several places")
+    if not parts:
+        raise refusal(layer, "nothing is added to the stream that it takes")
+    returned = body[-1].value if isinstance(body[-1], ast.Return) else None
+    if not isinstance(returned, ast.Name):
+        raise refusal(layer, "it returns more than the stream")
+    if returned.id not in streams or part.statements:
+        raise refusal(layer, "it changes the stream by more than additions")
+    return Cut(tuple(_branches(parts, forward, source, layer)), widened)
+
+
+def _branches(parts: list[_Part], forward: ast.FunctionDef, source: str, layer: str) -> Iterator[Branch]:
+    lines, earlier = source.splitlines(), set()
     arguments = {argument.arg for argument in ast.walk(forward.args) if isinstance(argument, ast.arg)}
-    if (_read(second_nodes) - {"self", "hidden_states"}) & (arguments | _made(first_nodes)):
-        raise refusal(layer)
-    signature, defaults = _signature(forward.args)
-    is_usual = _is_usual_attention(first, forward.args), "\n".join(map(ast.unparse, second)) == USUAL_MLP
-    return (
-        Branch(signature, *first_text, _globals([*first_nodes, *defaults], arguments), is_usual[0]),
-        Branch(("**kwargs",), *second_text, _globals(second_nodes, {"self", "hidden_states"}), is_usual[1]),
-    )
+    others = forward.args.kwarg.arg if forward.args.kwarg else None
+    for part in parts:
+        is_first, statements = part is parts[0], [node for _, node in part.statements]
+        if {"super", "__class__"} & _read(part.nodes):
+            raise refusal(layer, "a branch calls a method of its base class")
+        given = _read_before_made([*statements, part.added])
+        if foreign := (given - part.streams) & earlier:
+            raise refusal(layer, f"a branch reads {', '.join(sorted(foreign))}, which an earlier one made")
+        stream, *copies = sorted(given & part.streams, key=lambda name: (name != "hidden_states", name)) or [
+            "hidden_states"
+        ]
+        text = [f"{name} = {stream}" for name in copies]
+        for line, node in part.statements:
+            text += dedent("\n".join(lines[line : node.end_lineno])).strip("\n").splitlines()
+        taken = given & arguments - part.streams
+        signature, defaults = _signature(forward.args, None if is_first or others in taken else taken)
+        usual = (
+            _is_usual_attention(statements, forward.args)
+            if is_first
+            else "\n".join(map(ast.unparse, statements)) == USUAL_MLP
+        )
+        yield Branch(
+            stream=stream,
+            arguments=signature,
+            statements="\n".join(text),
+            result=ast.get_source_segment(source, part.added),
+            names=_globals([*part.nodes, *defaults], arguments | part.streams | {"self"}),
+            modules=tuple(dict.fromkeys(_called(part.nodes))),
+            has_usual_statements=usual and len(parts) == len(SUB_LAYERS),
+        )
+        earlier |= _made(part.nodes) | part.streams
 
 
-def check_layer_loop(forward: ast.FunctionDef, model: str) -> None:
+def check_layer_loop(forward: ast.FunctionDef, model: str) -> int:
     """Make sure that a base model only passes the stream from layer to layer.
 
     model: the name of its class.
+
+    Returns how many arguments a layer is given by their place, after the stream.
 
     Raises `UnsupportedCheckpointError` when the loop over the layers in its forward skips some, or uses the stream.
     """
@@ -95,10 +202,14 @@ def check_layer_loop(forward: ast.FunctionDef, model: str) -> None:
         node for node in ast.walk(forward) if isinstance(node, ast.For) and "self.layers" in ast.unparse(node.iter)
     ]
     for loop in loops:
-        uses = [statement for statement in loop.body if "hidden_states" in ast.unparse(statement)]
-        jumps = any(isinstance(node, ast.Continue | ast.Break) for node in ast.walk(loop))
-        if len(uses) == 1 and not jumps and _is_layer_call(uses[0], ast.unparse(loop.target)):
-            return
+        calls = [call for statement in loop.body if (call := _layer_call(statement, ast.unparse(loop.target)))]
+        if len(calls) != 1 or any(isinstance(node, ast.Continue | ast.Break) for node in ast.walk(loop)):
+            continue
+        ((stream, given),) = calls
+        records = f"if output_hidden_states:\n    all_hidden_states = all_hidden_states + ({stream},)"
+        uses = [node for node in loop.body if stream in (_read([*ast.walk(node)]) | _made([*ast.walk(node)]))]
+        if sum(ast.unparse(node) != records for node in uses) == 1:
+            return given
     raise UnsupportedCheckpointError(
         f"the forward of {model} does more with the residual stream than to pass it from layer to layer, so its "
         f"layers can't hand on several."
@@ -111,48 +222,87 @@ def digest(forward: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def refusal(layer: str) -> UnsupportedCheckpointError:
+def refusal(layer: str, reason: str) -> UnsupportedCheckpointError:
     """What to raise for a layer of another form."""
     return UnsupportedCheckpointError(
-        f"the forward of {layer} is not two branches, each added to the residual stream, so hyper-connections can't "
-        f"stand for its additions."
+        f"the forward of {layer} is not a chain of branches, each added to the residual stream: {reason}. So "
+        f"hyper-connections can't stand for its additions."
     )
 
 
-def _is_layer_call(statement: ast.stmt, loop_variables: str) -> bool:
-    """Whether it is `hidden_states = layer(hidden_states, name=...)`."""
+def _layer_call(statement: ast.stmt, loop_variables: str) -> tuple[str, int] | None:
+    """The name of the stream in `stream = layer(stream, ..., name=...)`, and how many arguments have no name."""
     match statement:
         case ast.Assign(
-            targets=[ast.Name("hidden_states")],
-            value=ast.Call(ast.Name(layer), [ast.Name("hidden_states"), *others], keywords),
-        ):
-            rest = [ast.unparse(node) for node in (*others, *keywords)]
-            return layer in loop_variables and not any("hidden_states" in argument for argument in rest)
+            targets=[ast.Name(stream)], value=ast.Call(ast.Name(layer), [ast.Name(given), *others], keywords)
+        ) if stream == given and layer in loop_variables:
+            nodes = [node for argument in (*others, *keywords) for node in ast.walk(argument)]
+            if stream not in _read(nodes) and not any(isinstance(node, ast.Starred) for node in others):
+                return stream, len(others)
+    return None
+
+
+def _added(statement: ast.stmt, streams: set[str]) -> ast.expr | None:
+    """X of `name = stream + X` or `name = X + stream`."""
+    match statement:
+        case ast.Assign(targets=[ast.Name()], value=ast.BinOp(ast.Name(name), ast.Add(), added)) if name in streams:
+            return added
+        case ast.Assign(targets=[ast.Name()], value=ast.BinOp(added, ast.Add(), ast.Name(name))) if name in streams:
+            return added
+    return None
+
+
+def _is_copy(statement: ast.stmt, streams: set[str]) -> bool:
+    """Whether it is `name = stream`."""
+    match statement:
+        case ast.Assign(targets=[ast.Name()], value=ast.Name(name)):
+            return name in streams
     return False
 
 
-def _added(statement: ast.stmt, layer: str) -> ast.expr:
-    """X of `hidden_states = residual + X`."""
+def _widens(statement: ast.stmt, streams: set[str]) -> tuple[str, str] | None:
+    """The setting of `if self.setting: stream = stream.to(torch.float32)`, and that name of the stream."""
     match statement:
-        case ast.Assign(
-            targets=[ast.Name("hidden_states")], value=ast.BinOp(ast.Name("residual"), ast.Add(), branch_output)
-        ):
-            return branch_output
-    raise refusal(layer)
+        case ast.If(
+            test=ast.Attribute(ast.Name("self"), setting),
+            body=[ast.Assign(targets=[ast.Name(name)], value=made)],
+            orelse=[],
+        ) if name in streams and ast.unparse(made) == f"{name}.to(torch.float32)":
+            return setting, name
+    return None
 
 
-def _signature(arguments: ast.arguments) -> tuple[tuple[str, ...], list[ast.expr]]:
-    """What stands after `self, hidden_states` in a signature, without annotations, and the nodes of its defaults."""
+def _changes_in_place(statement: ast.stmt, streams: set[str]) -> bool:
+    """Whether it is `stream += ...`, `stream[...] = ...`, or calls a method of the stream like `add_`."""
+    for node in ast.walk(statement):
+        match node:
+            case ast.AugAssign(target=ast.Name(name)) | ast.Subscript(ast.Name(name), ctx=ast.Store()):
+                if name in streams:
+                    return True
+            case ast.Call(func=ast.Attribute(ast.Name(name), method)):
+                if name in streams and method.endswith("_"):
+                    return True
+    return False
+
+
+def _signature(arguments: ast.arguments, taken: set[str] | None) -> tuple[tuple[str, ...], list[ast.AST]]:
+    """What stands after `self` and the stream in a signature, without annotations, and the nodes of its defaults.
+
+    taken: the names that are needed, of all that a layer is given; None for the signature of the layer itself.
+    """
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
-    written = [_parameter(argument.arg, default) for argument, default in zip(positional, defaults, strict=True)][2:]
-    if arguments.vararg or arguments.kwonlyargs:
+    pairs = [*zip(positional, defaults, strict=True)][2:]
+    named = [*zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    if taken is not None:
+        pairs, named = [pair for pair in (*pairs, *named) if pair[0].arg in taken], []
+    written = [_parameter(argument.arg, default) for argument, default in pairs]
+    if taken is None and (arguments.vararg or named):
         written.append(f"*{arguments.vararg.arg if arguments.vararg else ''}")
-    pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    written += [_parameter(argument.arg, default) for argument, default in pairs]
-    if arguments.kwarg:
-        written.append(f"**{arguments.kwarg.arg}")
-    nodes = [node for default in (*defaults, *arguments.kw_defaults) if default for node in ast.walk(default)]
+    written += [_parameter(argument.arg, default) for argument, default in named]
+    if arguments.kwarg or taken is not None:
+        written.append(f"**{arguments.kwarg.arg if arguments.kwarg else 'kwargs'}")
+    nodes = [node for _, default in (*pairs, *named) if default for node in ast.walk(default)]
     return tuple(written), nodes
 
 
@@ -162,7 +312,7 @@ def _parameter(name: str, default: ast.expr | None) -> str:
 
 def _is_usual_attention(statements: list[ast.stmt], arguments: ast.arguments) -> bool:
     """Whether it is norm and attention, which is given each argument of the layer under the same name."""
-    *before, call = statements
+    before, call = statements[:-1], statements[-1] if statements else None
     match call:
         case ast.Assign(targets=[target], value=ast.Call(function, [], keywords)):
             taken = {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)} - {"self"}
@@ -189,6 +339,28 @@ def _made(nodes: list[ast.AST]) -> set[str]:
 
 def _read(nodes: list[ast.AST]) -> set[str]:
     return {name.id for name in _names(nodes)} - _made(nodes)
+
+
+def _read_before_made(parts: list[ast.AST]) -> set[str]:
+    """What is read before every path has made it: of a statement with statements inside, all that it reads."""
+    made, found = set(), set()
+    for part in parts:
+        nodes = [*ast.walk(part)]
+        changed = {
+            node.target.id for node in nodes if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+        }
+        found |= ({name.id for name in _names(nodes) if not isinstance(name.ctx, ast.Store)} | changed) - made
+        if isinstance(part, ast.Assign | ast.AnnAssign):
+            made |= _made(nodes)
+    return found
+
+
+def _called(nodes: list[ast.AST]) -> Iterator[str]:
+    """The attributes of `self` that are called."""
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(ast.Name("self"), name)):
+                yield name
 
 
 def _globals(nodes: list[ast.AST], own: set[str]) -> frozenset[str]:

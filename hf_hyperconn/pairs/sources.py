@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from ..errors import UnsupportedCheckpointError
-from .branches import Branch, check_layer_loop, cut_branches, digest
+from .branches import Cut, check_layer_loop, cut_branches, digest
 
 MAPPINGS = {
     "Model": "MODEL_MAPPING_NAMES",
@@ -17,6 +17,9 @@ MAPPINGS = {
     "ForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
     "ForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
     "ForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "ForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "ForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "ForAudioClassification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
 }
 NORMS_OF_TORCH = {"nn.RMSNorm": {"weight": 1.0}, "nn.LayerNorm": {"weight": 1.0, "bias": 0.0}}
 
@@ -144,8 +147,10 @@ class FamilySource:
     config, pretrained, layer: names of its classes.
     heads: the name of its class behind each Auto class, by suffix, the base model first.
     generative: which of them have `generate` from a base of their own.
-    branches: of the layer, attention and MLP.
+    cut: the branches of the layer.
     cut_from: digest of the layer's `forward`.
+    positional: names of the arguments, besides the stream, that the base model gives a layer by their place.
+    takes_index: whether a layer is made of the config and its index, or of the config alone.
     modules: names of the attributes that the base model's own `__init__` sets.
     predicting_norm: the attribute of the layer that dynamic coefficients take their norm from; None without any.
     norm: the initial value of each parameter of that norm.
@@ -159,8 +164,10 @@ class FamilySource:
     layer: str
     heads: dict[str, str]
     generative: frozenset[str]
-    branches: tuple[Branch, Branch]
+    cut: Cut
     cut_from: str
+    positional: tuple[str, ...]
+    takes_index: bool
     modules: frozenset[str]
     predicting_norm: str | None
     norm: dict[str, float]
@@ -186,13 +193,13 @@ def read_family(model_type: str) -> FamilySource:
     base = found.get("Model")
     if base is None or source_file(_path(configuration)).find(config) is None:
         raise UnsupportedCheckpointError(f"transformers.models.{modeling} defines no {named['Model']}.")
-    layer = _layer_of(base)
+    layer, takes_index = _layer_of(base)
     forward, of_forward = layer.method("forward")
     loop = base.method("forward")
     pretrained = next((each.name for each in base.lineage() if "PreTrainedModel" in each.bases), None)
     if loop is None or pretrained is None:
         raise UnsupportedCheckpointError(f"{base.name} has no forward, or no PreTrainedModel, that its source shows.")
-    check_layer_loop(loop[0], base.name)
+    positional = check_layer_loop(loop[0], base.name)
     norm, values = _norm_of(layer)
     return FamilySource(
         model_type=model_type,
@@ -203,8 +210,10 @@ def read_family(model_type: str) -> FamilySource:
         layer=layer.name,
         heads={suffix: definition.name for suffix, definition in found.items()},
         generative=frozenset(suffix for suffix, definition in found.items() if "GenerationMixin" in definition.bases),
-        branches=cut_branches(forward, of_forward.text, layer.name),
+        cut=cut_branches(forward, of_forward.text, layer.name),
         cut_from=digest(ast.get_source_segment(of_forward.text, forward)),
+        positional=tuple(argument.arg for argument in forward.args.args[2 : 2 + positional]),
+        takes_index=takes_index,
         modules=_attributes(base),
         predicting_norm=norm,
         norm=values,
@@ -230,8 +239,8 @@ def _first_with(model: str | None) -> str | None:
     return next((each for each in of_model if _module("modeling", each)), None)
 
 
-def _layer_of(base: Definition) -> Definition:
-    """The class of which a base model's `layers` are made.
+def _layer_of(base: Definition) -> tuple[Definition, bool]:
+    """The class of which a base model's `layers` are made, and whether of an index, too.
 
     Raises `UnsupportedCheckpointError` when it has none, or not of one class.
     """
@@ -240,13 +249,29 @@ def _layer_of(base: Definition) -> Definition:
         match node:
             case ast.Assign(
                 targets=[ast.Attribute(ast.Name("self"), "layers")],
-                value=ast.Call(args=[ast.ListComp(elt=ast.Call(func=ast.Name(name), args=[_, _], keywords=[]))]),
+                value=ast.Call(args=[ast.ListComp(ast.Call(ast.Name(name)) as call, [ast.comprehension(target)])]),
             ):
-                if (layer := made[1].find(name)) is not None and layer.method("forward") is not None:
-                    return layer
+                layer = made[1].find(name)
+                if layer is None or layer.method("forward") is None:
+                    continue
+                if (takes_index := _takes_index(call, ast.unparse(target), layer)) is not None:
+                    return layer, takes_index
     raise UnsupportedCheckpointError(
         f"{base.name} has no `layers` of one class, made of a config and an index, so it can't be converted."
     )
+
+
+def _takes_index(call: ast.Call, index: str, layer: Definition) -> bool | None:
+    """Whether `Layer(config, index)` is called, or `Layer(config)`; None for another call."""
+    if (init := layer.method("__init__")) is None:
+        return None
+    names = [argument.arg for argument in init[0].args.args[1:]]
+    given = [(name, ast.unparse(node)) for name, node in zip(names, call.args, strict=False)]
+    given += [(keyword.arg, ast.unparse(keyword.value)) for keyword in call.keywords]
+    for values in (["config"], ["config", index]):
+        if given == [*zip(names, values, strict=False)]:
+            return len(values) > 1
+    return None
 
 
 def _attributes(base: Definition) -> frozenset[str]:

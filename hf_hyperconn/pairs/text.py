@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from textwrap import indent
 
+from ..models.sub_layers import SUB_LAYERS, SubLayer
 from .sources import FamilySource, release
 
 WIDTH = 119
@@ -72,6 +73,7 @@ def modeling_text(family: FamilySource) -> str:
                 _import(f".configuration_{stem(family.model_type)}", [config]),
                 "from .hyper_connections_layer import HyperConnectionDecoderLayer",
                 _import(".modeling_hyper_connections", mixins),
+                *(["from .sub_layers import SubLayer"] if family.cut.sub_layers != SUB_LAYERS else []),
                 "from .transformers_seam import names_are_gone",
                 "",
                 _of_transformers(family.modeling, names),
@@ -108,7 +110,7 @@ def _title(family: FamilySource) -> str:
 
 
 def _is_cut(family: FamilySource) -> bool:
-    return not all(branch.is_usual for branch in family.branches)
+    return not all(branch.is_usual for branch in family.cut.branches)
 
 
 def _origin(family: FamilySource) -> list[str]:
@@ -123,7 +125,7 @@ def _origin(family: FamilySource) -> list[str]:
 
 def _globals(family: FamilySource) -> set[str]:
     """What the branches in the file read of the globals of Transformers' file."""
-    return {name for branch in family.branches if not branch.is_usual for name in branch.names}
+    return {name for branch in family.cut.branches if not branch.is_usual for name in branch.names}
 
 
 def _of_layer(family: FamilySource) -> str:
@@ -135,13 +137,28 @@ def _of_layer(family: FamilySource) -> str:
         settings["predicting_norm"] = family.predicting_norm
     if family.model_type in OUTPUT_PROJECTIONS:
         settings["output_projections"] = OUTPUT_PROJECTIONS[family.model_type]
-    text = "\n\n" + "\n".join(f"    {name} = {_shown(value)}" for name, value in settings.items()) if settings else ""
-    for name, branch in zip(("attention_branch", "mlp_branch"), family.branches, strict=True):
+    if not family.takes_index:
+        settings["takes_index"] = False
+    if family.positional:
+        settings["positional"] = family.positional
+    if family.cut.widened:
+        settings["widened"] = family.cut.widened
+    lines = [f"    {name} = {_shown(value)}" for name, value in settings.items()]
+    if family.cut.sub_layers != SUB_LAYERS:
+        lines.insert(0, f"    parts = {_parts(family.cut.sub_layers)}")
+    text = "\n\n" + "\n".join(lines) if lines else ""
+    for sub_layer, branch in zip(family.cut.sub_layers, family.cut.branches, strict=True):
         if not branch.is_usual:
-            what = "attention" if name == "attention_branch" else "the MLP"
-            method = branch.method(name, f"What {what} adds to the residual stream, `[B, S, D]` to `[B, S, D]`.")
+            what = {"attention": "attention", "mlp": "the MLP"}.get(sub_layer.name, f"`{sub_layer.name}`")
+            docstring = f"What {what} adds to the residual stream, `[B, S, D]` to `[B, S, D]`."
+            method = branch.method(sub_layer.branch, docstring)
             text += "\n\n" + "\n".join(f"    {line}".rstrip() for line in method.rstrip("\n").splitlines())
     return text
+
+
+def _parts(sub_layers: Iterable[SubLayer]) -> str:
+    made = [f"SubLayer({', '.join(map(_shown, each))})" for each in sub_layers]
+    return f"({made[0]},)" if len(made) == 1 else "(\n" + "".join(f"        {each},\n" for each in made) + "    )"
 
 
 def _class(name: str, bases: list[str], docstring: str) -> str:
@@ -170,8 +187,8 @@ def _assigned(name: str, values: dict[str, str]) -> str:
     return f"    {name} = {{\n{items}    }}"
 
 
-def _shown(value: str | tuple[str, ...] | None) -> str:
+def _shown(value: str | bool | tuple[str, ...] | None) -> str:
     """As Python writes it, with double quotes."""
     if isinstance(value, tuple):
-        return f"({', '.join(map(_shown, value))})"
-    return "None" if value is None else f'"{value}"'
+        return f"({', '.join(map(_shown, value))}{',' * (len(value) == 1)})"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
