@@ -46,7 +46,7 @@ def convert_model(
     same logits, bit for bit (but for `hc_readout="sum"`). `model` stays as it was; what is frozen in it, in evaluation
     mode or (un)tied by hand is so in the returned model.
 
-    model: a Transformers model whose decoder layers add two branches to a residual stream. One of a class that is not
+    model: a Transformers model whose layers add branches to a residual stream. One of a class that is not
         Transformers' own, but built like those, can be converted and trained, but not saved whole.
     hc_mult, connection, hc_tanh, hc_readout, hc_start, hc_history, hc_block: see `HyperConnectionConfig`, and its
         `from_prenorm` for None.

@@ -3,10 +3,10 @@
 import ast
 import inspect
 import pickle
-import re
 import subprocess
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
 
 import pytest
@@ -24,18 +24,19 @@ from hf_hyperconn.pairs.sources import read_family
 from hf_hyperconn.pairs.text import configuration_text, modeling_text
 
 from .families import FAMILIES
-from .pages import REPOSITORY, read
+from .other_families import RELEASE
+from .pages import REPOSITORY
 from .stub import stub
 
-RELEASE_OF_THE_STUB = re.search(r"^transformers==(.*)$", read("constraints.txt"), re.MULTILINE)[1]
 OF_ANOTHER_FORM = {
-    "cohere": "the forward of CohereDecoderLayer is not two branches",
-    "phi": "the forward of PhiDecoderLayer is not two branches",
-    "minimax": "the forward of MiniMaxDecoderLayer is not two branches",
-    "gemma4_text": r"the forward of Gemma4Text(Model does more|DecoderLayer is not two branches)",
-    "longcat_flash": "the forward of LongcatFlashDecoderLayer is not two branches",
-    "doge": "the forward of DogeDecoderLayer is not two branches",
-    "biogpt": "BioGptModel has no `layers` of one class",
+    "cohere": "the forward of CohereDecoderLayer is not a chain",
+    "minimax": "the forward of MiniMaxDecoderLayer is not a chain",
+    "gemma4_text": r"the forward of Gemma4Text(Model does more|DecoderLayer is not a chain)",
+    "longcat_flash": "the forward of LongcatFlashDecoderLayer is not a chain",
+    "doge": "the forward of DogeDecoderLayer is not a chain",
+    "biogpt": "the forward of BioGptModel does more with the residual stream",
+    "beit": "BeitModel has no `layers` of one class",
+    "falcon_h1": "FalconH1Model has no `layers` of one class",
     "qwen3_vl_text": "the forward of Qwen3VLTextModel does more with the residual stream",
     "gpt2": "GPT2Model has no `layers` of one class",
     "t5": "T5Model has no `layers` of one class",
@@ -49,7 +50,10 @@ def texts() -> dict[str, str]:
     found = {}
     for model_type in TESTED:
         if model_type in transformers.CONFIG_MAPPING:
-            found |= {name: code_text(name) for name in find_family(model_type).files}
+            with suppress(
+                *[UnsupportedCheckpointError] * (transformers.__version__ != RELEASE)
+            ):  # in another form there
+                found |= {name: code_text(name) for name in find_family(model_type).files}
     assert len(found) > 130
     return found
 
@@ -138,7 +142,7 @@ def test_names_that_no_family_has():
 
 def test_the_stub_for_editors_is_that_of_the_families():
     text = (MODELS.parent / "__init__.pyi").read_text(encoding="utf-8")
-    if transformers.__version__ == RELEASE_OF_THE_STUB:
+    if transformers.__version__ == RELEASE:
         assert text == stub()
     for name in ("HCGemma3ForCausalLM", "HCInternLM3Config", "HCHeliumForSequenceClassification", "HCLlamaModel"):
         assert f"class {name}(" in text

@@ -94,7 +94,7 @@ def kept_bytes(config: Mapping, item_size: int) -> int:
     item_size: bytes of one value of the streams; coefficients, and what frac-connections, Keel and ResiDual keep, are
         float32.
 
-    The steps of SHC, DHC and AltUp keep the N streams that a layer receives and the outputs of its two branches, the
+    The steps of SHC, DHC and AltUp keep the N streams that a layer receives and the outputs of its branches, the
     fused kernels of mHC and iHC the streams and the output of every sub-layer; the first streams are one embedding.
     Attention residuals keep what they read. Frac-connections, Keel and ResiDual are differentiated by autograd. Not
     counted are streams computed again, the readout, but for that of attention residuals, the parameters' own copies,

@@ -249,12 +249,15 @@ def _layer_of(base: Definition) -> tuple[Definition, bool]:
         match node:
             case ast.Assign(
                 targets=[ast.Attribute(ast.Name("self"), "layers")],
-                value=ast.Call(args=[ast.ListComp(ast.Call(ast.Name(name)) as call, [ast.comprehension(target)])]),
+                value=ast.Call(
+                    args=[ast.ListComp(ast.Call(ast.Name(name)) as call, [ast.comprehension(target, over)])]
+                ),
             ):
                 layer = made[1].find(name)
                 if layer is None or layer.method("forward") is None:
                     continue
-                if (takes_index := _takes_index(call, ast.unparse(target), layer)) is not None:
+                takes_index = _takes_index(call, ast.unparse(target), layer)
+                if takes_index is not None and ast.unparse(over).startswith("range("):
                     return layer, takes_index
     raise UnsupportedCheckpointError(
         f"{base.name} has no `layers` of one class, made of a config and an index, so it can't be converted."
