@@ -268,7 +268,10 @@ def _family(source: Source, config: dict) -> Family:
             )
     for field in ("num_hidden_layers", "hidden_size"):
         if (value := config.get(field)) is None:
-            raise UnsupportedCheckpointError(f"{CONFIG} of {name!r} has no {field}. Download it again.")
+            raise UnsupportedCheckpointError(
+                f"{CONFIG} of {name!r} has no {field}. Download it again; where a family's config never has it, convert "
+                f"in memory (convert_model)."
+            )
         if not is_size(value):
             raise UnsupportedCheckpointError(
                 f"{CONFIG} of {name!r} has {field} {value!r:.20}, not a size of a model. Download it again."

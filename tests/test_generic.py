@@ -117,6 +117,16 @@ class CarriesOverWhatItMayMakeAnew(nn.Module):
         return hidden_states
 
 
+class CarriesOverUnderTheStreamsName(nn.Module):
+    def forward(self, hidden_states):
+        half = hidden_states / 2
+        hidden_states = hidden_states + half
+        third = half / 3
+        half = hidden_states
+        hidden_states = hidden_states + third
+        return hidden_states
+
+
 class ChangesAnArgument(nn.Module):
     def forward(self, hidden_states, scale=2.0):
         scale = scale / 2
@@ -254,6 +264,7 @@ def test_a_chain_of_additions_is_the_layer(layer, names):
     [
         (CarriesOver, "a branch reads half, which an earlier one made"),
         (CarriesOverWhatItMayMakeAnew, "a branch reads half, which an earlier one made"),
+        (CarriesOverUnderTheStreamsName, "a branch reads half, which an earlier one made"),
         (ChangesAnArgument, "a branch reads scale, which an earlier one made"),
         (ReadsTheStreamOfBefore, "a branch reads residual, which an earlier one made"),
         (ScalesTheResidual, "nothing is added"),

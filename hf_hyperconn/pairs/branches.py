@@ -104,8 +104,13 @@ class _Part:
     statements: list[tuple[int, ast.stmt]] = field(default_factory=list)
     added: ast.expr | None = None
 
+    def reads(self, name: str) -> bool:
+        """Whether the statements so far read what a name was before them, and that was not the stream."""
+        return name not in self.streams and name in _read_before_made([node for _, node in self.statements])
+
     @property
     def nodes(self) -> list[ast.AST]:
+        """All that the statements and the expression are made of."""
         return [node for each in (*(each for _, each in self.statements), self.added) for node in ast.walk(each)]
 
 
@@ -129,7 +134,7 @@ def cut_branches(forward: ast.FunctionDef, source: str, layer: str) -> Cut:
             parts.append(part)
             streams = {node.targets[0].id}
             part = _Part({node.targets[0].id})
-        elif _is_copy(node, streams):
+        elif _is_copy(node, streams) and not part.reads(node.targets[0].id):
             streams.add(node.targets[0].id)
             part.streams.add(node.targets[0].id)
         elif not parts and (name := _widens(node, streams)) is not None:
