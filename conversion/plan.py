@@ -269,8 +269,8 @@ def _family(source: Source, config: dict) -> Family:
     for field in ("num_hidden_layers", "hidden_size"):
         if (value := config.get(field)) is None:
             raise UnsupportedCheckpointError(
-                f"{CONFIG} of {name!r} has no {field}. Download it again; where a family's config never has it, convert "
-                f"in memory (convert_model)."
+                f"{CONFIG} of {name!r} has no {field}. Download it again; where a family's config never has it, "
+                f"convert in memory (convert_model)."
             )
         if not is_size(value):
             raise UnsupportedCheckpointError(

@@ -182,3 +182,21 @@ def test_another_forward_than_was_cut_is_said_once(caplog):
         logging.disable_propagation()
     assert len(caplog.messages) == 1
     assert f"Glm4DecoderLayer.forward of Transformers {transformers.__version__} is not the one" in caplog.text
+
+
+def test_arguments_that_a_layer_takes_by_their_place():
+    """Those that the model of its family gives so, and no others."""
+    layer = hf_hyperconn.HCViTModel(tiny_config(hf_hyperconn.HCViTConfig, image_size=16, patch_size=4)).layers[1]
+    streams, mask = torch.randn(1, 5, 4, 32), torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+    assert torch.equal(layer(streams, mask), layer(streams, attention_mask=mask))
+    assert not torch.equal(layer(streams, mask), layer(streams, None))
+    with pytest.raises(TypeError, match="received 2 arguments by their place .* but takes attention_mask so"):
+        layer(streams, mask, mask)
+    layer = hf_hyperconn.HCLlamaModel(tiny_config(hf_hyperconn.HCLlamaConfig)).layers[1]
+    with pytest.raises(TypeError, match="received 1 arguments by their place .* but takes none so"):
+        layer(streams, mask)
+
+
+def tiny_config(config_class: type, **fields):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    return config_class(**sizes, **fields)

@@ -159,6 +159,11 @@ class HyperConnectionDecoderLayer:
 
     def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         """One decoder layer on streams `[B, S, N, D]`; the first takes and the last returns `[B, S, D]`."""
+        if len(args) > len(self.positional):
+            raise TypeError(
+                f"decoder layer {self.layer_idx} received {len(args)} arguments by their place besides hidden states, "
+                f"but takes {', '.join(self.positional) or 'none'} so. Give the others by name."
+            )
         kwargs.update(zip(self.positional, args, strict=False))
         expands = self.is_first and hidden_states.dim() != 4  # a first layer may be there once more, further up
         if not expands and hidden_states.dim() != 4:
