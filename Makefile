@@ -23,7 +23,7 @@ test-slow: $(INSTALLED_SLOW)
 	$(PYTEST_TRITON) -m slow
 
 # Transformers' own tests of models, on six families; their source is downloaded once
-test-transformers: $(INSTALLED)
+test-transformers: $(INSTALLED_SLOW)
 	$(BIN)/python tests/transformers_suite/run.py
 
 # vLLM and SGLang, in environments of their own, 9 GB; writes docs/engines.json and the tables of docs/serving.md

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import hf_hyperconn
 from hf_hyperconn.families import Family
 from hf_hyperconn.kinds import FIELDS, setting
-from hf_hyperconn.pairs.sources import release
+from hf_hyperconn.pairs.source_files import release
 
 from .checkpoint import INDEX
 from .model_code import code_of, packaged, written_by

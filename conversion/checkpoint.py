@@ -9,6 +9,7 @@ from typing import Any
 
 from hf_hyperconn.analysis.costs import LAYER
 from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.families import usual_names
 
 from . import reading
 from .header import TensorInfo
@@ -113,7 +114,7 @@ def open_tensors(source: Source, weights: Weights, framework: str) -> Iterator[C
 
 
 def read_config(source: Source) -> dict:
-    """The checkpoint's config.json.
+    """The checkpoint's config.json; its sizes have the names, too, that they have in most families.
 
     Raises `UnsupportedCheckpointError` when there is none, or it is not a JSON object.
     """
@@ -123,7 +124,7 @@ def read_config(source: Source) -> dict:
         raise UnsupportedCheckpointError(
             f"{source.name!r} has no {CONFIG}; give a checkpoint in the format of Transformers."
         )
-    return read_json(source, CONFIG)
+    return usual_names(read_json(source, CONFIG))
 
 
 def refuse_other_weights(source: Source, config: dict) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hf_hyperconn.families import Family
+from hf_hyperconn.families import Family, usual_names
 from hf_hyperconn.kinds import kind_of, parts, readout_of, sub_layers
 from hf_hyperconn.models.sub_layers import place_of
 
@@ -15,7 +15,7 @@ def hyper_connection_tensors(config: dict, family: Family, stack: str) -> dict[s
     config: of the hyper-connection model, as in its config.json.
     stack: what comes before the index of a layer in the names of the checkpoint's tensors, as `model.layers.`
     """
-    tensors = {}
+    config, tensors = usual_names(config), {}
     for k in range(sub_layers(config)):
         for parameter, value in kind_of(config).values(config, family.norm, k).items():
             tensors[f"{connection_name(config, stack, k)}.{parameter}"] = value
@@ -26,6 +26,7 @@ def hyper_connection_tensors(config: dict, family: Family, stack: str) -> dict[s
 
 def hyper_connection_shapes(config: dict, family: Family, stack: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of each of these tensors, one after the other: a config may speak of more than there are."""
+    config = usual_names(config)
     for k in range(sub_layers(config)):
         for parameter, shape in kind_of(config).shapes(config, family.norm).items():
             yield f"{connection_name(config, stack, k)}.{parameter}", shape

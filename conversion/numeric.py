@@ -210,7 +210,8 @@ def _first_layers(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
         if not isinstance(getattr(type(config), name, 0), property)
     }
     per_layer = {name: fields[name][:layers] for name in PER_LAYER if fields.get(name) is not None}
-    return type(config).from_dict({**fields, **per_layer, "num_hidden_layers": layers})
+    count = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    return type(config).from_dict({**fields, **per_layer, count: layers})
 
 
 def _compare(dtype: str, expected: dict, found: dict) -> Comparison:

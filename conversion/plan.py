@@ -22,11 +22,11 @@ from .source import CONFIG, Source, open_source
 LINKS = ("copy", "hard", "symlink")
 
 # model types whose layers are no chain of branches, each added to a residual stream of weight one
-PARALLEL = ("cohere", "cohere2", "cohere2_moe", "codegen", "falcon", "gpt_neox", "gptj", "stablelm")
+PARALLEL = ("cohere", "cohere2", "cohere2_moe", "falcon")
 SCALED_RESIDUAL = ("minimax",)
 NORMED_RESIDUAL = ("bert", "distilbert", "roberta")
 OTHERWISE = {
-    **dict.fromkeys(PARALLEL, "runs attention and MLP side by side on one input"),
+    **dict.fromkeys(PARALLEL, "adds what attention and MLP make of one input one after the other"),
     **dict.fromkeys(SCALED_RESIDUAL, "scales the residual stream itself"),
     **dict.fromkeys(NORMED_RESIDUAL, "norms the residual stream itself"),
 }
@@ -74,8 +74,10 @@ class ConversionPlan:
 
         Where older releases of Transformers loaded the base from, which can be a path, is left out.
         """
+        renamed = self.family.source.renamed
+        left_out = {"_name_or_path", *(usual for usual, own in renamed.items() if own in self.base_config)}
         architectures = [self.family.architectures[name] for name in _architectures(self.base_config, self.family)]
-        base_config = {name: value for name, value in self.base_config.items() if name != "_name_or_path"}
+        base_config = {name: value for name, value in self.base_config.items() if name not in left_out}
         return {
             **base_config,
             "model_type": self.family.hc_model_type,
@@ -275,6 +277,12 @@ def _family(source: Source, config: dict) -> Family:
         if not is_size(value):
             raise UnsupportedCheckpointError(
                 f"{CONFIG} of {name!r} has {field} {value!r:.20}, not a size of a model. Download it again."
+            )
+    for field, value in family.source.cut.settings:
+        if (found := config.get(field, value)) != value:
+            raise UnsupportedCheckpointError(
+                f"{CONFIG} of {name!r} has {field} {found!r:.20}; hf-hyperconn knows the layers of {model_type} with "
+                f"{field} {value!r}. {ACCEPTED}"
             )
     return family
 

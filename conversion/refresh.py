@@ -11,7 +11,7 @@ import hf_hyperconn
 from hf_hyperconn.errors import ConversionError
 from hf_hyperconn.kinds import FORMAT
 from hf_hyperconn.pairs.modules import code_text
-from hf_hyperconn.pairs.sources import release
+from hf_hyperconn.pairs.source_files import release
 
 from .changes import find_changes
 from .checkpoint import read_config

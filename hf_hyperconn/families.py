@@ -1,5 +1,6 @@
 """The model families with hyper-connections, as plain data: reading it imports neither torch nor transformers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -7,7 +8,8 @@ from types import ModuleType
 
 from .errors import UnsupportedCheckpointError
 from .models.sub_layers import SubLayer
-from .pairs.sources import MAPPINGS, FamilySource, read_family, table
+from .pairs.source_files import table
+from .pairs.sources import MAPPINGS, FamilySource, read_family
 from .pairs.text import auto_map, stem
 
 SHARED_CODE = (
@@ -139,6 +141,18 @@ def find_family(model_type: str) -> Family:
     Raises `UnsupportedCheckpointError`, which says why, when it can't have hyper-connections.
     """
     return Family(model_type, read_family(model_type))
+
+
+def usual_names(config: Mapping) -> dict:
+    """A config, as in a config.json, whose sizes have the names, too, that they have in most families.
+
+    GPT-2's `n_layer` is `num_hidden_layers` in most.
+    """
+    try:
+        renamed = find_family(str(config.get("model_type")).removeprefix("hc_")).source.renamed
+    except UnsupportedCheckpointError:
+        renamed = {}
+    return {**{usual: config[own] for usual, own in renamed.items() if own in config}, **config}
 
 
 def family_of_class(name: str) -> Family | None:

@@ -24,7 +24,8 @@ from .models.modeling_hyper_connections import (
     HyperConnectionPreTrainedModel,
     reduce_recorded_streams,
 )
-from .pairs.branches import check_layer_loop, cut_branches
+from .pairs.branches import cut_branches, refusal
+from .pairs.loops import read_layer_loop
 
 
 class _GenericDecoderLayer(HyperConnectionDecoderLayer):
@@ -76,8 +77,10 @@ def hyper_connection_class(model: PreTrainedModel) -> type[PreTrainedModel]:
 def _make_class(model_class: type, base_class: type, layer_class: type, config_class: type) -> type[PreTrainedModel]:
     attributes = layer_attributes(layer_class)
     forward, *_ = source_of_forward(base_class)
-    positional = check_layer_loop(forward, base_class.__name__)
-    names = [*inspect.signature(layer_class.forward).parameters][2 : 2 + positional]
+    loop = read_layer_loop(forward, base_class.__name__)
+    if loop.takes_first != bool(attributes["returned"]):
+        raise refusal(layer_class.__name__, "it returns other than its model takes")
+    names = [*inspect.signature(layer_class.forward).parameters][2 : 2 + loop.positional]
     shared_class = next(cls for cls in base_class.__mro__ if PreTrainedModel in cls.__bases__)
 
     def new(transformers_class: type, *mixins: type, last: tuple[type, ...] = (), **namespace) -> type:
@@ -110,7 +113,14 @@ def layer_attributes(layer_class: type[nn.Module]) -> dict[str, object]:
         exec(compile(method, f"<{sub_layer.branch} of {owner.__qualname__}>", "exec"), namespace)
     methods = {sub_layer.branch: namespace[sub_layer.branch] for sub_layer in cut.sub_layers}
     takes_index = len(inspect.signature(layer_class.__init__).parameters) > 2  # besides self and the config
-    return {"parts": cut.sub_layers, "widened": cut.widened, "takes_index": takes_index, **methods}
+    return {
+        "parts": cut.sub_layers,
+        "widened": cut.widened,
+        "returned": cut.returned,
+        "absent": cut.absent,
+        "takes_index": takes_index,
+        **methods,
+    }
 
 
 def source_of_forward(cls: type) -> tuple[ast.FunctionDef, str, type]:

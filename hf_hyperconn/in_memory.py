@@ -89,6 +89,10 @@ def convert_with_fields(
             f"accelerate moves the weights of this {name} between devices while it runs; load it without offloading."
         )
     hc_class = _class_of_family(type(model), model.config.model_type) or hyper_connection_class(model)
+    try:
+        hc_class.decoder_layer_class.check_settings(model.config)
+    except ValueError as error:
+        raise UnsupportedCheckpointError(f"this {name} can't be converted: {error}") from error
     config = hc_class.config_class.from_prenorm(model.config, **fields)
     if (head := model.get_output_embeddings()) is not None:
         config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from hf_hyperconn import convert_model
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.generic import layer_attributes, source_of_forward
-from hf_hyperconn.pairs.branches import check_layer_loop
+from hf_hyperconn.pairs.loops import read_layer_loop
 
 from .conftest import llama_config
 
@@ -312,7 +312,7 @@ class KeepsTheStream(nn.Module):
 def test_a_base_model_that_uses_the_stream_between_layers_is_refused(model):
     forward, *_ = source_of_forward(model)
     with pytest.raises(UnsupportedCheckpointError, match=f"the forward of {model.__name__} does more"):
-        check_layer_loop(forward, model.__name__)
+        read_layer_loop(forward, model.__name__)
 
 
 def test_a_layer_without_source_is_refused():

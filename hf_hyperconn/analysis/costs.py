@@ -13,14 +13,15 @@ import re
 from collections.abc import Iterable, Mapping
 from math import prod
 
+from ..families import usual_names
 from ..kinds import kind_of, readout_of
 from ..models.sub_layers import is_of_connection
 
 EXPERT = ".experts."  # in the names of routed experts, not of shared ones
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 MET = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
-EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight")
-LAYER = re.compile(r"(?:^|\.)layers?\.([0-9]{1,9})\.")  # `encoder.layer.0.` in older vision transformers
+EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "embed_in.weight", "wte.weight", "wpe.weight")
+LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.([0-9]{1,9})\.")  # `h.0.` in GPT-2, `encoder.layer.0.` in ViT
 
 
 def number_of_experts(config: Mapping) -> int | None:
@@ -44,6 +45,7 @@ def connection_parameters(config: Mapping, norm: Iterable[str] = ()) -> int:
 
     norm: names of the parameters of the family's norm, each of which has a value for each channel.
     """
+    config = usual_names(config)
     readout = readout_of(config).shapes(config, norm)
     return kind_of(config).parameters(config, norm) + sum(map(prod, readout.values()))
 
@@ -56,6 +58,7 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
     Of experts a token meets those that it is routed to. An embedding is looked up, unless it is the language model's
     head, too. Layers beyond the config's, for the prediction of more tokens, are not run.
     """
+    config = usual_names(config)
     is_language_model = all(name.endswith("ForCausalLM") for name in config.get("architectures") or ())
     has_tied_head = is_language_model and not any(name.endswith("lm_head.weight") for name in shapes)
     met_by_all = routed = 0
@@ -85,6 +88,7 @@ def connection_flops(config: Mapping) -> int:
     Table 8 of the HC paper has them off, and prints less for DHC: for DHC×4 in OLMo-1B 0.0049 G, not this 0.0073 G.
     That is what a prediction from one stream takes, 2 (N + 2) D, where each of the N streams has its own.
     """
+    config = usual_names(config)
     return kind_of(config).flops(config) + readout_of(config).flops(config)
 
 
@@ -100,5 +104,6 @@ def kept_bytes(config: Mapping, item_size: int) -> int:
     counted are streams computed again, the readout, but for that of attention residuals, the parameters' own copies,
     and the mean of each stream where a LayerNorm predicts coefficients.
     """
+    config = usual_names(config)
     rows, values = kind_of(config).kept(config)
     return item_size * rows * config["hidden_size"] + 4 * values

@@ -8,6 +8,7 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import HyperConnError
+from ..families import usual_names
 from ..kinds import sub_layers
 from ..observation import in_evaluation_mode, observe
 from .coefficients import CoefficientMeter
@@ -34,7 +35,7 @@ def study(model: PreTrainedModel, batches: Iterable[torch.Tensor]) -> Study:
 
     Raises `HyperConnError` for a model without hyper-connections, or when there is no batch.
     """
-    connections = sub_layers(model.config.to_dict())
+    connections = sub_layers(usual_names(model.config.to_dict()))
     meters = (
         Unfolding(connections, readout_of(model)),
         LayerSimilarity(connections),

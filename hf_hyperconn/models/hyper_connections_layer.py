@@ -41,6 +41,9 @@ class HyperConnectionDecoderLayer:
     positional: names of the arguments, besides hidden states, that the family's model gives a layer by their place.
     widened: the attribute of the layer that says whether the streams are float32; None where they have the dtype of
         the hidden states.
+    returned: what the layer returns besides hidden states: names that branches give with what they add.
+    settings: the value of each field of the config with which the family's layer has these branches.
+    absent: arguments that must be None, as what takes them is no branch of this layer.
     cut_from: the release of Transformers they were cut from, and the digest of that `forward`.
     predicting_norm: the norm of the layer that dynamic coefficients take a copy of; None for an RMSNorm of torch.
     output_projections: the names of the weights that write to the residual stream, which static and dynamic
@@ -53,6 +56,9 @@ class HyperConnectionDecoderLayer:
     takes_index = True
     positional: tuple[str, ...] = ()
     widened: str | None = None
+    returned: tuple[str, ...] = ()
+    settings: dict[str, object] = {}
+    absent: tuple[str, ...] = ()
     cut_from: tuple[str, str] | None = None
     predicting_norm: str | None = "post_attention_layernorm"
     output_projections = ("o_proj", "down_proj")
@@ -64,6 +70,7 @@ class HyperConnectionDecoderLayer:
             warn_of_another_forward(cls.__bases__[-1], *cls.cut_from)
 
     def __init__(self, config, layer_idx: int):
+        self.check_settings(config)
         super().__init__(*((config, layer_idx) if self.takes_index else (config,)))
         if config.connection in ("shc", "dhc"):
             self._mark_output_projections()
@@ -77,6 +84,19 @@ class HyperConnectionDecoderLayer:
             setattr(self, part.connection, self.make_connection(len(self.parts) * layer_idx + place))
         if layer_idx == config.num_hidden_layers - 1:
             self.add_readout()
+
+    @classmethod
+    def check_settings(cls, config) -> None:
+        """Make sure that the family's layer has these branches with a config.
+
+        Raises `ValueError` when it has others.
+        """
+        for name, value in cls.settings.items():
+            if (found := getattr(config, name)) != value:
+                raise ValueError(
+                    f"{name} is {found!r}, with which the layer is another one: {cls.__name__} stands for that with "
+                    f"{name}={value!r}."
+                )
 
     def _mark_output_projections(self) -> None:
         for path, _ in list(self.named_parameters()):
@@ -157,14 +177,22 @@ class HyperConnectionDecoderLayer:
         """Norm and MLP, `[B, S, D]` to `[B, S, D]`."""
         return self.mlp(self.post_attention_layernorm(hidden_states))
 
-    def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
-        """One decoder layer on streams `[B, S, N, D]`; the first takes and the last returns `[B, S, D]`."""
+    def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor | tuple:
+        """One decoder layer on streams `[B, S, N, D]`; the first takes and the last returns `[B, S, D]`.
+
+        Where the family's layer returns more, so does this one.
+        """
         if len(args) > len(self.positional):
             raise TypeError(
                 f"decoder layer {self.layer_idx} received {len(args)} arguments by their place besides hidden states, "
                 f"but takes {', '.join(self.positional) or 'none'} so. Give the others by name."
             )
         kwargs.update(zip(self.positional, args, strict=False))
+        if given := [name for name in self.absent if kwargs.get(name) is not None]:
+            raise ValueError(
+                f"decoder layer {self.layer_idx} received {', '.join(given)}, for which it has no hyper-connection. "
+                f"Leave that out."
+            )
         expands = self.is_first and hidden_states.dim() != 4  # a first layer may be there once more, further up
         if not expands and hidden_states.dim() != 4:
             raise ValueError(
@@ -180,12 +208,18 @@ class HyperConnectionDecoderLayer:
         first, _ = sub_layers[0]
         streams = first.take(first.expand_streams(hidden_states) if expands else hidden_states)
 
+        also = {}
         for connection, branch in sub_layers:
             branch_input, carry = connection(streams)
-            streams = carry.write(branch(branch_input, **kwargs))
+            added = branch(branch_input, **kwargs)
+            if isinstance(added, tuple):
+                added, made = added
+                also.update(made)
+            streams = carry.write(added)
 
         hidden_states = streams.written()
-        return self.read_out(hidden_states) if self.is_last else hidden_states
+        hidden_states = self.read_out(hidden_states) if self.is_last else hidden_states
+        return (hidden_states, *(also[name] for name in self.returned)) if self.returned else hidden_states
 
 
 def warn_of_another_forward(layer_class: type[nn.Module], release: str, digest: str) -> None:

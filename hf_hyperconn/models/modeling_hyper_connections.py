@@ -198,14 +198,25 @@ class HyperConnectionModel:
     """Mixin before a family's base model: its decoder layers work on residual streams.
 
     The family's `forward` stays, inside `reduce_recorded_streams`.
+
+    stack: where it has its layers.
     """
+
+    stack = "layers"
 
     def __init__(self, config):
         with without_decoder_layers(config, self) as empty:
             super().__init__(empty)
         replace_norms(self, config)
-        self.layers = nn.ModuleList(self.decoder_layer_class(config, i) for i in range(config.num_hidden_layers))
+        layers = nn.ModuleList(self.decoder_layer_class(config, i) for i in range(config.num_hidden_layers))
+        owner, _, name = self.stack.rpartition(".")
+        setattr(self.get_submodule(owner), name, layers)
         self.post_init()
+
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        """Its layers, wherever the family has them."""
+        return self.get_submodule(self.stack)
 
     def place_layers(self, count: int | None) -> None:
         """Tell the first and the last of the decoder layers that run now what they are; called by every forward.
@@ -216,7 +227,8 @@ class HyperConnectionModel:
 
         Raises `ValueError` when the streams could not be expanded or read out once, by a layer that can.
         """
-        running = list(self.layers)[:count]
+        layers = self.decoder_layers
+        running = list(layers)[:count]
         if not running:
             return
         first, last = running[0], running[-1]
@@ -230,7 +242,7 @@ class HyperConnectionModel:
                 "the first decoder layer present has no embedding_scale: that was in a layer that has been removed. "
                 "Set `embedding_scale` of the layer to that module."
             )
-        readout = getattr(self.layers[-1], "hc_head", None)
+        readout = getattr(layers[-1], "hc_head", None)
         if has_readout_module(self.config) and readout is None:
             raise ValueError(
                 "the last decoder layer present has no readout: that was in a layer that has been removed. "
@@ -243,7 +255,7 @@ class HyperConnectionModel:
                 layer.is_first = layer is first
             if layer.is_last != (layer is last):
                 layer.is_last = layer is last
-        lent = () if readout is None or last is self.layers[-1] else (readout,)
+        lent = () if readout is None or last is layers[-1] else (readout,)
         if getattr(last, "lent_readout", lent) != lent:
             last.lent_readout = lent
 
@@ -289,7 +301,7 @@ def reduce_recorded_streams(forward):
             )
         if outputs.get("hidden_states") is not None:
             outputs["hidden_states"] = tuple(
-                self.layers[-1].read_out(state) if state is not None and state.dim() == 4 else state
+                self.decoder_layers[-1].read_out(state) if state is not None and state.dim() == 4 else state
                 for state in outputs["hidden_states"]
             )
         return outputs if return_dict else outputs.to_tuple()

@@ -10,14 +10,15 @@ the second line. The stream is followed by name: what is given to the layer, its
 """
 
 import ast
-import builtins
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from textwrap import dedent
 
 from ..errors import UnsupportedCheckpointError
 from ..models.sub_layers import SUB_LAYERS, SubLayer
+from .names import global_names, made, read, read_before_made
+from .settings import Settled
 
 USUAL_ATTENTION = "hidden_states = self.input_layernorm(hidden_states)"
 USUAL_MLP = "hidden_states = self.post_attention_layernorm(hidden_states)\nhidden_states = self.mlp(hidden_states)"
@@ -27,6 +28,7 @@ ASIDE = (
     "drop_path",
     "act",
     "layer_scale",
+    "ln_",
 )  # in the names of modules that a branch isn't named after
 
 
@@ -38,6 +40,7 @@ class Branch:
     arguments: the names and defaults it takes besides that, as they are written in a signature.
     statements: its lines up to the addition, with their comments.
     result: the expression that was added.
+    returned: the names it makes that the layer returns besides the stream.
     names: what it reads that is neither its own nor the layer's: globals of the layer's module.
     modules: the attributes of the layer that it calls.
     has_usual_statements: whether those are a norm, and attention or an MLP.
@@ -47,6 +50,7 @@ class Branch:
     arguments: tuple[str, ...]
     statements: str
     result: str
+    returned: tuple[str, ...]
     names: frozenset[str]
     modules: tuple[str, ...]
     has_usual_statements: bool
@@ -54,7 +58,7 @@ class Branch:
     @property
     def is_usual(self) -> bool:
         """Whether it is norm + attention or norm + MLP, as `HyperConnectionDecoderLayer` has it."""
-        return self.has_usual_statements and self.result == "hidden_states"
+        return self.has_usual_statements and self.result == "hidden_states" and not self.returned
 
     def method(self, name: str, docstring: str = "") -> str:
         """The source of a method, indented as at the top of a module."""
@@ -63,7 +67,9 @@ class Branch:
         if len(head) > 100:
             lines = "".join(f"    {argument},\n" for argument in taken)
             head = f"def {name}(\n{lines}):"
-        body = [*([f'"""{docstring}"""'] if docstring else []), *self.statements.splitlines(), f"return {self.result}"]
+        also = ", ".join(f'"{each}": {each}' for each in self.returned)
+        result = f"return {self.result}, {{{also}}}" if also else f"return {self.result}"
+        body = [*([f'"""{docstring}"""'] if docstring else []), *self.statements.splitlines(), result]
         return "\n".join([head, *(f"    {line}".rstrip() for line in body)]) + "\n"
 
 
@@ -72,10 +78,16 @@ class Cut:
     """The branches of a layer, in the order in which they are added.
 
     widened: the attribute of the layer that says whether the stream is made float32 first; None where none does.
+    returned: what the layer returns after the stream.
+    settings: the value of each field of the config with which a layer has these branches.
+    absent: arguments of the layer that must be None.
     """
 
     branches: tuple[Branch, ...]
     widened: str | None = None
+    returned: tuple[str, ...] = ()
+    settings: tuple[tuple[str, object], ...] = ()
+    absent: tuple[str, ...] = ()
 
     @property
     def sub_layers(self) -> tuple[SubLayer, ...]:
@@ -106,7 +118,7 @@ class _Part:
 
     def reads(self, name: str) -> bool:
         """Whether the statements so far read what a name was before them, and that was not the stream."""
-        return name not in self.streams and name in _read_before_made([node for _, node in self.statements])
+        return name not in self.streams and name in read_before_made([node for _, node in self.statements])
 
     @property
     def nodes(self) -> list[ast.AST]:
@@ -114,21 +126,42 @@ class _Part:
         return [node for each in (*(each for _, each in self.statements), self.added) for node in ast.walk(each)]
 
 
-def cut_branches(forward: ast.FunctionDef, source: str, layer: str) -> Cut:
+def cut_branches(
+    forward: ast.FunctionDef, source: str, layer: str, fields: Mapping[str, tuple[str, object]] | None = None
+) -> Cut:
     """The branches of a decoder layer's `forward`.
 
     source: in which the positions of `forward` are; layer: the name of its class.
+    fields: the field of the config behind an expression, as `self.use_parallel_residual`, and its default. Where the
+        form of the layer depends on them, it is that with the defaults.
 
     Raises `UnsupportedCheckpointError` when it is not a chain of additions to the stream, or a branch needs what an
     earlier one made.
     """
     body = [node for node in forward.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    if not body:
+        raise refusal(layer, "nothing is added to the stream that it takes")
+    line = body[0].lineno - 1
+    try:
+        return _cut([*Settled({}, frozenset()).statements(body, line)], forward, source, layer)
+    except UnsupportedCheckpointError:
+        settled = Settled(fields or {}, frozenset(_optional(forward.args)))
+        statements = [*settled.statements(body, line)]
+        if not settled.required and not settled.absent:
+            raise
+    cut = _cut(statements, forward, source, layer)
+    return replace(cut, settings=tuple(settled.required.items()), absent=tuple(sorted(settled.absent)))
+
+
+def _cut(statements: list[tuple[int, ast.stmt]], forward: ast.FunctionDef, source: str, layer: str) -> Cut:
+    """The branches of a forward that runs these statements, each with the line that its own lines come after."""
     taken = [argument.arg for argument in (*forward.args.posonlyargs, *forward.args.args)]
-    if len(taken) < 2 or taken[0] != "self" or not body:
+    if len(taken) < 2 or taken[0] != "self":
         raise refusal(layer, "it takes no stream")
     streams, widened = {taken[1]}, None
-    parts, part, line = [], _Part({taken[1]}), body[0].lineno - 1
-    for node in body[:-1]:
+    parts, part = [], _Part({taken[1]})
+    *statements, (_, last) = statements
+    for line, node in statements:
         if (added := _added(node, streams)) is not None:
             part.added = added
             parts.append(part)
@@ -143,30 +176,31 @@ def cut_branches(forward: ast.FunctionDef, source: str, layer: str) -> Cut:
         elif _changes_in_place(node, streams):
             raise refusal(layer, "it changes the stream in place")
         else:
-            streams -= _made([*ast.walk(node)])
+            streams -= made([*ast.walk(node)])
             part.statements.append((line, node))
-        line = node.end_lineno
-    if any(isinstance(node, ast.Return) for statement in body[:-1] for node in ast.walk(statement)):
+    if any(isinstance(node, ast.Return) for _, statement in statements for node in ast.walk(statement)):
         raise refusal(layer, "it returns at several places")
     if not parts:
         raise refusal(layer, "nothing is added to the stream that it takes")
-    returned = body[-1].value if isinstance(body[-1], ast.Return) else None
-    if not isinstance(returned, ast.Name):
+    stream, *returned = _returned(last) or [None]
+    if stream is None or not all(any(name in made(each.nodes) for each in parts) for name in returned):
         raise refusal(layer, "it returns more than the stream")
-    if returned.id not in streams or part.statements:
+    if stream not in streams or part.statements:
         raise refusal(layer, "it changes the stream by more than additions")
-    return Cut(tuple(_branches(parts, forward, source, layer)), widened)
+    return Cut(tuple(_branches(parts, forward, source, layer, returned)), widened, tuple(returned))
 
 
-def _branches(parts: list[_Part], forward: ast.FunctionDef, source: str, layer: str) -> Iterator[Branch]:
+def _branches(
+    parts: list[_Part], forward: ast.FunctionDef, source: str, layer: str, returned: list[str]
+) -> Iterator[Branch]:
     lines, earlier = source.splitlines(), set()
     arguments = {argument.arg for argument in ast.walk(forward.args) if isinstance(argument, ast.arg)}
     others = forward.args.kwarg.arg if forward.args.kwarg else None
     for part in parts:
         is_first, statements = part is parts[0], [node for _, node in part.statements]
-        if {"super", "__class__"} & _read(part.nodes):
+        if {"super", "__class__"} & read(part.nodes):
             raise refusal(layer, "a branch calls a method of its base class")
-        given = _read_before_made([*statements, part.added])
+        given = read_before_made([*statements, part.added])
         if foreign := (given - part.streams) & earlier:
             raise refusal(layer, f"a branch reads {', '.join(sorted(foreign))}, which an earlier one made")
         stream, *copies = sorted(given & part.streams, key=lambda name: (name != "hidden_states", name)) or [
@@ -187,38 +221,12 @@ def _branches(parts: list[_Part], forward: ast.FunctionDef, source: str, layer: 
             arguments=signature,
             statements="\n".join(text),
             result=ast.get_source_segment(source, part.added),
-            names=_globals([*part.nodes, *defaults], arguments | part.streams | {"self"}),
+            returned=tuple(name for name in returned if name in made(part.nodes)),
+            names=global_names([*part.nodes, *defaults], arguments | part.streams | {"self"}),
             modules=tuple(dict.fromkeys(_called(part.nodes))),
             has_usual_statements=usual and len(parts) == len(SUB_LAYERS),
         )
-        earlier |= _made(part.nodes) | part.streams
-
-
-def check_layer_loop(forward: ast.FunctionDef, model: str) -> int:
-    """Make sure that a base model only passes the stream from layer to layer.
-
-    model: the name of its class.
-
-    Returns how many arguments a layer is given by their place, after the stream.
-
-    Raises `UnsupportedCheckpointError` when the loop over the layers in its forward skips some, or uses the stream.
-    """
-    loops = [
-        node for node in ast.walk(forward) if isinstance(node, ast.For) and "self.layers" in ast.unparse(node.iter)
-    ]
-    for loop in loops:
-        calls = [call for statement in loop.body if (call := _layer_call(statement, ast.unparse(loop.target)))]
-        if len(calls) != 1 or any(isinstance(node, ast.Continue | ast.Break) for node in ast.walk(loop)):
-            continue
-        ((stream, given),) = calls
-        records = f"if output_hidden_states:\n    all_hidden_states = all_hidden_states + ({stream},)"
-        uses = [node for node in loop.body if stream in (_read([*ast.walk(node)]) | _made([*ast.walk(node)]))]
-        if sum(ast.unparse(node) != records for node in uses) == 1:
-            return given
-    raise UnsupportedCheckpointError(
-        f"the forward of {model} does more with the residual stream than to pass it from layer to layer, so its "
-        f"layers can't hand on several."
-    )
+        earlier |= made(part.nodes) | part.streams
 
 
 def digest(forward: str) -> str:
@@ -235,16 +243,24 @@ def refusal(layer: str, reason: str) -> UnsupportedCheckpointError:
     )
 
 
-def _layer_call(statement: ast.stmt, loop_variables: str) -> tuple[str, int] | None:
-    """The name of the stream in `stream = layer(stream, ..., name=...)`, and how many arguments have no name."""
+def _returned(statement: ast.stmt) -> list[str] | None:
+    """The names in `return stream` or `return stream, name`; None for another statement."""
     match statement:
-        case ast.Assign(
-            targets=[ast.Name(stream)], value=ast.Call(ast.Name(layer), [ast.Name(given), *others], keywords)
-        ) if stream == given and layer in loop_variables:
-            nodes = [node for argument in (*others, *keywords) for node in ast.walk(argument)]
-            if stream not in _read(nodes) and not any(isinstance(node, ast.Starred) for node in others):
-                return stream, len(others)
+        case ast.Return(ast.Name(name)):
+            return [name]
+        case ast.Return(ast.Tuple(elements)) if all(isinstance(each, ast.Name) for each in elements):
+            return [each.id for each in elements]
     return None
+
+
+def _optional(arguments: ast.arguments) -> Iterator[str]:
+    """The arguments whose default is None."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    pairs = [*zip(positional, defaults, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    for argument, default in pairs:
+        if isinstance(default, ast.Constant) and default.value is None:
+            yield argument.arg
 
 
 def _added(statement: ast.stmt, streams: set[str]) -> ast.expr | None:
@@ -270,9 +286,9 @@ def _widens(statement: ast.stmt, streams: set[str]) -> tuple[str, str] | None:
     match statement:
         case ast.If(
             test=ast.Attribute(ast.Name("self"), setting),
-            body=[ast.Assign(targets=[ast.Name(name)], value=made)],
+            body=[ast.Assign(targets=[ast.Name(name)], value=wide)],
             orelse=[],
-        ) if name in streams and ast.unparse(made) == f"{name}.to(torch.float32)":
+        ) if name in streams and ast.unparse(wide) == f"{name}.to(torch.float32)":
             return setting, name
     return None
 
@@ -334,39 +350,9 @@ def _is_usual_attention(statements: list[ast.stmt], arguments: ast.arguments) ->
     return False
 
 
-def _names(nodes: list[ast.AST]) -> Iterator[ast.Name]:
-    return (node for node in nodes if isinstance(node, ast.Name))
-
-
-def _made(nodes: list[ast.AST]) -> set[str]:
-    return {name.id for name in _names(nodes) if isinstance(name.ctx, ast.Store)}
-
-
-def _read(nodes: list[ast.AST]) -> set[str]:
-    return {name.id for name in _names(nodes)} - _made(nodes)
-
-
-def _read_before_made(parts: list[ast.AST]) -> set[str]:
-    """What is read before every path has made it: of a statement with statements inside, all that it reads."""
-    made, found = set(), set()
-    for part in parts:
-        nodes = [*ast.walk(part)]
-        changed = {
-            node.target.id for node in nodes if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
-        }
-        found |= ({name.id for name in _names(nodes) if not isinstance(name.ctx, ast.Store)} | changed) - made
-        if isinstance(part, ast.Assign | ast.AnnAssign):
-            made |= _made(nodes)
-    return found
-
-
 def _called(nodes: list[ast.AST]) -> Iterator[str]:
     """The attributes of `self` that are called."""
     for node in nodes:
         match node:
             case ast.Call(func=ast.Attribute(ast.Name("self"), name)):
                 yield name
-
-
-def _globals(nodes: list[ast.AST], own: set[str]) -> frozenset[str]:
-    return frozenset(_read(nodes) - own - vars(builtins).keys())

@@ -10,7 +10,8 @@ from importlib.util import spec_from_loader
 from pathlib import Path
 
 from ..errors import UnsupportedCheckpointError
-from .sources import read_family, table
+from .source_files import table
+from .sources import read_family
 from .text import configuration_text, modeling_text, stem
 
 MODELS = Path(__file__).parents[1] / "models"

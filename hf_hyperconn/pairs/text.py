@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from textwrap import indent
 
 from ..models.sub_layers import SUB_LAYERS, SubLayer
-from .sources import FamilySource, release
+from .source_files import release
+from .sources import FamilySource
 
 WIDTH = 119
 LICENCE = "# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0."
@@ -95,6 +96,8 @@ def modeling_text(family: FamilySource) -> str:
                 ["HyperConnectionModel", pretrained, base],
                 f"forward = reduce_recorded_streams({base}.forward)",
             )
+            if family.stack != "layers":
+                line = f"stack = {_shown(family.stack)}\n    {line}"
         else:
             generates = ["GenerationMixin"] if suffix in family.generative else []
             bases = ["HyperConnectionHead", pretrained, base, *generates]
@@ -143,6 +146,12 @@ def _of_layer(family: FamilySource) -> str:
         settings["positional"] = family.positional
     if family.cut.widened:
         settings["widened"] = family.cut.widened
+    if family.cut.returned:
+        settings["returned"] = family.cut.returned
+    if family.cut.settings:
+        settings["settings"] = dict(family.cut.settings)
+    if family.cut.absent:
+        settings["absent"] = family.cut.absent
     lines = [f"    {name} = {_shown(value)}" for name, value in settings.items()]
     if family.cut.sub_layers != SUB_LAYERS:
         lines.insert(0, f"    parts = {_parts(family.cut.sub_layers)}")
@@ -187,8 +196,10 @@ def _assigned(name: str, values: dict[str, str]) -> str:
     return f"    {name} = {{\n{items}    }}"
 
 
-def _shown(value: str | bool | tuple[str, ...] | None) -> str:
+def _shown(value: object) -> str:
     """As Python writes it, with double quotes."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_shown(key)}: {_shown(each)}' for key, each in value.items())}}}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_shown, value))}{',' * (len(value) == 1)})"
     return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -1,0 +1,67 @@
+"""What a model does between its decoder layers, read from the source of its `forward`."""
+
+import ast
+from dataclasses import dataclass
+
+from ..errors import UnsupportedCheckpointError
+from .names import made, read
+
+
+@dataclass(frozen=True)
+class LayerLoop:
+    """How a model runs its layers.
+
+    positional: how many arguments a layer is given by their place, after the stream.
+    takes_first: whether a layer returns more than the stream, which is the first of it.
+    """
+
+    positional: int
+    takes_first: bool
+
+
+def read_layer_loop(forward: ast.FunctionDef, model: str, layers: str = "layers") -> LayerLoop:
+    """How a model passes the stream from layer to layer.
+
+    forward: of the module that has the layers. model: the name of its class. layers: the attribute that they are in.
+
+    Raises `UnsupportedCheckpointError` when the loop over the layers in its forward skips some, or uses the stream.
+    """
+    loops = [
+        node for node in ast.walk(forward) if isinstance(node, ast.For) and f"self.{layers}" in ast.unparse(node.iter)
+    ]
+    for loop in loops:
+        if any(isinstance(node, ast.Continue | ast.Break) for node in ast.walk(loop)):
+            continue
+        calls = [call for statement in loop.body if (call := _layer_call(statement, ast.unparse(loop.target)))]
+        if len(calls) != 1:
+            continue
+        ((call, stream, positional),) = calls
+        records = f"if output_hidden_states:\n    all_hidden_states = all_hidden_states + ({stream},)"
+        uses = [node for node in loop.body if stream in (read([*ast.walk(node)]) | made([*ast.walk(node)]))]
+        match [node for node in uses if node is not call and ast.unparse(node) != records]:
+            case []:
+                taken = ast.unparse(call.targets[0])
+            case [ast.Assign(targets=[ast.Name(name)], value=value)] if name == stream:
+                taken = ast.unparse(value).replace(ast.unparse(call.targets[0]), stream, 1)
+            case _:
+                continue
+        if taken == stream:
+            return LayerLoop(positional, takes_first=False)
+        if taken == f"{stream}[0]" or taken.startswith(f"({stream}, "):
+            return LayerLoop(positional, takes_first=True)
+    raise UnsupportedCheckpointError(
+        f"the forward of {model} does more with the residual stream than to pass it from layer to layer, so its "
+        f"layers can't hand on several."
+    )
+
+
+def _layer_call(statement: ast.stmt, loop_variables: str) -> tuple[ast.Assign, str, int] | None:
+    """Of `result = layer(stream, ..., name=...)`: itself, the stream, and how many further arguments have no name."""
+    match statement:
+        case ast.Assign(targets=[_], value=ast.Call(ast.Name(layer), [ast.Name(stream), *others], keywords)) if (
+            layer in loop_variables
+        ):
+            nodes = [node for argument in (*others, *keywords) for node in ast.walk(argument)]
+            if stream not in read(nodes) and not any(isinstance(node, ast.Starred) for node in others):
+                return statement, stream, len(others)
+    return None

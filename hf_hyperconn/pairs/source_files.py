@@ -1,0 +1,156 @@
+"""The files of the installed Transformers: parsed, and nothing of them imported or run."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from ..errors import UnsupportedCheckpointError
+
+
+@cache
+def package() -> Path:
+    """The folder of the installed Transformers.
+
+    Raises `UnsupportedCheckpointError` when there is none.
+    """
+    spec = PathFinder.find_spec("transformers")
+    if spec is None or spec.origin is None:
+        raise UnsupportedCheckpointError("Transformers is not installed: pip install transformers")
+    return Path(spec.origin).parent
+
+
+@cache
+def release() -> str:
+    """The version of the installed Transformers."""
+    return re.search(r'^__version__ = "([^"]+)"', (package() / "__init__.py").read_text("utf-8"), re.MULTILINE)[1]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A class as it stands in a file of Transformers."""
+
+    node: ast.ClassDef
+    file: "SourceFile"
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def bases(self) -> list[str]:
+        """The names of its bases, as they are written."""
+        return [ast.unparse(base) for base in self.node.bases]
+
+    def lineage(self) -> Iterator["Definition"]:
+        """The class and the classes of Transformers that it is made of, nearest first."""
+        yield self
+        for base in self.bases:
+            if (found := self.file.find(base)) is not None:
+                yield from found.lineage()
+
+    def method(self, name: str) -> tuple[ast.FunctionDef, "SourceFile"] | None:
+        """A method, its own or inherited, and the file it stands in."""
+        for definition in self.lineage():
+            for node in definition.node.body:
+                if isinstance(node, ast.FunctionDef) and node.name == name:
+                    return node, definition.file
+        return None
+
+    def constants(self) -> dict[str, object]:
+        """The defaults of its fields, its own or inherited, that are a number, a string, true, false or None."""
+        found = {}
+        for definition in reversed([*self.lineage()]):
+            for node in definition.node.body:
+                match node:
+                    case ast.AnnAssign(ast.Name(name), value=ast.Constant(value)):
+                        found[name] = value
+        return found
+
+    def renamed(self) -> dict[str, str]:
+        """What its `attribute_map` calls fields, by the names that most families give them."""
+        for definition in self.lineage():
+            for node in definition.node.body:
+                match node:
+                    case ast.Assign([ast.Name("attribute_map")], ast.Dict(keys, values)):
+                        return _strings(keys, values)
+        return {}
+
+
+class SourceFile:
+    """A module of Transformers that has been parsed."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @cached_property
+    def text(self) -> str:
+        """Its source."""
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def _tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @cached_property
+    def _classes(self) -> dict[str, ast.ClassDef]:
+        return {node.name: node for node in self._tree.body if isinstance(node, ast.ClassDef)}
+
+    @cached_property
+    def _imported(self) -> dict[str, Path]:
+        """The file that each name comes from, of names that come from files beside this one or above it."""
+        found = {}
+        for node in self._tree.body:
+            if isinstance(node, ast.ImportFrom) and node.level and node.module:
+                path = self.path.parents[node.level - 1].joinpath(*node.module.split(".")).with_suffix(".py")
+                found |= {alias.asname or alias.name: path for alias in node.names}
+        return found
+
+    def find(self, name: str) -> Definition | None:
+        """A class that is defined in this file, or that it imports from another."""
+        if name in self._classes:
+            return Definition(self._classes[name], self)
+        if (path := self._imported.get(name)) is not None and path.is_file():
+            return source_file(path).find(name)
+        return None
+
+    def pairs(self, variable: str) -> dict[str, str]:
+        """What the table `variable` says: `("key", "value")` or `"key": "value"`, wherever it is made or extended."""
+        found, lines = {}, self.text.splitlines()
+        for node in self._tree.body:
+            if not re.match(rf"{variable}( = |\.update\()", lines[node.lineno - 1]):
+                continue
+            for child in ast.walk(node):
+                if isinstance(child, ast.Tuple) and len(child.elts) == 2:
+                    found |= _strings([child.elts[0]], [child.elts[1]])
+                elif isinstance(child, ast.Dict):
+                    found |= _strings(child.keys, child.values)
+        return found
+
+
+@cache
+def source_file(path: Path) -> SourceFile:
+    """A file of Transformers, parsed once."""
+    return SourceFile(path)
+
+
+@cache
+def table(variable: str) -> dict[str, str]:
+    """A table by model type, of those behind the Auto classes."""
+    auto = package() / "models" / "auto"
+    files = [auto / f"{name}.py" for name in ("auto_mappings", "configuration_auto", "modeling_auto")]
+    return {key: value for file in files if file.is_file() for key, value in source_file(file).pairs(variable).items()}
+
+
+def _strings(keys: list[ast.expr | None], values: list[ast.expr]) -> dict[str, str]:
+    """The pairs in which both are strings; of a tuple of class names the first."""
+    found = {}
+    for key, value in zip(keys, values, strict=True):
+        if isinstance(value, ast.Tuple) and value.elts:
+            value = value.elts[0]
+        if all(isinstance(node, ast.Constant) and isinstance(node.value, str) for node in (key, value)):
+            found[key.value] = value.value
+    return found
