@@ -146,7 +146,7 @@ def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
     """
     config, generator = model.config, torch.Generator().manual_seed(0)
     match model.main_input_name:
-        case "input_ids":
+        case "input_ids" if hasattr(config, "vocab_size"):
             longest = getattr(config, "max_position_embeddings", None) or TOKENS + NEW_TOKENS
             tokens = max(min(TOKENS, longest - NEW_TOKENS), 1)
             return {"input_ids": torch.randint(config.vocab_size, (1, tokens), generator=generator)}, min(

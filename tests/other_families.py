@@ -65,12 +65,29 @@ FIELDS = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
+    "index_n_heads": 4,
+    "index_head_dim": 8,
+    "index_topk": 8,
     "image_size": 16,
     "patch_size": 4,
 }
-MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
+MROPE = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [2, 1, 1],
+        "partial_rotary_factor": 1.0,
+    }
+}
 # asked of one family
 OF_ITS_OWN = {
+    "codegen": {"rotary_dim": 4},
+    "gptj": {"rotary_dim": 4},
+    "glm4v_text": MROPE,
+    "glm4v_moe_text": MROPE,
+    "glm_image_text": MROPE,
+    "glm_ocr_text": MROPE,
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 8},
     "cosmos3_edge_text": MROPE,
     "qwen2_vl_text": MROPE,
     "qwen2_5_vl_text": MROPE,
@@ -79,16 +96,16 @@ OF_ITS_OWN = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
 }
 LATENT_ATTENTION = [
-    *("axk1", "axk2", "deepseek_v2", "deepseek_v32", "dots3_note_text", "glm4_moe_lite", "kimi_linear", "minicpm3"),
-    *("mistral4", "youtu"),
+    *("axk1", "axk2", "deepseek_v2", "deepseek_v32", "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa"),
+    *("kimi_linear", "minicpm3", "mistral4", "mistral_large4_text", "youtu"),
 ]
 COMMON = [
-    "apertus",
     "deepseek_v2",
-    "ernie4_5",
-    "exaone4",
+    "dinov2",
     "gemma3_text",
     "glm4",
+    "gpt2",
+    "gpt_neox",
     "granitemoe",
     "mamba",
     "minimax_m2",
@@ -114,7 +131,10 @@ def tiny(model_type: str) -> PreTrainedModel:
             raise
         pytest.skip(f"this Transformers writes {model_type} in another form: {error}")
     config_class = CONFIG_MAPPING[model_type]
-    known = {field.name for field in dataclasses.fields(config_class)} | set(dir(config_class))
+    known = {field.name for field in dataclasses.fields(config_class)} | {
+        *dir(config_class),
+        *config_class.attribute_map,
+    }
     fields = {name: value for name, value in FIELDS.items() if name in known} | OF_ITS_OWN.get(model_type, {})
     if model_type in LATENT_ATTENTION:
         fields["num_key_value_heads"] = fields["num_attention_heads"]

@@ -202,11 +202,28 @@ class AddsUnderACondition(nn.Module):
         return hidden_states
 
 
-class ReturnsMore(nn.Module):
+class ReturnsWhatItAdds(nn.Module):
     def forward(self, hidden_states):
         weights = hidden_states / 2
         hidden_states = hidden_states + weights
         return hidden_states, weights
+
+
+class ReturnsMore(nn.Module):
+    def forward(self, hidden_states):
+        weights = hidden_states / 2
+        hidden_states = hidden_states + weights
+        return hidden_states, self.training
+
+
+class AddsWhatItIsGiven(nn.Module):
+    def forward(self, hidden_states, encoded=None, scale=None):
+        if scale is not None:
+            encoded = None
+        if encoded is not None:
+            hidden_states = hidden_states + encoded
+        hidden_states = hidden_states + hidden_states / 2
+        return hidden_states
 
 
 class ReturnsEarly(nn.Module):
@@ -222,9 +239,14 @@ def run(layer: nn.Module, x: torch.Tensor, **kwargs) -> torch.Tensor:
     attributes = layer_attributes(type(layer))
     if attributes["widened"]:
         x = x.float()
+    also = {}
     for part in attributes["parts"]:
-        x = x + attributes[part.branch](layer, x, **kwargs)
-    return x
+        added = attributes[part.branch](layer, x, **kwargs)
+        if isinstance(added, tuple):
+            added, made = added
+            also |= made
+        x = x + added
+    return (x, *(also[name] for name in attributes["returned"])) if attributes["returned"] else x
 
 
 def test_branches_are_the_layers_own_code():
@@ -257,6 +279,20 @@ def test_a_chain_of_additions_is_the_layer(layer, names):
         assert run(layer(), x).dtype == expected.dtype
     if layer is UsesAnArgumentTwice:
         assert torch.equal(run(layer(), x, scale=0.3), layer()(x, scale=0.3))
+
+
+def test_what_a_branch_makes_is_returned_too():
+    attributes = layer_attributes(ReturnsWhatItAdds)
+    assert attributes["returned"] == ("weights",)
+    x = torch.randn(3)
+    assert all(map(torch.equal, run(ReturnsWhatItAdds(), x), ReturnsWhatItAdds()(x)))
+
+
+def test_an_addition_of_what_may_be_given_is_left_out():
+    attributes = layer_attributes(AddsWhatItIsGiven)
+    assert attributes["absent"] == ("encoded",)
+    x = torch.randn(3)
+    assert torch.equal(run(AddsWhatItIsGiven(), x), AddsWhatItIsGiven()(x))
 
 
 @pytest.mark.parametrize(
@@ -308,7 +344,56 @@ class KeepsTheStream(nn.Module):
         return hidden_states
 
 
-@pytest.mark.parametrize("model", [SkipsLayers, AddsBetweenLayers, KeepsTheStream])
+class UsesWhatLayersReturn(nn.Module):
+    def forward(self, hidden_states):
+        for layer in self.layers:
+            outputs = layer(hidden_states)
+            hidden_states = outputs[0] + outputs[1]
+        return hidden_states
+
+
+class PassesOn(nn.Module):
+    def forward(self, hidden_states, output_hidden_states=False):
+        all_hidden_states = ()
+        for layer in self.blocks:
+            if output_hidden_states:
+                all_hidden_states = all_hidden_states + (hidden_states,)
+            outputs = layer(hidden_states, 1, scale=2)
+            hidden_states = outputs[0]
+        return hidden_states
+
+
+class PassesIndicesOn(nn.Module):
+    def forward(self, hidden_states):
+        indices = None
+        for layer in self.layers:
+            hidden_states, indices = layer(hidden_states, indices=indices)
+        return hidden_states
+
+
+class PassesAnotherName(nn.Module):
+    def forward(self, hidden_states):
+        for layer in self.layers:
+            outputs = layer(hidden_states)
+            hidden_states = outputs
+        return hidden_states
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "expected"),
+    [
+        (PassesOn, "blocks", (1, True)),
+        (PassesIndicesOn, "layers", (0, True)),
+        (PassesAnotherName, "layers", (0, False)),
+    ],
+)
+def test_loops_over_layers(model, layers, expected):
+    forward, *_ = source_of_forward(model)
+    loop = read_layer_loop(forward, model.__name__, layers)
+    assert (loop.positional, loop.takes_first) == expected
+
+
+@pytest.mark.parametrize("model", [SkipsLayers, AddsBetweenLayers, KeepsTheStream, UsesWhatLayersReturn])
 def test_a_base_model_that_uses_the_stream_between_layers_is_refused(model):
     forward, *_ = source_of_forward(model)
     with pytest.raises(UnsupportedCheckpointError, match=f"the forward of {model.__name__} does more"):

@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel, Train
 from hf_hyperconn import HCTrainer, convert_model
 from hf_hyperconn.conversion import cli, numeric
 from hf_hyperconn.conversion.equivalent import hyper_connection_shapes
-from hf_hyperconn.errors import VerificationError
+from hf_hyperconn.errors import UnsupportedCheckpointError, VerificationError
 from hf_hyperconn.families import find_family
 
 from .conftest import asked_for
@@ -141,7 +141,7 @@ def new(model_type: str, **fields):
     kept = {
         name: value for name, value in base.config.to_dict().items() if name not in ("model_type", "architectures")
     }
-    config = getattr(family.configuration_module(), f"HC{family.name}Config")(**kept, **fields)
+    config = getattr(family.configuration_module(), f"HC{family.name}Config")(**{**kept, **fields})
     torch.manual_seed(0)
     return getattr(family.modeling_module(), f"HC{family.usual_architecture}")(config)
 
@@ -163,6 +163,38 @@ def test_it_trains_with_what_has_no_equivalent(model_type, fields):
         return
     losses = train(model, learning_rate=0.05, steps=5)
     assert losses[-1] < losses[1]  # of the first step not all is smooth: a class token starts at 0, where norms jump
+
+
+def test_attention_weights_that_layers_return_are_the_bases():
+    base = tiny("gptj")
+    converted = convert_model(base)
+    for eager in (base, converted):
+        eager.set_attn_implementation("eager")
+    found, expected = (model(IDS, output_attentions=True, output_hidden_states=True) for model in (converted, base))
+    assert len(found.attentions) == 4
+    assert all(map(torch.equal, found.attentions, expected.attentions))
+    assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
+
+
+def test_another_form_of_a_layer_is_refused():
+    """Pythia adds attention and MLP at once; GPT-NeoX's config can ask for one after the other."""
+    base = copy.deepcopy(tiny("gpt_neox"))
+    assert [each for each, _ in convert_model(base).named_parameters() if "_hc" in each][0].startswith(
+        "gpt_neox.layers.0.attention_mlp_hc."
+    )
+    config = type(base.config)(**{**base.config.to_dict(), "use_parallel_residual": False})
+    with pytest.raises(
+        UnsupportedCheckpointError, match="use_parallel_residual is False, with which the layer is ano"
+    ):
+        convert_model(type(base)(config))
+    with pytest.raises(ValueError, match="use_parallel_residual is False, with which the layer is another one"):
+        new("gpt_neox", use_parallel_residual=False)
+
+
+def test_what_an_encoder_made_is_refused():
+    model = convert_model(copy.deepcopy(tiny("gpt2")))
+    with pytest.raises(ValueError, match="received encoder_hidden_states, for which it has no hyper-connection"):
+        model(IDS, encoder_hidden_states=torch.zeros(2, 3, 32))
 
 
 def test_the_docs_name_every_family():

@@ -45,7 +45,7 @@ def configure(source: Path, **changes) -> Path:
 
 def test_other_model_type(source, refusal):
     message = refusal(configure(source, model_type="t5"))
-    assert "can't be converted: T5Model has no `layers` of one class" in message
+    assert "can't be converted: T5Model has no list of layers of one class" in message
     assert "docs/families.md lists what can be converted" in message
     message = refusal(configure(source, model_type="unheard-of"))
     assert "has no model type 'unheard-of'" in message
@@ -58,15 +58,19 @@ def test_no_model_type(source, refusal):
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
-        ("cohere", "runs attention and MLP side by side"),
-        ("gpt_neox", "runs attention and MLP side by side"),
+        ("cohere", "adds what attention and MLP make of one input"),
         ("minimax", "scales the residual stream itself"),
         ("bert", "norms the residual stream itself"),
-        ("mamba", "has layers of one branch"),
+        ("falcon", "adds what attention and MLP make of one input"),
     ],
 )
 def test_layers_of_another_form(model_type, reason, source, refusal):
     assert f"can't be converted: {model_type} {reason}" in refusal(configure(source, model_type=model_type))
+
+
+def test_a_setting_with_which_layers_have_another_form(source, refusal):
+    message = refusal(configure(source, model_type="gpt_neox", architectures=None, use_parallel_residual=False))
+    assert "has use_parallel_residual False; hf-hyperconn knows the layers of gpt_neox with" in message
 
 
 def test_already_converted(source, refusal):

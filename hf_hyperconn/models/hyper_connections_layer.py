@@ -23,6 +23,12 @@ from .sub_layers import SUB_LAYERS, SubLayer
 
 logger = logging.get_logger(__name__)
 
+# what families call the weights that write to the residual stream
+OUTPUT_PROJECTIONS = frozenset(
+    ("o_proj", "down_proj", "out_proj", "c_proj", "fc2", "fc_out", "dense", "dense_4h_to_h", "w2", "Wo")
+    + ("output_linear", "linear_out")
+)
+
 
 def has_readout_module(config) -> bool:
     """Whether the readout has parameters, or norms, of its own: `hc_head` of the last layer."""
@@ -46,8 +52,6 @@ class HyperConnectionDecoderLayer:
     absent: arguments that must be None, as what takes them is no branch of this layer.
     cut_from: the release of Transformers they were cut from, and the digest of that `forward`.
     predicting_norm: the norm of the layer that dynamic coefficients take a copy of; None for an RMSNorm of torch.
-    output_projections: the names of the weights that write to the residual stream, which static and dynamic
-        hyper-connections start smaller, as their paper does.
     is_first, is_last: whether it expands the streams and reads them out; the model keeps them right when layers are
         removed or added (`HyperConnectionModel.place_layers`).
     """
@@ -61,7 +65,6 @@ class HyperConnectionDecoderLayer:
     absent: tuple[str, ...] = ()
     cut_from: tuple[str, str] | None = None
     predicting_norm: str | None = "post_attention_layernorm"
-    output_projections = ("o_proj", "down_proj")
     lent_readout: tuple[InitialisedModule, ...] = ()  # in a tuple, so that its parameters keep the one name they have
 
     def __init_subclass__(cls, **kwargs):
@@ -99,9 +102,10 @@ class HyperConnectionDecoderLayer:
                 )
 
     def _mark_output_projections(self) -> None:
+        """Mark what static and dynamic hyper-connections start smaller, as their paper does."""
         for path, _ in list(self.named_parameters()):
             owner, _, name = path.rpartition(".")
-            if path.removesuffix(".weight").rpartition(".")[2] in self.output_projections:
+            if path.removesuffix(".weight").rpartition(".")[2] in OUTPUT_PROJECTIONS and "norm" not in path:
                 self.get_submodule(owner).hc_output_projection = name
 
     def add_readout(self) -> None:

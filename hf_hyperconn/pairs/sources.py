@@ -95,6 +95,8 @@ def read_family(model_type: str) -> FamilySource:
     cut = cut_branches(forward, of_forward.text, stack.layer.name, fields_of_layer(stack.layer, of_config))
     if how.takes_first != bool(cut.returned):
         raise refusal(stack.layer.name, "it returns other than its model takes")
+    if cut.absent and "." in stack.path:
+        raise refusal(stack.layer.name, f"what it adds of {', '.join(cut.absent)} would be left out")
     norm, values = _norm_of(stack.layer)
     return FamilySource(
         model_type=model_type,

@@ -9,8 +9,6 @@ from .sources import FamilySource
 
 WIDTH = 119
 LICENCE = "# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0."
-# the weights that write to the residual stream, where they are not `o_proj` and `down_proj`
-OUTPUT_PROJECTIONS = {"starcoder2": ("o_proj", "c_proj")}
 
 
 def stem(model_type: str) -> str:
@@ -138,8 +136,6 @@ def _of_layer(family: FamilySource) -> str:
         settings["cut_from"] = (release(), family.cut_from)
     if family.predicting_norm != "post_attention_layernorm":
         settings["predicting_norm"] = family.predicting_norm
-    if family.model_type in OUTPUT_PROJECTIONS:
-        settings["output_projections"] = OUTPUT_PROJECTIONS[family.model_type]
     if not family.takes_index:
         settings["takes_index"] = False
     if family.positional:
