@@ -31,7 +31,9 @@ from .pairs.loops import read_layer_loop
 class _GenericDecoderLayer(HyperConnectionDecoderLayer):
     def make_norm(self) -> nn.Module:
         norms = [
-            module for name, module in self.named_children() if "norm" in name and type(module) is not nn.Identity
+            module
+            for name, module in self.named_children()
+            if ("norm" in name or name.startswith("ln_")) and type(module) is not nn.Identity
         ]
         return copied(norms[0]) if norms else nn.RMSNorm(self.config.hidden_size, eps=self.config.hc_eps)
 

@@ -158,7 +158,9 @@ def _norm_of(layer: Definition) -> tuple[str | None, dict[str, float]]:
     norms = {}
     for node in ast.walk(init):
         match node:
-            case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)], value=value) if "norm" in name:
+            case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)], value=value) if (
+                "norm" in name or name.startswith("ln_")
+            ):
                 norms.setdefault(name, value)
     for name in ("post_attention_layernorm", *norms):
         if isinstance(call := norms.get(name), ast.Call) and (values := _start_of(call, file)) is not None:
