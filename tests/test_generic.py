@@ -218,11 +218,21 @@ class ReturnsMore(nn.Module):
 
 class AddsWhatItIsGiven(nn.Module):
     def forward(self, hidden_states, encoded=None, scale=None):
-        if scale is not None:
-            encoded = None
         if encoded is not None:
             hidden_states = hidden_states + encoded
-        hidden_states = hidden_states + hidden_states / 2
+        half = hidden_states / 2
+        if scale is not None:
+            half = half * (scale + 1)
+        hidden_states = hidden_states + half
+        return hidden_states
+
+
+class AddsWhatItMakesItself(nn.Module):
+    def forward(self, hidden_states, encoded=None):
+        if encoded is None:
+            encoded = hidden_states / 2
+        if encoded is not None:
+            hidden_states = hidden_states + encoded
         return hidden_states
 
 
@@ -293,6 +303,7 @@ def test_an_addition_of_what_may_be_given_is_left_out():
     assert attributes["absent"] == ("encoded",)
     x = torch.randn(3)
     assert torch.equal(run(AddsWhatItIsGiven(), x), AddsWhatItIsGiven()(x))
+    assert torch.equal(run(AddsWhatItIsGiven(), x, scale=0.3), AddsWhatItIsGiven()(x, scale=0.3))
 
 
 @pytest.mark.parametrize(
@@ -310,6 +321,7 @@ def test_an_addition_of_what_may_be_given_is_left_out():
         (ChangesTheStreamInPlace, "in place"),
         (AddsInPlace, "in place"),
         (AddsUnderACondition, "nothing is added"),
+        (AddsWhatItMakesItself, "nothing is added"),
         (ReturnsMore, "returns more than the stream"),
         (ReturnsEarly, "returns at several places"),
     ],

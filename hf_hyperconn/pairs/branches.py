@@ -145,7 +145,8 @@ def cut_branches(
     try:
         return _cut([*Settled({}, frozenset()).statements(body, line)], forward, source, layer)
     except UnsupportedCheckpointError:
-        settled = Settled(fields or {}, frozenset(_optional(forward.args)))
+        optional = frozenset(_optional(forward.args)) - made([*ast.walk(forward)])
+        settled = Settled(fields or {}, optional)
         statements = [*settled.statements(body, line)]
         if not settled.required and not settled.absent:
             raise

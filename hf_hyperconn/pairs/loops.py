@@ -1,6 +1,7 @@
 """What a model does between its decoder layers, read from the source of its `forward`."""
 
 import ast
+import re
 from dataclasses import dataclass
 
 from ..errors import UnsupportedCheckpointError
@@ -26,8 +27,11 @@ def read_layer_loop(forward: ast.FunctionDef, model: str, layers: str = "layers"
 
     Raises `UnsupportedCheckpointError` when the loop over the layers in its forward skips some, or uses the stream.
     """
+    over_layers = re.compile(rf"\bself\.{layers}\b")
     loops = [
-        node for node in ast.walk(forward) if isinstance(node, ast.For) and f"self.{layers}" in ast.unparse(node.iter)
+        node
+        for node in ast.walk(forward)
+        if isinstance(node, ast.For) and over_layers.search(ast.unparse(node.iter)) is not None
     ]
     for loop in loops:
         if any(isinstance(node, ast.Continue | ast.Break) for node in ast.walk(loop)):

@@ -12,11 +12,14 @@ def fields_of_layer(layer: Definition, config: Definition) -> dict[str, tuple[st
     defaults = config.constants()
     found = {f"self.config.{name}": (name, value) for name, value in defaults.items()}
     init = layer.method("__init__")
-    for node in ast.walk(init[0]) if init else ():
+    assigned = [node for node in ast.walk(init[0]) if isinstance(node, ast.Assign)] if init else []
+    targets = [ast.unparse(target) for node in assigned for target in node.targets]
+    for node in assigned:
         match node:
-            case ast.Assign([ast.Attribute(ast.Name("self"), attribute)], ast.Attribute(ast.Name("config"), name)):
-                if name in defaults:
-                    found[f"self.{attribute}"] = (name, defaults[name])
+            case ast.Assign([ast.Attribute(ast.Name("self")) as target], ast.Attribute(ast.Name("config"), name)):
+                written = ast.unparse(target)
+                if name in defaults and targets.count(written) == 1:
+                    found[written] = (name, defaults[name])
     return found
 
 
@@ -25,7 +28,7 @@ class Settled:
     """A choice between the statements of a forward.
 
     fields: the field of the config behind an expression, as `self.use_parallel_residual`, and the value to take.
-    optional: arguments of the forward that are None unless they are given.
+    optional: arguments of the forward that are None unless they are given, and stay what they are.
     required: the value of each field that the choice rests on.
     absent: the arguments that it takes as not given.
     """
@@ -51,11 +54,11 @@ class Settled:
 
     def _decide(self, node: ast.If) -> bool | None:
         match node.test:
-            case ast.Compare(ast.Name(name), [ast.IsNot()], [ast.Constant(None)]) if name in self.optional:
-                if any(isinstance(each, ast.BinOp) and isinstance(each.op, ast.Add) for each in ast.walk(node)):
-                    self.absent.add(name)
-                    return False
-                return None
+            case ast.Compare(ast.Name(name), [ast.IsNot()], [ast.Constant(None)]):
+                if name not in self.optional or not any(map(_adds, ast.walk(node))):
+                    return None
+                self.absent.add(name)
+                return False
         used: dict[str, object] = {}
         value = self._value(node.test, used)
         if value is not None:
@@ -83,3 +86,11 @@ class Settled:
                     used[name] = value
                     return value == constant
         return None
+
+
+def _adds(node: ast.AST) -> bool:
+    """Whether it is `name = X + Y`."""
+    match node:
+        case ast.Assign([ast.Name()], ast.BinOp(op=ast.Add())):
+            return True
+    return False
