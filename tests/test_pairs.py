@@ -32,7 +32,7 @@ OF_ANOTHER_FORM = {
     "cohere": "the forward of CohereDecoderLayer is not a chain",
     "minimax": "the forward of MiniMaxDecoderLayer is not a chain",
     "gemma4_text": r"the forward of Gemma4Text(Model does more|DecoderLayer is not a chain)",
-    "longcat_flash": "the forward of LongcatFlashDecoderLayer is not a chain",
+    "longcat_flash": "LongcatFlashModel has no list of layers of one class",
     "doge": "the forward of DogeDecoderLayer is not a chain",
     "moonshine": "the forward of MoonshineDecoderLayer .* encoder_hidden_states would be left out",
     "wav2vec2": "Wav2Vec2Model has layers at several places",
