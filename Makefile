@@ -9,7 +9,7 @@ INSTALLED_SLOW := $(VENV)/.installed-slow
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST_TRITON := OMP_NUM_THREADS=1 $(BIN)/python tests/triton/run.py -n 2
 
-.PHONY: demo test test-slow test-oldest test-range test-transformers test-engines test-quantised evidence fuzz lint style clean
+.PHONY: demo test test-slow test-oldest test-range test-transformers test-engines test-quantised evidence fuzz sweep lint style clean
 
 demo: $(INSTALLED)
 	$(BIN)/hf-hyperconn demo
@@ -43,6 +43,10 @@ fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz --cases 10000 --write
 	$(BIN)/python -m tests.fuzz.signals --count 1000 --write
 	$(BIN)/python -m tests.fuzz.disks --write || test $$? = 77  # where none may be mounted
+
+# a tiny model of every model type of Transformers; writes docs/model_types.json and its page
+sweep: $(INSTALLED)
+	$(BIN)/python -m tests.sweep --write
 
 # what loads, converts and saves every family, on the oldest supported release of Transformers
 test-oldest: $(INSTALLED)

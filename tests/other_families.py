@@ -99,20 +99,7 @@ LATENT_ATTENTION = [
     *("axk1", "axk2", "deepseek_v2", "deepseek_v32", "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa"),
     *("kimi_linear", "minicpm3", "mistral4", "mistral_large4_text", "youtu"),
 ]
-COMMON = [
-    "deepseek_v2",
-    "dinov2",
-    "gemma3_text",
-    "glm4",
-    "gpt2",
-    "gpt_neox",
-    "granitemoe",
-    "mamba",
-    "minimax_m2",
-    "nemotron",
-    "phi",
-    "vit",
-]
+COMMON = ["dinov2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "mamba", "phi", "vit"]
 LONG_TAIL = [model_type for model_type in TESTED if model_type not in FAMILIES]
 long_tail = pytest.mark.parametrize(
     "model_type", [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow) for name in LONG_TAIL]

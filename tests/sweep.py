@@ -1,0 +1,147 @@
+"""Convert a tiny model of every model type of the installed Transformers, or say why that can't be done.
+
+    python -m tests.sweep [--write] [MODEL_TYPE ...]
+
+Each is made by the rule of `other_families.py`, converted on the command line, loaded by a process that can't import
+this package and compared with its base, bit for bit, in float32 and bfloat16: logits, hidden states and, where it
+generates, greedy tokens. `--write` writes docs/model_types.json and the tables of docs/model_types.md.
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import transformers
+from huggingface_hub.utils import tqdm
+
+from benchmarks.timing import between_marks
+from hf_hyperconn.conversion import cli
+from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.families import find_family
+from hf_hyperconn.pairs.source_files import table
+
+from . import other_families
+from .families import FAMILIES
+from .pages import REPOSITORY, read
+from .test_families import compared
+from .tiny import tiny
+
+RECORD = REPOSITORY / "docs" / "model_types.json"
+PAGE = REPOSITORY / "docs" / "model_types.md"
+MEMORY = 9 * 2**30  # bytes: some configs stay large whatever is asked of them
+SECONDS = 600
+TITLES = {
+    "exact": "converted, saved, loaded without this package, equal to the base bit for bit",
+    "not compared": "of a form that converts; no tiny model, or no input for it, is made by the rule",
+    "refused": "refused, with a reason",
+    "no model": "no model of its own behind `AutoModel`",
+}
+
+
+def outcome(model_type: str) -> tuple[str, str]:
+    """What becomes of a model type, one of `TITLES`, and why; a model is made in a process of its own."""
+    try:
+        find_family(model_type)
+    except UnsupportedCheckpointError as error:
+        has_model = not re.search("has no base model of|defines no", str(error))
+        return ("refused", str(error)) if has_model else ("no model", "")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with TemporaryDirectory() as place:
+        command = [sys.executable, "-m", "tests.sweep", "--here", place, model_type]
+        try:
+            found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
+        except subprocess.TimeoutExpired:
+            return "not compared", f"not done after {SECONDS} s"
+    if found.returncode != 0:
+        return "not compared", f"its process ended with {found.returncode}"
+    return tuple(json.loads(found.stdout.strip().rpartition("\n")[2]))
+
+
+def outcome_here(model_type: str, place: Path) -> tuple[str, str]:
+    """What becomes of a tiny model of a family."""
+    try:
+        base = (tiny if model_type in FAMILIES else other_families.tiny)(model_type)
+        base.save_pretrained(place / model_type / "base")
+    except (Exception, pytest.skip.Exception) as error:
+        return "not compared", f"the tiny model: {_first_line(error)}"
+    arguments = [str(place / model_type / name) for name in ("base", "dhc4")]
+    if cli.main(["convert", *arguments, "-q", "--verify", "structure"]) != 0:
+        return "not compared", "`hf-hyperconn convert` refuses what is saved"
+    try:
+        differing = sum(compared(place, [model_type], new_tokens=8).values(), [])
+    except AssertionError as error:
+        return "not compared", f"its forward: {_first_line(error)}"
+    return ("refused", "another result than its base's") if differing else ("exact", "")
+
+
+def tables(record: dict) -> str:
+    """The page's tables."""
+    outcomes = {model_type: tuple(found) for model_type, found in record["outcomes"].items()}
+    counts = Counter(kind for kind, _ in outcomes.values())
+    lines = [
+        f"Transformers {record['transformers']} has {len(outcomes)} model types:",
+        "",
+        "| count | |",
+        "|---|---|",
+        *(f"| {counts[kind]} | {title} |" for kind, title in TITLES.items()),
+        "",
+        "## Exact",
+        "",
+        ", ".join(f"`{model_type}`" for model_type, (kind, _) in outcomes.items() if kind == "exact") + ".",
+    ]
+    for kind, title in (("not compared", "Not compared"), ("refused", "Refused")):
+        reasons: dict[str, list[str]] = {}
+        for model_type, (found, why) in outcomes.items():
+            if found == kind:
+                reasons.setdefault(_reason(why), []).append(f"`{model_type}`")
+        lines += ["", f"## {title}", "", "| why | model types |", "|---|---|"]
+        ordered = sorted(reasons.items(), key=lambda pair: (-len(pair[1]), pair[0]))
+        lines += [f"| {why} | {', '.join(types)} |" for why, types in ordered]
+    return "\n".join(lines)
+
+
+def _reason(why: str) -> str:
+    """A reason without the names of classes."""
+    if found := re.search(r"added to the residual stream: (.*)\. So hyper-connections", why):
+        return f"the layer: {found[1]}"
+    why = re.sub(r"^the forward of \w+ ", "the model ", why.partition(", so ")[0])
+    return re.sub(r"^\w+ has no list", "the model has no list", why).replace("|", "\\|")
+
+
+def _first_line(error: BaseException | str) -> str:
+    text = str(error).strip() or type(error).__name__
+    return re.sub(r"/\S+/", "", text.splitlines()[-1 if "Traceback" in text else 0])[:120]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write docs/model_types.json and .md")
+    parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("model_types", nargs="*")
+    options = parser.parse_args()
+    if options.here:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        print("\n" + json.dumps(outcome_here(options.model_types[0], options.here)))
+        return
+    model_types = options.model_types or sorted(table("CONFIG_MAPPING_NAMES"))
+    with ThreadPoolExecutor(2) as pool:
+        found = [*tqdm(pool.map(outcome, model_types), total=len(model_types), unit="type")]
+    record = {"transformers": transformers.__version__, "outcomes": dict(zip(model_types, found, strict=True))}
+    if options.write:
+        RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(between_marks(read("docs/model_types.md"), "sweep", tables(record)), encoding="utf-8")
+    else:
+        print(json.dumps(record["outcomes"], indent=1))
+
+
+if __name__ == "__main__":
+    main()
