@@ -7,8 +7,9 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import hf_hyperconn
-from hf_hyperconn.families import Family
+from hf_hyperconn.families import Family, usual_names
 from hf_hyperconn.kinds import FIELDS, setting
+from hf_hyperconn.pairs.language_models import FIELD
 from hf_hyperconn.pairs.source_files import release
 
 from .checkpoint import INDEX
@@ -89,7 +90,7 @@ def config_differences(config: dict, base: dict, family: Family) -> list[str]:
         hc_class = getattr(family.configuration_module(), f"HC{family.name}Config")
         try:
             ours = hc_class.from_dict(deepcopy(config)).to_dict()
-            theirs = CONFIG_MAPPING[family.model_type].from_dict(deepcopy(base)).to_dict()
+            theirs = CONFIG_MAPPING[family.base_model_type].from_dict(deepcopy(base)).to_dict()
             found = _differences(ours, {field: value for field, value in theirs.items() if field not in PASSING})
         except Exception:  # whatever a class makes of values that Transformers can't have written
             pass
@@ -99,7 +100,13 @@ def config_differences(config: dict, base: dict, family: Family) -> list[str]:
 
 
 def _differences(config: dict, base: dict) -> list[str]:
-    """The fields of a base that a config has otherwise, but for those that a conversion sets."""
+    """The fields of a base that a config has otherwise, but for those that a conversion sets.
+
+    Of a model with a language model in it, the fields of that one stand for it.
+    """
+    config, base = usual_names(config), usual_names(base)
+    if isinstance(base.get(FIELD), dict):
+        base.pop(FIELD)
     found = []
     for field, value in base.items():
         if field not in SET and field not in config:

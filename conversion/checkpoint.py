@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_hyperconn.analysis.costs import LAYER
+from hf_hyperconn.analysis.costs import LAYER, TOWER
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import usual_names
 
@@ -39,9 +39,14 @@ class Weights:
 
     @property
     def stack(self) -> str | None:
-        """What comes before the index of a layer in the names of the tensors; None when there is no layer 0."""
+        """What comes before the index of a layer in the names of the tensors; None when there is no layer 0.
+
+        Of a model that looks or listens, too, the layers that read text.
+        """
         found = {name[: match.start(1)] for name in self.tensors if (match := LAYER.search(name)) and match[1] == "0"}
-        return min(found, key=lambda stack: (not stack.endswith("layers."), stack), default=None)
+        return min(
+            found, key=lambda stack: (bool(TOWER.search(stack)), not stack.endswith("layers."), stack), default=None
+        )
 
     @property
     def prefix(self) -> str:
@@ -116,7 +121,17 @@ def open_tensors(source: Source, weights: Weights, framework: str) -> Iterator[C
 def read_config(source: Source) -> dict:
     """The checkpoint's config.json; its sizes have the names, too, that they have in most families.
 
+    Of a model with a language model in it, the sizes and the connections are that one's.
+
     Raises `UnsupportedCheckpointError` when there is none, or it is not a JSON object.
+    """
+    return usual_names(read_written_config(source))
+
+
+def read_written_config(source: Source) -> dict:
+    """The checkpoint's config.json as it is written.
+
+    Raises `UnsupportedCheckpointError` as `read_config` does.
     """
     if CONFIG not in source.files:
         if "adapter_config.json" in source.files:
@@ -124,7 +139,7 @@ def read_config(source: Source) -> dict:
         raise UnsupportedCheckpointError(
             f"{source.name!r} has no {CONFIG}; give a checkpoint in the format of Transformers."
         )
-    return usual_names(read_json(source, CONFIG))
+    return read_json(source, CONFIG)
 
 
 def refuse_other_weights(source: Source, config: dict) -> None:

@@ -109,7 +109,7 @@ def _convert(options: argparse.Namespace) -> int:
         put(json.dumps({**plan.as_dict(), "verification": verification}, indent=2))
         return OK
     _speaker(options)(
-        f'next          AutoModelForCausalLM.from_pretrained("{result.path}", trust_remote_code=True)\n'
+        f'next          {plan.auto_class}.from_pretrained("{result.path}", trust_remote_code=True)\n'
         f"              equals its base until you train it"
     )
     put(str(result.path), as_is=True)

@@ -138,7 +138,7 @@ def _check_weights(plan: ConversionPlan) -> None:
     """Refuse a base whose weights are not those of its config, before any work."""
     from .loading import fault_by_headers
 
-    if found := fault_by_headers(plan.source, plan.base_config, plan.family, plan.weights):
+    if found := fault_by_headers(plan.source, plan.written_config, plan.family, plan.weights):
         raise UnsupportedCheckpointError(
             f"the weights of {plan.source.name!r} are not those of its {CONFIG}: {found}. Copy or download it again."
         )

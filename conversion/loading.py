@@ -41,7 +41,7 @@ class _Header:
 def fault_by_headers(source: Source, config: dict, family: Family, weights: Weights) -> str | None:
     """Which tensor of the base's class a checkpoint lacks, holds in another shape, or holds besides.
 
-    config: of a base or of its conversion, whose connections are left out.
+    config: of a base or of its conversion, as it is written; its connections are left out.
 
     Raises `UnsupportedCheckpointError` when the config names a class that is not of the family.
     """
@@ -52,7 +52,7 @@ def fault_by_headers(source: Source, config: dict, family: Family, weights: Weig
     plain = {name: _number(value) for name, value in config.items() if name not in ("auto_map", "architectures")}
     try:
         with while_loading():
-            model_config = model_class.config_class.from_dict({**plain, "model_type": family.model_type})
+            model_config = model_class.config_class.from_dict({**plain, **family.types_of_base(plain)})
             with FakeTensorMode(allow_non_fake_inputs=True):
                 _, report = model_class.from_pretrained(
                     None,

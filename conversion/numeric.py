@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hf_hyperconn.analysis.costs import LAYER
 from hf_hyperconn.errors import VerificationError
 from hf_hyperconn.families import Family
+from hf_hyperconn.pairs.language_models import FIELD
 
 from .checkpoint import INDEX, Weights
 from .loading import base_class, loading_fault, refused_by_transformers, while_loading
@@ -144,7 +145,7 @@ def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
 
     Raises `VerificationError` for a model that takes something else.
     """
-    config, generator = model.config, torch.Generator().manual_seed(0)
+    config, generator = _config_of_layers(model.config), torch.Generator().manual_seed(0)
     match model.main_input_name:
         case "input_ids" if hasattr(config, "vocab_size"):
             longest = getattr(config, "max_position_embeddings", None) or TOKENS + NEW_TOKENS
@@ -170,10 +171,9 @@ def _load(model_class, source: Source, weights: Weights, dtype: torch.dtype, lay
         with while_loading():
             config = model_class.config_class.from_pretrained(folder)
             stack = weights.stack or "layers."
-            readout = {
-                rf"{re.escape(stack)}{config.num_hidden_layers - 1}\.hc_head\.": f"{stack}{layers - 1}.hc_head."
-            }
-            moved = {"key_mapping": readout} if layers < config.num_hidden_layers else {}
+            total = _config_of_layers(config).num_hidden_layers
+            readout = {rf"{re.escape(stack)}{total - 1}\.hc_head\.": f"{stack}{layers - 1}.hc_head."}
+            moved = {"key_mapping": readout} if layers < total else {}
             config = _first_layers(config, layers)
             model, report = model_class.from_pretrained(
                 folder,
@@ -191,6 +191,11 @@ def _load(model_class, source: Source, weights: Weights, dtype: torch.dtype, lay
     return model.eval()
 
 
+def _config_of_layers(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config that says how many layers there are: of a language model, where it has one."""
+    return getattr(config, FIELD, None) or config
+
+
 def _no_numbers(model: PreTrainedModel, source: Source) -> str:
     """That a model computes NaN, and from what."""
     dtype = str(model.dtype).removeprefix("torch.")
@@ -202,6 +207,8 @@ def _no_numbers(model: PreTrainedModel, source: Source) -> str:
 
 def _first_layers(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
     """The config of the same model, cut after some layers."""
+    if (of_layers := _config_of_layers(config)) is not config:
+        return type(config).from_dict({**config.to_dict(), FIELD: _first_layers(of_layers, layers).to_dict()})
     if layers == config.num_hidden_layers:
         return config
     fields = {

@@ -9,10 +9,11 @@ from pathlib import Path
 from hf_hyperconn import __version__
 from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
-from hf_hyperconn.families import Family, find_family
+from hf_hyperconn.families import Family, find_family, name_of_family
 from hf_hyperconn.kinds import FORMAT, KINDS, sub_layers
+from hf_hyperconn.pairs.language_models import FIELD
 
-from .checkpoint import Weights, read_config, read_weights, refuse_other_weights
+from .checkpoint import Weights, read_config, read_weights, read_written_config, refuse_other_weights
 from .companions import check_links, check_no_code, companions_of
 from .fields import HyperConnectionFields
 from .place import Place, find_place, named
@@ -38,6 +39,8 @@ ACCEPTED = "docs/families.md lists what can be converted."
 class ConversionPlan:
     """A checked conversion.
 
+    base_config: of the base, with sizes by their usual names.
+    written_config: of the base, as it is written.
     shards: name in the output by name in the base, in order; the hyper-connection shard comes after them.
     place: where OUT is, and what may go for it.
     companions: files copied unchanged besides the weights.
@@ -50,6 +53,7 @@ class ConversionPlan:
     family: Family
     fields: HyperConnectionFields
     base_config: dict
+    written_config: dict
     weights: Weights
     shards: dict[str, str]
     hc_shard: str
@@ -69,27 +73,36 @@ class ConversionPlan:
         return connection_parameters({**self.base_config, **self.fields.as_config()}, self.family.norm)
 
     @property
+    def auto_class(self) -> str:
+        """The name of the Auto class that loads the output."""
+        (architecture, *_) = _architectures(self.base_config, self.family)
+        return f"AutoModel{self.family.head_of(architecture).removeprefix('Model')}"
+
+    @property
     def config(self) -> dict:
         """The config.json of the output: the base's, with its new type, classes and connection fields.
 
         Where older releases of Transformers loaded the base from, which can be a path, is left out.
         """
-        renamed = self.family.source.renamed
-        left_out = {"_name_or_path", *(usual for usual, own in renamed.items() if own in self.base_config)}
-        architectures = [self.family.architectures[name] for name in _architectures(self.base_config, self.family)]
-        base_config = {name: value for name, value in self.base_config.items() if name not in left_out}
-        return {
-            **base_config,
+        config = {name: value for name, value in self.written_config.items() if name != "_name_or_path"}
+        config |= {
             "model_type": self.family.hc_model_type,
-            "architectures": architectures,
+            "architectures": [
+                self.family.architectures[name] for name in _architectures(self.base_config, self.family)
+            ],
             "auto_map": self.family.auto_map,
             "hc_format": FORMAT,
             "hc_version": __version__,
-            **self.fields.as_config(),
-            **(
-                {"hc_base_model": self.source.name, "hc_base_commit": self.source.commit} if self.source.commit else {}
-            ),
         }
+        if self.family.of_layers is not None and FIELD in config:
+            part = {name: value for name, value in config[FIELD].items() if name != "_name_or_path"}
+            types = {"model_type": self.family.of_layers.hc_model_type}
+            config[FIELD] = {**part, **types, **self.fields.as_config()}
+        else:
+            config |= self.fields.as_config()
+        if self.source.commit:
+            config |= {"hc_base_model": self.source.name, "hc_base_commit": self.source.commit}
+        return config
 
     def fingerprint(self) -> list:
         """What an interrupted conversion must have in common with this one to be resumed."""
@@ -207,6 +220,7 @@ def plan_conversion(
         family=family,
         fields=fields,
         base_config=config,
+        written_config=read_written_config(source),
         weights=weights,
         shards=shards,
         hc_shard=f"model-{count:05}-of-{count:05}.safetensors",
@@ -253,7 +267,7 @@ def _family(source: Source, config: dict) -> Family:
             f"{model_type}."
         )
     try:
-        family = find_family(model_type)
+        family = find_family(name_of_family(config))
     except UnsupportedCheckpointError as error:
         raise UnsupportedCheckpointError(f"{name!r} can't be converted: {error} {ACCEPTED}") from error
     architectures = config.get("architectures")

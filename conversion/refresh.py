@@ -14,7 +14,7 @@ from hf_hyperconn.pairs.modules import code_text
 from hf_hyperconn.pairs.source_files import release
 
 from .changes import find_changes
-from .checkpoint import read_config
+from .checkpoint import read_config, read_written_config
 from .files import make_folder, replace_file
 from .hyper_config import family_of
 from .made import Contents, is_regular, listing
@@ -96,8 +96,9 @@ def refresh(folder: str | Path, *, dry_run: bool = False, accept_changes: bool =
             _refuse_edited(source, config, record, given)
         texts = {name: code_text(name).encode() for name in family.code}
         old = {name for name in code_of(source, config) if name in source.files}
+        written = read_written_config(source)
         new_config = {
-            **config,
+            **written,
             "auto_map": family.auto_map,
             "hc_format": FORMAT,
             "hc_version": hf_hyperconn.__version__,
@@ -108,7 +109,7 @@ def refresh(folder: str | Path, *, dry_run: bool = False, accept_changes: bool =
             tuple(sorted(name for name in old & texts.keys() if source.path(name).read_bytes() != texts[name])),
             tuple(sorted(texts.keys() - old)),
             tuple(sorted(old - texts.keys())),
-            new_config != config,
+            new_config != written,
             bool((record or {}).get("verification")),
         )
         if not dry_run and not found.is_current:

@@ -17,6 +17,7 @@ from .checkpoint import (
     read_config,
     read_weight_map,
     read_weights,
+    read_written_config,
     refuse_other_weights,
 )
 from .hyper_config import family_of
@@ -203,7 +204,7 @@ def _check_own(target: Source, config: dict, family: Family, weights: Weights) -
         return found, False
     from .loading import fault_by_headers  # with torch, which what comes before does without
 
-    if found := fault_by_headers(target, config, family, weights):
+    if found := fault_by_headers(target, read_written_config(target), family, weights):
         return found, False
     with open_tensors(target, weights, "numpy") as read:
         has_changed, *_ = measure_drift(read, config, family, weights.stack or "layers.")

@@ -8,6 +8,7 @@ from types import ModuleType
 
 from .errors import UnsupportedCheckpointError
 from .models.sub_layers import SubLayer
+from .pairs.language_models import APART, FIELD
 from .pairs.source_files import table
 from .pairs.sources import MAPPINGS, FamilySource, read_family
 from .pairs.text import auto_map, stem
@@ -39,6 +40,15 @@ SHARED_CODE = (
     "sinkhorn.py",
     "sub_layers.py",
     "transformers_seam.py",
+)
+
+FOR_MORE_THAN_TEXT = ("ForImageTextToText", "ForSpeechSeq2Seq")
+USUAL_HEADS = ("ForCausalLM", "ForImageTextToText", "ForMultimodalLM", "ForSpeechSeq2Seq", "Model")
+
+# fields that the config of a language model has, too, and that are said of the model it is in
+OF_THE_WHOLE = (
+    *("model_type", "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype", "_name_or_path"),
+    *("tie_word_embeddings", "hc_format", "hc_version", "hc_base_model", "hc_base_commit"),
 )
 
 # the model types that are tested, those of every kind of layer first
@@ -107,7 +117,32 @@ class Family:
     @property
     def code(self) -> tuple[str, ...]:
         """The files that a Hub repo of this family ships."""
-        return (*self.files, *SHARED_CODE)
+        return (*self.files, *(self.of_layers.files if self.of_layers else ()), *SHARED_CODE)
+
+    @property
+    def of_layers(self) -> "Family | None":
+        """For a model with a language model in it, the family of that."""
+        part = self.source.language_model
+        return None if part is None else Family(part.source.model_type, part.source)
+
+    @property
+    def base_model_type(self) -> str:
+        """The model type in a base's config."""
+        return self.model_type.partition(APART)[0]
+
+    def head_of(self, architecture: str) -> str:
+        """The suffix of the Auto class that finds a class, a base's or ours: "ForCausalLM"; "Model" for another."""
+        found = [suffix for suffix, base in self.heads.items() if base == architecture.removeprefix("HC")]
+        if self.of_layers is not None:
+            found.sort(key=lambda suffix: (suffix not in FOR_MORE_THAN_TEXT, suffix == "Model"))
+        return next(iter(found), "Model")
+
+    def types_of_base(self, config: Mapping) -> dict:
+        """The model types of a base's config, where `config` may be that of a conversion."""
+        types: dict = {"model_type": self.base_model_type}
+        if self.of_layers is not None and isinstance(part := config.get(FIELD), Mapping):
+            types[FIELD] = {**part, "model_type": self.of_layers.model_type}
+        return types
 
     @property
     def auto_map(self) -> dict[str, str]:
@@ -121,8 +156,8 @@ class Family:
 
     @property
     def usual_architecture(self) -> str:
-        """The base class of a checkpoint whose config names none: the causal language model, if there is one."""
-        return self.heads.get("ForCausalLM", self.heads["Model"])
+        """The base class of a checkpoint whose config names none: the language model, if there is one."""
+        return next(self.heads[suffix] for suffix in USUAL_HEADS if suffix in self.heads)
 
     def configuration_module(self) -> ModuleType:
         """Import the file with the family's config."""
@@ -146,16 +181,44 @@ def find_family(model_type: str) -> Family:
     return Family(model_type, read_family(model_type))
 
 
+def name_of_family(config: Mapping) -> str:
+    """What `find_family` takes for a config, as in a config.json, of a base or of a conversion.
+
+    It is the model type; with that of the language model, where the config chooses another than the usual one.
+    """
+    model_type, of_layers = str(config.get("model_type")).removeprefix("hc_"), config.get(FIELD)
+    chosen = of_layers.get("model_type") if isinstance(of_layers, Mapping) else None
+    if not isinstance(chosen, str) or APART in model_type:
+        return model_type
+    for name in (model_type, f"{model_type}{APART}{chosen.removeprefix('hc_')}"):
+        try:
+            part = read_family(name).language_model
+        except UnsupportedCheckpointError:
+            continue
+        if part is not None and part.source.model_type == chosen.removeprefix("hc_"):
+            return name
+    return model_type
+
+
 def usual_names(config: Mapping) -> dict:
     """A config, as in a config.json, whose sizes have the names, too, that they have in most families.
 
-    GPT-2's `n_layer` is `num_hidden_layers` in most.
+    GPT-2's `n_layer` is `num_hidden_layers` in most. Of a model with a language model in it, the sizes and the
+    connections are that one's.
     """
     try:
-        renamed = find_family(str(config.get("model_type")).removeprefix("hc_")).source.renamed
+        source = find_family(name_of_family(config)).source
     except UnsupportedCheckpointError:
-        renamed = {}
-    return {**{usual: config[own] for usual, own in renamed.items() if own in config}, **config}
+        return dict(config)
+    of_layers = config.get(FIELD) if source.language_model else None
+    if not isinstance(of_layers, Mapping):
+        return {**_renamed(config, source), **config}
+    own = {name: value for name, value in of_layers.items() if name not in OF_THE_WHOLE}
+    return {**config, **source.sizes, **_renamed(of_layers, source), **own}
+
+
+def _renamed(config: Mapping, source: FamilySource) -> dict:
+    return {usual: config[own] for usual, own in source.renamed.items() if own in config}
 
 
 def family_of_class(name: str) -> Family | None:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from .errors import HyperConnectionFileError, UnsupportedCheckpointError
+from .families import name_of_family
 from .in_memory import convert_with_fields
 from .kinds import FIELDS as DEFAULTS
 from .kinds import KINDS, READOUTS, kind_of, readout_of
@@ -80,7 +81,7 @@ def save_hc(model: nn.Module, path: str | os.PathLike) -> Path:
             f"from_prenorm returned."
         )
     tensors = {name: _whole(name, parameter.detach()) for name, parameter in hc_parameters(model).items()}
-    saved = {"model_type": config.model_type, **{name: getattr(config, name) for name in FIELDS}}
+    saved = {"model_type": config.model_type, **{name: getattr(_of_layers(config), name) for name in FIELDS}}
     file = _file(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f"{file.name}.{os.getpid()}.part")
@@ -106,9 +107,10 @@ def load_hc(model: nn.Module, path: str | os.PathLike) -> nn.Module:
     file = _file(path)
     saved, shapes = _read_header(file)
     config = _transformers_model(model).config
-    wanted = {"model_type": config.model_type, **{name: getattr(config, name, None) for name in saved}}
-    if not _has_hyper_connections(config):
-        wanted = {**saved, "model_type": f"hc_{config.model_type}"}
+    if _has_hyper_connections(config):
+        wanted = {"model_type": config.model_type, **{name: getattr(_of_layers(config), name, None) for name in saved}}
+    else:
+        wanted = {**saved, "model_type": f"hc_{name_of_family(config.to_dict())}"}
     differing = [
         f"{name}={_quoted(value)}, the model {wanted[name]!r}"
         for name, value in saved.items()
@@ -151,6 +153,11 @@ def _transformers_model(model: nn.Module) -> PreTrainedModel:
 def _has_hyper_connections(config) -> bool:
     # also for the classes of a Hub repo's own files, which are no subclasses of ours
     return hasattr(config, "base_model_type")
+
+
+def _of_layers(config):
+    """The config with the fields of hyper-connections: of a language model, where it has one."""
+    return config if hasattr(config, "hc_mult") else config.text_config
 
 
 def _active_copy(module: nn.Module) -> nn.Module:

@@ -5,13 +5,14 @@ from copy import deepcopy
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from .errors import UnsupportedCheckpointError
-from .families import find_family
+from .families import find_family, name_of_family
 from .generic import hyper_connection_class
 from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel
 from .models.sub_layers import is_of_connection
+from .pairs.language_models import FIELD
 
 HOOKS = (
     "_forward_hooks",
@@ -88,9 +89,10 @@ def convert_with_fields(
         raise UnsupportedCheckpointError(
             f"accelerate moves the weights of this {name} between devices while it runs; load it without offloading."
         )
-    hc_class = _class_of_family(type(model), model.config.model_type) or hyper_connection_class(model)
+    hc_class = _class_of_family(type(model), model.config) or hyper_connection_class(model)
+    of_layers = getattr(model.config, FIELD, model.config)
     try:
-        hc_class.decoder_layer_class.check_settings(model.config)
+        hc_class.decoder_layer_class.check_settings(of_layers)
     except ValueError as error:
         raise UnsupportedCheckpointError(f"this {name} can't be converted: {error}") from error
     config = hc_class.config_class.from_prenorm(model.config, **fields)
@@ -109,14 +111,14 @@ def convert_with_fields(
     return converted
 
 
-def _class_of_family(model_class: type[PreTrainedModel], model_type: str) -> type[PreTrainedModel] | None:
+def _class_of_family(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The hyper-connection class for a class of Transformers; None for a class that is not one behind an Auto class.
 
     Raises `UnsupportedCheckpointError` when the family's layers are of another form.
     """
     if not model_class.__module__.startswith("transformers.models."):
         return None
-    family = find_family(model_type)
+    family = find_family(name_of_family(config.to_dict()))
     name = model_class.__name__
     return getattr(family.modeling_module(), f"HC{name}") if name in family.architectures else None
 

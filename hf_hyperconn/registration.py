@@ -16,7 +16,8 @@ def register_auto_classes() -> None:
 
     Where Transformers' tables can't be told so, those of the tested families are made now.
     """
-    tables = {"Config": CONFIG_MAPPING, **{suffix: _auto(suffix)._model_mapping for suffix in MAPPINGS}}
+    autos = {suffix: auto for suffix in MAPPINGS if (auto := _auto(suffix)) is not None}
+    tables = {"Config": CONFIG_MAPPING, **{suffix: auto._model_mapping for suffix, auto in autos.items()}}
     if all(isinstance(getattr(table, "_extra_content", None), dict) for table in tables.values()):
         for suffix, table in tables.items():
             if not isinstance(table._extra_content, _MadeWhenAsked):
@@ -36,8 +37,9 @@ def register(family: Family) -> None:
         _auto(suffix).register(config_class, getattr(modeling, f"HC{base}"), exist_ok=True)
 
 
-def _auto(suffix: str) -> type:
-    return getattr(transformers, "AutoModel" + suffix.removeprefix("Model"))
+def _auto(suffix: str) -> type | None:
+    """An Auto class, where this release has it."""
+    return getattr(transformers, "AutoModel" + suffix.removeprefix("Model"), None)
 
 
 def _find(key: Hashable) -> Family | None:

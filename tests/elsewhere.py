@@ -10,14 +10,21 @@ import sys
 sys.modules["hf_hyperconn"] = None
 
 import torch  # noqa: E402
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM  # noqa: E402
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMultimodalLM  # noqa: E402
 from transformers.utils import logging  # noqa: E402
+
+
+def finds(auto, config):
+    """Whether an Auto class finds the class that a folder was saved from."""
+    own = (getattr(config, "auto_map", None) or {}).get(auto.__name__, "").rpartition(".")[2]
+    found = auto._model_mapping.get(type(config), None)
+    return config.architectures == [own or getattr(found, "__name__", "")]
 
 
 def load(folder, dtype, attention):
     """The model of a folder, by its own code."""
-    (architecture,) = AutoConfig.from_pretrained(folder, trust_remote_code=True).architectures
-    auto = AutoModelForCausalLM if architecture.endswith("ForCausalLM") else AutoModel
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    auto = next((auto for auto in (AutoModelForCausalLM, AutoModelForMultimodalLM) if finds(auto, config)), AutoModel)
     return auto.from_pretrained(folder, dtype=dtype, attn_implementation=attention, trust_remote_code=True).eval()
 
 

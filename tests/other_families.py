@@ -117,21 +117,29 @@ def tiny(model_type: str) -> PreTrainedModel:
         if transformers.__version__ == RELEASE:
             raise
         pytest.skip(f"this Transformers writes {model_type} in another form: {error}")
-    config_class = CONFIG_MAPPING[model_type]
-    known = {field.name for field in dataclasses.fields(config_class)} | {
-        *dir(config_class),
-        *config_class.attribute_map,
-    }
-    fields = {name: value for name, value in FIELDS.items() if name in known} | OF_ITS_OWN.get(model_type, {})
-    if model_type in LATENT_ATTENTION:
-        fields["num_key_value_heads"] = fields["num_attention_heads"]
-    config = config_class(**fields)
+    config = CONFIG_MAPPING[model_type](**fields_of(model_type))
     torch.manual_seed(0)
     model = getattr(transformers, architecture)(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
+
+
+def fields_of(model_type: str) -> dict:
+    """What is asked of a config, and of the configs in it."""
+    config_class = CONFIG_MAPPING[model_type]
+    known = {field.name for field in dataclasses.fields(config_class)} | {
+        *dir(config_class),
+        *config_class.attribute_map,
+    }
+    fields = {name: value for name, value in FIELDS.items() if name in known}
+    if model_type in LATENT_ATTENTION:
+        fields["num_key_value_heads"] = fields["num_attention_heads"]
+    for name, part in getattr(config_class, "sub_configs_defaults", {}).items():
+        if part.model_type in CONFIG_MAPPING:
+            fields[name] = {**part.init_kwargs, **fields_of(part.model_type), "model_type": part.model_type}
+    return fields | OF_ITS_OWN.get(model_type, {})
 
 
 def inputs_of(model: PreTrainedModel) -> torch.Tensor:

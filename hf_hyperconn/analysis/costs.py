@@ -20,7 +20,9 @@ from ..models.sub_layers import is_of_connection
 EXPERT = ".experts."  # in the names of routed experts, not of shared ones
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 MET = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration")
 EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "embed_in.weight", "wte.weight", "wpe.weight")
+TOWER = re.compile(r"vision|visual|image|video|audio|speech")  # in the names of what a text doesn't go through
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.([0-9]{1,9})\.")  # `h.0.` in GPT-2, `encoder.layer.0.` in ViT
 
 
@@ -56,15 +58,18 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
     shapes: of all weights by name, of each expert apart (as on disk) or fused (as in memory).
 
     Of experts a token meets those that it is routed to. An embedding is looked up, unless it is the language model's
-    head, too. Layers beyond the config's, for the prediction of more tokens, are not run.
+    head, too. Layers beyond the config's, for the prediction of more tokens, are not run, nor what a model has for
+    images and sounds beside its language model: the token is one of a text.
     """
     config = usual_names(config)
-    is_language_model = all(name.endswith("ForCausalLM") for name in config.get("architectures") or ())
+    is_language_model = all(name.endswith(LANGUAGE_MODELS) for name in config.get("architectures") or ())
     has_tied_head = is_language_model and not any(name.endswith("lm_head.weight") for name in shapes)
     met_by_all = routed = 0
     for name, shape in shapes.items():
         layer = LAYER.search(name)
         if is_of_connection(name) or (layer and int(layer[1]) >= config["num_hidden_layers"]):
+            continue
+        if "text_config" in config and TOWER.search(name):
             continue
         is_looked_up = name.endswith(EMBEDDINGS) and not has_tied_head
         if is_looked_up or len(tuple(shape)) < 2 or name.endswith("bias"):

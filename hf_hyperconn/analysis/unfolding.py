@@ -94,7 +94,7 @@ def readout_of(model: nn.Module) -> str | torch.Tensor:
     A learned readout, whose weights each token predicts, takes the mean, at which it starts.
     """
     weights = [parameter.detach() for name, parameter in model.named_parameters() if name.endswith("static_gamma")]
-    return weights[0] if weights else getattr(model.config, "hc_readout", "mean")
+    return weights[0] if weights else getattr(model.config.get_text_config(), "hc_readout", "mean")
 
 
 def unfold_static(model: PreTrainedModel) -> ConnectionMatrices:

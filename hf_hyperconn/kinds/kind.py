@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..errors import UnsupportedCheckpointError
-from ..families import find_family
+from ..families import find_family, name_of_family
 from ..models.sub_layers import SUB_LAYERS, SubLayer
 
 Values = dict[str, np.ndarray]
@@ -48,7 +48,7 @@ def setting(config: Mapping, name: str):
 def parts(config: Mapping) -> tuple[SubLayer, ...]:
     """The sub-layers of a decoder layer; those of most, where the model type is not one of Transformers'."""
     try:
-        return find_family(str(config.get("model_type")).removeprefix("hc_")).sub_layers
+        return find_family(name_of_family(config)).sub_layers
     except UnsupportedCheckpointError:
         return SUB_LAYERS
 

@@ -3,6 +3,7 @@
 
 import os
 import re
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,11 +28,49 @@ ONE_STREAM = {
     "keel": "Keel carries one residual stream",
     "attnres": "'attnres' has values of earlier sub-layers instead of streams",
 }
+OF_A_FOLDER = ("model_type", "architectures", "auto_map", "transformers_version")
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
+class ShippedConfig:
+    """Mixin of configs with which code is saved.
+
+    base_model_type: the model type of the base.
+    """
+
+    base_model_type: ClassVar[str]
+    base_model_pp_plan: ClassVar[None] = None  # pipeline stages exchange [B, S, D]; streams are [B, S, N, D]
+
+    def __init_subclass__(cls, *args, **kwargs):
+        super().__init_subclass__(*args, **kwargs)
+        if not hasattr(cls, "base_model_type"):  # empty as yet: cloudpickle sets attributes of a class afterwards
+            return
+        share_tokenizer(cls.model_type, cls.base_model_type)
+        share_peft_defaults(cls.model_type, cls.base_model_type)
+
+    def to_dict(self) -> dict:
+        """As Transformers' own. PEFT reads a model's type from here, and then finds its defaults for the base."""
+        share_peft_defaults(self.model_type, self.base_model_type)
+        return super().to_dict()
+
+    def save_pretrained(self, save_directory, push_to_hub=False, **kwargs):
+        """As Transformers' own, with the format, and the files of code that `auto_map` names with what they import.
+
+        Transformers itself copies code that came with a checkpoint; here it does so for the classes of a package.
+        """
+        self.hc_format, self.hc_version = FORMAT, VERSION
+        if self._auto_class is not None:
+            return super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+        package, _, own = type(self).__module__.rpartition(".")
+        self.auto_map = {"AutoConfig": f"{own}.{type(self).__name__}", **(getattr(self, "auto_map", None) or {})}
+        super().save_pretrained(save_directory, **kwargs)
+        save_code(package, {reference.partition(".")[0] for reference in self.auto_map.values()}, save_directory)
+        if push_to_hub:
+            self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)
+
+
 @dataclass(kw_only=True, repr=False)
-class HyperConnectionConfig:
+class HyperConnectionConfig(ShippedConfig):
     """Mixin before a family's config.
 
     connection (`str`, *optional*, defaults to `"dhc"`):
@@ -75,9 +114,6 @@ class HyperConnectionConfig:
         Format of the folder that the config was read from; `save_pretrained` writes the current one.
     """
 
-    base_model_type: ClassVar[str]
-    base_model_pp_plan: ClassVar[None] = None  # pipeline stages exchange [B, S, D]; streams are [B, S, N, D]
-
     connection: str = "dhc"
     hc_mult: int = 4
     hc_tanh: bool = True
@@ -94,32 +130,10 @@ class HyperConnectionConfig:
     norm_alpha_other: float | None = None
     hc_format: int = 1
 
-    def __init_subclass__(cls, *args, **kwargs):
-        super().__init_subclass__(*args, **kwargs)
-        if not hasattr(cls, "base_model_type"):  # empty as yet: cloudpickle sets attributes of a class afterwards
-            return
-        share_tokenizer(cls.model_type, cls.base_model_type)
-        share_peft_defaults(cls.model_type, cls.base_model_type)
-
-    def to_dict(self) -> dict:
-        """As Transformers' own. PEFT reads a model's type from here, and then finds its defaults for the base."""
-        share_peft_defaults(self.model_type, self.base_model_type)
-        return super().to_dict()
-
-    def save_pretrained(self, save_directory, push_to_hub=False, **kwargs):
-        """As Transformers' own, with the format, and the files of code that `auto_map` names with what they import.
-
-        Transformers itself copies code that came with a checkpoint; here it does so for the classes of a package.
-        """
-        self.hc_format, self.hc_version = FORMAT, VERSION
-        if self._auto_class is not None:
-            return super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
-        package, _, own = type(self).__module__.rpartition(".")
-        self.auto_map = {"AutoConfig": f"{own}.{type(self).__name__}", **(getattr(self, "auto_map", None) or {})}
-        super().save_pretrained(save_directory, **kwargs)
-        save_code(package, {reference.partition(".")[0] for reference in self.auto_map.values()}, save_directory)
-        if push_to_hub:
-            self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)
+    @property
+    def of_layers(self):
+        """The config that has these fields: this one."""
+        return self
 
     def validate_hyper_connections(self):
         """Part of the `@strict` validation.
@@ -213,14 +227,68 @@ class HyperConnectionConfig:
             "hc_mult": 1 if fields.get("connection") in ONE_STREAM else 4,
         }
         fields = {**fields, **{name: value for name, value in follow.items() if fields.get(name) is None}}
-        base = {
-            name: value
-            for name, value in config.to_dict().items()
-            if name not in ("model_type", "architectures", "auto_map", "transformers_version")
+        base = {name: value for name, value in config.to_dict().items() if name not in OF_A_FOLDER}
+        return cls(**{**base, **fields, **_base_on_the_hub(config)}, **implementations(config))
+
+
+class HyperConnectionCompositeConfig(ShippedConfig):
+    """Mixin before the config of a model that has its layers in a language model.
+
+    text_config_class: what `text_config` is, with the fields of `HyperConnectionConfig`.
+    """
+
+    text_config_class: ClassVar[type[PreTrainedConfig]]
+
+    @property
+    def of_layers(self):
+        """The config that has the fields of hyper-connections: that of the language model."""
+        return self.text_config
+
+    def __post_init__(self, **kwargs):
+        wanted, found = self.text_config_class, self.text_config
+        if isinstance(found, dict):
+            if found.get("model_type", wanted.model_type) not in (wanted.model_type, wanted.base_model_type):
+                raise ValueError(
+                    f"text_config has model_type {found['model_type']!r}; {type(self).__name__} takes "
+                    f"{wanted.model_type!r}."
+                )
+            self.text_config = wanted(**{name: value for name, value in found.items() if name != "model_type"})
+        fields = {
+            name: kwargs.pop(name)
+            for name in HyperConnectionConfig.__dataclass_fields__
+            if found is None and name in kwargs
         }
-        if HUB_ID.fullmatch(config.name_or_path or "") and not os.path.isdir(config.name_or_path):
-            base["hc_base_model"] = config.name_or_path
-        return cls(**{**base, **fields}, **implementations(config))
+        super().__post_init__(**kwargs)
+        if self.text_config.model_type != wanted.model_type:  # made by the base
+            self.text_config = wanted.from_prenorm(self.text_config, **fields)
+
+    def to_diff_dict(self) -> dict:
+        """As Transformers' own, but with all that the language model's config has."""
+        return {**super().to_diff_dict(), "text_config": self.text_config.to_diff_dict()}
+
+    @classmethod
+    def from_prenorm(cls, config: PreTrainedConfig, **fields):
+        """This family's config for the Pre-Norm `config`, with the hyper-connection `fields` given.
+
+        Raises `ValueError` as that of `HyperConnectionConfig`.
+        """
+        if config.model_type != cls.base_model_type:
+            raise ValueError(
+                f"{cls.__name__} is made from a {cls.base_model_type!r} config, not from {config.model_type!r}."
+            )
+        base = {
+            name: deepcopy(getattr(config, name)) if name in config.sub_configs else value
+            for name, value in config.to_dict().items()
+            if name not in OF_A_FOLDER
+        }
+        base["text_config"] = cls.text_config_class.from_prenorm(config.text_config, **fields)
+        return cls(**base, **_base_on_the_hub(config), **implementations(config))
+
+
+def _base_on_the_hub(config: PreTrainedConfig) -> dict[str, str]:
+    """The name of a base that was loaded from the Hub, as `hc_base_model`."""
+    name = config.name_or_path or ""
+    return {"hc_base_model": name} if HUB_ID.fullmatch(name) and not os.path.isdir(name) else {}
 
 
 def save_code(package: str, modules: set[str], folder: str | os.PathLike) -> None:

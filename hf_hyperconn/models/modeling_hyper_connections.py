@@ -56,7 +56,7 @@ class HyperConnectionPreTrainedModel:
         declare(
             cls,
             base,
-            _no_split_modules=lambda of_base: [layer_class.__name__],
+            _no_split_modules=lambda of_base: [*(of_base or ()), layer_class.__name__],
             _can_record_outputs=lambda of_base: {**(of_base or {}), "hidden_states": layer_class},
             _keep_in_fp32_modules_strict=lambda of_base: [
                 *(of_base or ()),
@@ -69,11 +69,11 @@ class HyperConnectionPreTrainedModel:
     def post_init(self):
         # the base's own __init__ has collected the layer classes of the modules that were replaced since
         self.__dict__.pop("_no_split_modules", None)
-        if has_readout_module(self.config):
+        if has_readout_module(self.config.of_layers):
             self._keep_in_fp32_modules_strict = {*self._keep_in_fp32_modules_strict, READOUT}
         if _loads_a_base.get():
             self._keys_to_ignore_on_load_missing = {*(self._keys_to_ignore_on_load_missing or ()), ADDED.pattern}
-        self.add_model_tags(["hyper-connections", "hf-hyperconn", f"hc-x{self.config.hc_mult}"])
+        self.add_model_tags(["hyper-connections", "hf-hyperconn", f"hc-x{self.config.of_layers.hc_mult}"])
         super().post_init()
 
     def _initialize_weights(self, module, is_custom_code=False):
@@ -87,7 +87,8 @@ class HyperConnectionPreTrainedModel:
                 parameter = getattr(module, name)
                 init.copy_(parameter, _sharded_like(value, parameter))
         elif (name := getattr(module, "hc_output_projection", None)) is not None:
-            std = getattr(self.config, "initializer_range", 0.02) * self.config.hc_mult**-0.5
+            config = self.config.of_layers
+            std = getattr(config, "initializer_range", 0.02) * config.hc_mult**-0.5
             init.normal_(getattr(module, name), mean=0.0, std=std)
 
     def materialise_connections(self, device: torch.device) -> None:
@@ -260,21 +261,52 @@ class HyperConnectionModel:
             last.lent_readout = lent
 
 
+class HyperConnectionComposite:
+    """Mixin before a family's base model that has a language model in it: that has the layers.
+
+    language_model_class: of the language model.
+    stack: where it has its layers.
+    """
+
+    language_model_class: type[PreTrainedModel]
+    stack = "language_model.layers"
+
+    def __init__(self, config):
+        let_auto_model_find(config.of_layers, self.language_model_class)
+        with without_decoder_layers(config, self) as empty:
+            super().__init__(empty)
+        name = self.stack.partition(".")[0]
+        setattr(self, name, self.language_model_class._from_config(config.of_layers))
+        self.post_init()
+
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        """The layers of its language model."""
+        return self.get_submodule(self.stack)
+
+
 class HyperConnectionHead:
     """Mixin before a family's class with a head: its base model is `model_class`."""
 
     model_class: type[PreTrainedModel]
 
     def __init__(self, config):
-        # some heads ask AutoModel for their base; the file of this config may have been loaded more than once
-        if type(config).__name__ == self.model_class.config_class.__name__ and type(config) not in MODEL_MAPPING:
-            AutoModel.register(type(config), self.model_class, exist_ok=True)
+        let_auto_model_find(config, self.model_class)
+        if (language_model_class := getattr(self.model_class, "language_model_class", None)) is not None:
+            let_auto_model_find(config.of_layers, language_model_class)
         with without_decoder_layers(config, self) as empty:
             super().__init__(empty)
         of_base = self.model_class.__name__.removeprefix("HC")
         names = [name for name, child in self.named_children() if type(child).__name__ == of_base]
         setattr(self, *names or [self.base_model_prefix], self.model_class(config))
         self.post_init()
+
+
+def let_auto_model_find(config, model_class: type[PreTrainedModel]) -> None:
+    """Register a class with AutoModel, which some bases ask for a part of theirs."""
+    # the file of this config may have been loaded more than once
+    if type(config).__name__ == model_class.config_class.__name__ and type(config) not in MODEL_MAPPING:
+        AutoModel.register(type(config), model_class, exist_ok=True)
 
 
 def reduce_recorded_streams(forward):
@@ -316,17 +348,25 @@ def without_decoder_layers(config, model: nn.Module):
     A request for gradient checkpointing, which `post_init` takes out of a config, waits for those layers. Afterwards
     `model` has `config` itself, with what Transformers settled in the copy, such as the attention implementation.
     """
-    empty = copy(config)
-    empty.num_hidden_layers = 0
-    empty.__dict__.pop("gradient_checkpointing", None)
-    before = dict(vars(empty))
-    yield empty
-    config.__dict__.update(
-        {name: value for name, value in vars(empty).items() if value is not before.get(name, before)}
-    )
+    of_layers = config.of_layers
+    empty_layers = copy(of_layers)
+    empty_layers.num_hidden_layers = 0
+    copies = [(of_layers, empty_layers)]
+    if of_layers is not config:
+        whole = copy(config)
+        whole.text_config = empty_layers
+        copies.append((config, whole))
+    before = [dict(vars(empty)) for _, empty in copies]
+    for _, empty in copies:
+        empty.__dict__.pop("gradient_checkpointing", None)
+    yield copies[-1][1]
+    for (original, empty), then in zip(copies, before, strict=True):
+        now = {name: value for name, value in vars(empty).items() if value is not then.get(name, then)}
+        original.__dict__.update(now)
     for module in model.modules():
-        if getattr(module, "config", None) is empty:
-            module.config = config
+        for original, empty in copies:
+            if getattr(module, "config", None) is empty:
+                module.config = original
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from importlib.util import spec_from_loader
 from pathlib import Path
 
 from ..errors import UnsupportedCheckpointError
+from .language_models import APART
 from .source_files import table
 from .sources import read_family
 from .text import configuration_text, modeling_text, stem
@@ -41,8 +42,12 @@ def install() -> None:
 
 
 def _model_type(module: str) -> str | None:
-    """The model type of a module's name, in which `-` is written as `_`."""
-    name = "hc_" + module.partition("_hc_")[2]
+    """The model type of a module's name, in which `-` is written as `_`; two, where a config chooses another."""
+    found = [_by_stem(f"hc_{name}") for name in module.partition("_hc_")[2].split(APART, 1)]
+    return None if None in found else APART.join(found)
+
+
+def _by_stem(name: str) -> str | None:
     return next((each for each in table("CONFIG_MAPPING_NAMES") if stem(each) == name), None)
 
 

@@ -1,12 +1,13 @@
 """What the source of the installed Transformers says of a family: files are parsed, nothing is imported or run."""
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from ..errors import UnsupportedCheckpointError
 from .branches import Cut, cut_branches, digest, refusal
+from .language_models import APART, find_language_model
 from .loops import read_layer_loop
 from .settings import fields_of_layer
 from .source_files import Definition, SourceFile, package, release, source_file, table
@@ -21,7 +22,13 @@ MAPPINGS = {
     "ForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
     "ForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "ForAudioClassification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+    "ForImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "ForMultimodalLM": "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+    "ForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "ForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
 }
+SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
+BASE_OF_HEADS = "model"  # where language models with a head have their base model
 NORMS_OF_TORCH = {"nn.RMSNorm": {"weight": 1.0}, "nn.LayerNorm": {"weight": 1.0, "bias": 0.0}}
 
 
@@ -42,6 +49,8 @@ class FamilySource:
     modules: names of the attributes that the base model's own `__init__` sets.
     predicting_norm: the attribute of the layer that dynamic coefficients take their norm from; None without any.
     norm: the initial value of each parameter of that norm.
+    sizes: the defaults of its config for the number of layers, hidden size and vocabulary, by their usual names.
+    language_model: for a model with a language model in it, that; what is said of layers is said of its.
     """
 
     model_type: str
@@ -61,36 +70,83 @@ class FamilySource:
     modules: frozenset[str]
     predicting_norm: str | None
     norm: dict[str, float]
+    sizes: dict[str, int]
+    language_model: "LanguageModel | None" = None
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """The part of a model that has the layers.
+
+    attribute: of the base model.
+    name: of its class.
+    source: what there is to know of its family.
+    """
+
+    attribute: str
+    name: str
+    source: FamilySource
 
 
 @cache
 def read_family(model_type: str) -> FamilySource:
     """What Transformers' source says of a model type.
 
+    model_type: may name the type of its language model, too, where a config chooses that: `llava__mistral`.
+
     Raises `UnsupportedCheckpointError` when Transformers doesn't have it, or its layers are not of the form that
     hyper-connections replace.
     """
-    config = table("CONFIG_MAPPING_NAMES").get(model_type)
+    own_type, _, of_language = model_type.partition(APART)
+    config = table("CONFIG_MAPPING_NAMES").get(own_type)
     if config is None:
-        raise UnsupportedCheckpointError(f"Transformers {release()} has no model type {model_type!r:.60}.")
-    configuration = _module("configuration", model_type)
-    named = {suffix: table(variable).get(model_type) for suffix, variable in MAPPINGS.items()}
-    modeling = _module("modeling", model_type) or _module("modeling", _first_with(named["Model"]))
+        raise UnsupportedCheckpointError(f"Transformers {release()} has no model type {own_type!r:.60}.")
+    configuration = _module("configuration", own_type)
+    named = _class_names(own_type)
+    modeling = _module("modeling", own_type) or _module("modeling", _first_with(named["Model"]))
     if configuration is None or modeling is None or named["Model"] is None:
-        raise UnsupportedCheckpointError(f"Transformers {release()} has no base model of {model_type!r} in a file.")
+        raise UnsupportedCheckpointError(f"Transformers {release()} has no base model of {own_type!r} in a file.")
     file = source_file(_path(modeling))
     found = {suffix: definition for suffix, name in named.items() if name and (definition := file.find(name))}
     base = found.get("Model")
     if base is None or source_file(_path(configuration)).find(config) is None:
         raise UnsupportedCheckpointError(f"transformers.models.{modeling} defines no {named['Model']}.")
     of_config = source_file(_path(configuration)).find(config)
+    pretrained = next((each.name for each in base.lineage() if "PreTrainedModel" in each.bases), None)
+    if pretrained is None:
+        raise UnsupportedCheckpointError(f"{base.name} is no PreTrainedModel that its source shows.")
+    of_family = {
+        "model_type": model_type,
+        "configuration": configuration,
+        "modeling": modeling,
+        "config": config,
+        "pretrained": pretrained,
+        "heads": {suffix: definition.name for suffix, definition in found.items()},
+        "generative": frozenset(
+            suffix for suffix, definition in found.items() if "GenerationMixin" in definition.bases
+        ),
+    }
+    if (part := find_language_model(base, of_config, of_language)) is not None:
+        inner = read_family(part.model_type)
+        name = part.name or inner.heads["Model"]
+        if name not in inner.heads.values():
+            raise UnsupportedCheckpointError(f"{base.name} has a {name} in it, no model of {inner.model_type!r}.")
+        heads = {suffix: each for suffix, each in of_family["heads"].items() if each not in inner.heads.values()}
+        of_inner = "" if name == inner.heads["Model"] else f".{BASE_OF_HEADS}"
+        return replace(
+            inner,
+            **{**of_family, "heads": heads},
+            stack=f"{part.attribute}{of_inner}.{inner.stack}",
+            language_model=LanguageModel(part.attribute, name, inner),
+        )
+    if of_language:
+        raise UnsupportedCheckpointError(f"{base.name} takes no language model of a type that a config chooses.")
     renamed = of_config.renamed()
     stack = find_stack(base, ("num_hidden_layers", renamed.get("num_hidden_layers")))
     forward, of_forward = stack.layer.method("forward")
     loop = stack.owner.method("forward")
-    pretrained = next((each.name for each in base.lineage() if "PreTrainedModel" in each.bases), None)
-    if loop is None or pretrained is None:
-        raise UnsupportedCheckpointError(f"{base.name} has no forward, or no PreTrainedModel, that its source shows.")
+    if loop is None:
+        raise UnsupportedCheckpointError(f"{base.name} has no forward that its source shows.")
     how = read_layer_loop(loop[0], stack.owner.name, stack.path.rpartition(".")[2])
     cut = cut_branches(forward, of_forward.text, stack.layer.name, fields_of_layer(stack.layer, of_config))
     if how.takes_first != bool(cut.returned):
@@ -98,16 +154,12 @@ def read_family(model_type: str) -> FamilySource:
     if cut.absent and "." in stack.path:
         raise refusal(stack.layer.name, f"what it adds of {', '.join(cut.absent)} would be left out")
     norm, values = _norm_of(stack.layer)
+    defaults = of_config.constants()
+    sizes = {usual: defaults.get(renamed.get(usual, usual)) for usual in SIZES}
     return FamilySource(
-        model_type=model_type,
-        configuration=configuration,
-        modeling=modeling,
-        config=config,
-        pretrained=pretrained,
+        **of_family,
         layer=stack.layer.name,
         renamed=renamed,
-        heads={suffix: definition.name for suffix, definition in found.items()},
-        generative=frozenset(suffix for suffix, definition in found.items() if "GenerationMixin" in definition.bases),
         cut=cut,
         cut_from=digest(ast.get_source_segment(of_forward.text, forward)),
         stack=stack.path,
@@ -116,7 +168,16 @@ def read_family(model_type: str) -> FamilySource:
         modules=_attributes(base),
         predicting_norm=norm,
         norm=values,
+        sizes={usual: value for usual, value in sizes.items() if value is not None},
     )
+
+
+def _class_names(model_type: str) -> dict[str, str | None]:
+    """The class behind each Auto class, by suffix."""
+    named = {suffix: table(variable).get(model_type) for suffix, variable in MAPPINGS.items()}
+    if table(MAPPINGS["ForMultimodalLM"]):  # which has all of the other table, too
+        named["ForMultimodalLM"] = named["ForMultimodalLM"] or named["ForImageTextToText"]
+    return named
 
 
 def _module(kind: str, model_type: str | None) -> str | None:

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from textwrap import indent
 
 from ..models.sub_layers import SUB_LAYERS, SubLayer
+from .language_models import APART
 from .source_files import release
-from .sources import FamilySource
+from .sources import FamilySource, LanguageModel
 
 WIDTH = 119
 LICENCE = "# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0."
@@ -30,6 +31,8 @@ def auto_map(family: FamilySource) -> dict[str, str]:
 
 def configuration_text(family: FamilySource) -> str:
     """The file with the family's config."""
+    if family.language_model is not None:
+        return _composite_configuration(family, family.language_model.source)
     return f'''{LICENCE}
 """Configuration of {_title(family)} with hyper-connections."""
 
@@ -53,8 +56,36 @@ __all__ = ["HC{family.config}"]
 '''
 
 
+def _composite_configuration(family: FamilySource, of_layers: FamilySource) -> str:
+    return f'''{LICENCE}
+"""Configuration of {_title(family)}, whose language model has hyper-connections."""
+
+from huggingface_hub.dataclasses import strict
+
+from .configuration_{stem(of_layers.model_type)} import HC{of_layers.config}
+from .configuration_hyper_connections import HyperConnectionCompositeConfig
+from .transformers_seam import names_are_gone
+
+{_of_transformers(family.configuration, [family.config])}
+
+
+@strict
+class HC{family.config}(HyperConnectionCompositeConfig, {family.config}):
+    """`{family.config}` with the fields of `HyperConnectionConfig` in its `text_config`."""
+
+    model_type = "hc_{family.model_type}"
+    base_model_type = "{family.model_type.partition(APART)[0]}"
+    text_config_class = HC{of_layers.config}
+
+
+__all__ = ["HC{family.config}"]
+'''
+
+
 def modeling_text(family: FamilySource) -> str:
     """The file with the family's models."""
+    if family.language_model is not None:
+        return _composite_modeling(family, family.language_model)
     names = sorted({family.layer, family.pretrained, *family.heads.values()} | _globals(family))
     mixins = ["HyperConnectionModel", "HyperConnectionPreTrainedModel", "reduce_recorded_streams"]
     if len(family.heads) > 1:
@@ -88,8 +119,8 @@ def modeling_text(family: FamilySource) -> str:
         + f"\n\n    config: {config}\n    decoder_layer_class = {layer}\n"
         + _assigned("auto_map", auto_map(family)),
     ]
-    for suffix, base in family.heads.items():
-        if suffix == "Model":
+    for base, generates in _classes(family).items():
+        if base == family.heads["Model"]:
             bases, line = (
                 ["HyperConnectionModel", pretrained, base],
                 f"forward = reduce_recorded_streams({base}.forward)",
@@ -97,13 +128,63 @@ def modeling_text(family: FamilySource) -> str:
             if family.stack != "layers":
                 line = f"stack = {_shown(family.stack)}\n    {line}"
         else:
-            generates = ["GenerationMixin"] if suffix in family.generative else []
             bases = ["HyperConnectionHead", pretrained, base, *generates]
             line = f"model_class = HC{family.heads['Model']}"
         parts.append(_class(f"HC{base}", bases, f"`{base}` with hyper-connections.") + f"\n\n    {line}")
-    exported = sorted([pretrained, *(f"HC{base}" for base in family.heads.values())])
-    parts.append("__all__ = [\n" + "".join(f'    "{name}",\n' for name in exported) + "]")
-    return "\n\n\n".join(parts) + "\n"
+    return _file(family, parts)
+
+
+def _composite_modeling(family: FamilySource, language_model: LanguageModel) -> str:
+    classes, model = _classes(family), family.heads["Model"]
+    generation = ["from transformers import GenerationMixin", ""] if family.generative else []
+    pretrained, config, part = (f"HC{name}" for name in (family.pretrained, family.config, language_model.name))
+    heads = ["HyperConnectionHead"] if len(classes) > 1 else []
+    parts = [
+        "\n".join(
+            [
+                LICENCE,
+                f'"""{_title(family)}, whose language model has hyper-connections."""',
+                "",
+                *generation,
+                _import(f".configuration_{stem(family.model_type)}", [config]),
+                _import(f".modeling_{stem(language_model.source.model_type)}", [part]),
+                _import(
+                    ".modeling_hyper_connections",
+                    ["HyperConnectionComposite", *heads, "HyperConnectionPreTrainedModel"],
+                ),
+                "from .transformers_seam import names_are_gone",
+                "",
+                _of_transformers(family.modeling, sorted({family.pretrained, *classes})),
+            ]
+        ),
+        _class(
+            pretrained,
+            ["HyperConnectionPreTrainedModel", family.pretrained],
+            f"What the HC-{_title(family)} classes share.",
+        )
+        + f"\n\n    config: {config}\n    decoder_layer_class = {part}.decoder_layer_class\n"
+        + _assigned("auto_map", auto_map(family)),
+    ]
+    for base, generates in classes.items():
+        if base == model:
+            bases, lines = ["HyperConnectionComposite", pretrained, base], [f"language_model_class = {part}"]
+            if family.stack != "language_model.layers":
+                lines.append(f"stack = {_shown(family.stack)}")
+        else:
+            bases, lines = ["HyperConnectionHead", pretrained, base], [f"model_class = HC{model}"]
+        body = "".join(f"\n    {line}" for line in lines)
+        parts.append(_class(f"HC{base}", [*bases, *generates], f"`{base}` with hyper-connections.") + f"\n{body}")
+    return _file(family, parts)
+
+
+def _classes(family: FamilySource) -> dict[str, list[str]]:
+    """The classes of a family, the base model first, and `GenerationMixin` for each that has `generate` from it."""
+    return {base: ["GenerationMixin"] * (suffix in family.generative) for suffix, base in family.heads.items()}
+
+
+def _file(family: FamilySource, parts: list[str]) -> str:
+    exported = sorted({f"HC{family.pretrained}", *(f"HC{base}" for base in family.heads.values())})
+    return "\n\n\n".join([*parts, "__all__ = [\n" + "".join(f'    "{name}",\n' for name in exported) + "]"]) + "\n"
 
 
 def _title(family: FamilySource) -> str:
