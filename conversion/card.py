@@ -127,7 +127,7 @@ def _values(facts: Facts, evaluation: Evaluation | None, of_base: Evaluation | N
         "handed_on": kind.handed_on(found.fields),
         "exactness": f"bit for bit{' in 16 bits and within rounding in float32' * kind.is_rounded}",
         "auto_class": f"AutoModel{facts.head.removeprefix('Model')}",
-        "generates": TASKS[facts.head] == "text-generation",
+        "generates": facts.head in facts.family.source.generative,
         "dtype": DTYPES.get(found.dtype, found.dtype),
         "added_parameters": _share(found.added_parameters, found.parameters),
         "added_flops": _share(found.added_flops, found.flops),

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.families import Family
 from hf_hyperconn.kinds import FIELDS
 from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .base_card import fetch_base_card, inheritable
 from .checkpoint import Weights, read_config, read_json, read_weights
+from .hyper_config import family_of
 from .inspection import Inspection, inspect_checkpoint
 from .licences import licence_of
 from .record import base_on_the_hub, read_record
@@ -24,9 +26,13 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 # of a conversion, by the field of a config that they set
 OPTIONS = {"--connection": "connection", "--start": "hc_start", "--history": "hc_history", "--block": "hc_block"}
 
-# task on the Hub by the head of a model's class
+# task on the Hub by the suffix of the Auto class that finds a model's class
 TASKS = {
     "ForCausalLM": "text-generation",
+    "ForImageTextToText": "image-text-to-text",
+    "ForMultimodalLM": "any-to-any",
+    "ForSeq2SeqLM": "any-to-any",
+    "ForSpeechSeq2Seq": "automatic-speech-recognition",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
@@ -54,6 +60,7 @@ class Facts:
     config: dict
     record: dict
     inspection: Inspection
+    family: Family
     base: str | None
     commit: str | None
     inherited: dict
@@ -70,8 +77,8 @@ class Facts:
     @property
     def head(self) -> str:
         """The head of the model's class, a key of `TASKS`."""
-        architecture = str((self.config.get("architectures") or ["ForCausalLM"])[0])
-        return next((head for head in TASKS if architecture.endswith(head)), "Model")
+        (architecture, *_) = self.config.get("architectures") or [self.family.usual_architecture]
+        return self.family.head_of(architecture)
 
     @property
     def base_name(self) -> str | None:
@@ -153,6 +160,7 @@ def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[st
         config=config,
         record=record,
         inspection=inspection,
+        family=family_of(source, config),
         base=base,
         commit=commit,
         inherited=_with_link(inherited or {}, base, commit, source),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_hyperconn.analysis.costs import LAYER, TOWER
+from hf_hyperconn.analysis.costs import LAYER, OF_TEXT, TOWER
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import usual_names
 
@@ -44,9 +44,7 @@ class Weights:
         Of a model that looks or listens, too, the layers that read text.
         """
         found = {name[: match.start(1)] for name in self.tensors if (match := LAYER.search(name)) and match[1] == "0"}
-        return min(
-            found, key=lambda stack: (bool(TOWER.search(stack)), not stack.endswith("layers."), stack), default=None
-        )
+        return min(found, key=_how_unlike_the_decoder, default=None)
 
     @property
     def prefix(self) -> str:
@@ -188,6 +186,11 @@ def read_json(source: Source, name: str) -> dict:
     if not isinstance(content, dict):
         raise UnsupportedCheckpointError(f"{name} of {source.name!r} is not a JSON object. Download it again.")
     return content
+
+
+def _how_unlike_the_decoder(stack: str) -> tuple:
+    """Orders names of stacks: that of a language model before others, and what doesn't see or hear before what does."""
+    return bool(TOWER.search(stack)), not OF_TEXT.search(stack), not stack.endswith("layers."), stack
 
 
 def _no_weights(source: Source) -> str:

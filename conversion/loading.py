@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from logging import getLogger
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -63,6 +63,8 @@ def fault_by_headers(source: Source, config: dict, family: Family, weights: Weig
                     output_loading_info=True,
                     ignore_mismatched_sizes=True,
                 )
+    except DataDependentOutputException:  # a class that computes with numbers while it is made
+        return None
     except Exception as error:  # whatever Transformers makes of a config that contradicts itself or the weights
         return refused_by_transformers(error)
     return loading_fault(report, model_class)

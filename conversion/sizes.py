@@ -17,6 +17,8 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
     """How the weights differ from the number of layers, the hidden size and the vocabulary in the config.
 
     config: with `hidden_size` and `num_hidden_layers`, which are sizes.
+
+    Models with a language model in them often have other names on disk, so what they lack shows when they are loaded.
     """
     prefix, layers, hidden = weights.prefix, config["num_hidden_layers"], config["hidden_size"]
     vocabulary = config.get("vocab_size")
@@ -33,22 +35,22 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
     beyond = len(found) - layers
     if beyond not in (0, config.get("num_nextn_predict_layers", 0)):  # these predict further tokens, in training
         return f"num_hidden_layers is {layers}, and there are {len(found)}"
-    if "embed_tokens" in family.source.modules and (found := _of_embedding(config, weights)):
+    if "embed_tokens" in family.source.modules and (found := _of_embedding(config, weights, family)):
         return found
     for parameter in family.norm if "norm" in family.source.modules else ():
         norm = weights.tensors.get(name := f"{prefix}norm.{parameter}")
-        if norm is None:
+        if norm is None and family.of_layers is None:
             return f"the tensor {name} is missing"
-        if norm.shape != (hidden,):
+        if norm is not None and norm.shape != (hidden,):
             return f"hidden_size is {hidden}, and {name} is {list(norm.shape)}"
     return None
 
 
-def _of_embedding(config: dict, weights: Weights) -> str | None:
+def _of_embedding(config: dict, weights: Weights, family: Family) -> str | None:
     prefix, hidden, vocabulary = weights.prefix, config["hidden_size"], config.get("vocab_size")
     embedding = weights.tensors.get(f"{prefix}embed_tokens.weight")
     if embedding is None:
-        return f"the tensor {prefix}embed_tokens.weight is missing"
+        return None if family.of_layers else f"the tensor {prefix}embed_tokens.weight is missing"
     if len(embedding.shape) != 2 or embedding.shape[1] != hidden:
         return f"hidden_size is {hidden}, and {prefix}embed_tokens.weight is {list(embedding.shape)}"
     if vocabulary is not None and embedding.shape[0] != vocabulary:

@@ -23,6 +23,7 @@ MET = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration")
 EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "embed_in.weight", "wte.weight", "wpe.weight")
 TOWER = re.compile(r"vision|visual|image|video|audio|speech")  # in the names of what a text doesn't go through
+OF_TEXT = re.compile(r"language_model|text_model")  # in those of a language model that another model has in it
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.([0-9]{1,9})\.")  # `h.0.` in GPT-2, `encoder.layer.0.` in ViT
 
 
