@@ -189,7 +189,7 @@ def read_json(source: Source, name: str) -> dict:
 
 
 def _how_unlike_the_decoder(stack: str) -> tuple:
-    """Orders names of stacks: that of a language model before others, and what doesn't see or hear before what does."""
+    """Orders stacks by name: first the language model's; last what sees or hears."""
     return bool(TOWER.search(stack)), not OF_TEXT.search(stack), not stack.endswith("layers."), stack
 
 

@@ -53,11 +53,14 @@ class HyperConnectionPreTrainedModel:
     def _adopt_family(cls, base: type[PreTrainedModel]):
         """Take over what Transformers looks up by class or model type, which the family says of its own classes."""
         layer_class, config_class = cls.decoder_layer_class, cls.config_class
+        of_language_model = hasattr(config_class, "text_config_class")  # which records its hidden states itself
         declare(
             cls,
             base,
             _no_split_modules=lambda of_base: [*(of_base or ()), layer_class.__name__],
-            _can_record_outputs=lambda of_base: {**(of_base or {}), "hidden_states": layer_class},
+            _can_record_outputs=lambda of_base: (
+                of_base if of_language_model else {**(of_base or {}), "hidden_states": layer_class}
+            ),
             _keep_in_fp32_modules_strict=lambda of_base: [
                 *(of_base or ()),
                 *(part.connection for part in layer_class.parts),
