@@ -9,7 +9,7 @@ from hf_hyperconn.errors import CardError
 from hf_hyperconn.kinds import kind_of
 
 from .base_card import README, licence_fields
-from .card_facts import DTYPES, TASKS, Facts, collect_facts
+from .card_facts import DTYPES, Facts, collect_facts
 from .card_metadata import joined, metadata_of
 from .card_text import is_by_trainer, is_ours, merge, read_card, stamp, trainer_facts, written_into
 from .evaluation import Evaluation, hub_results, read_evaluation

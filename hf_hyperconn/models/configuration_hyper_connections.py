@@ -282,7 +282,8 @@ class HyperConnectionCompositeConfig(ShippedConfig):
             if name not in OF_A_FOLDER
         }
         base["text_config"] = cls.text_config_class.from_prenorm(config.text_config, **fields)
-        return cls(**base, **_base_on_the_hub(config), **implementations(config))
+        own = {name: {"": value} for name, value in implementations(config).items()}  # other parts keep theirs
+        return cls(**base, **_base_on_the_hub(config), **own)
 
 
 def _base_on_the_hub(config: PreTrainedConfig) -> dict[str, str]:

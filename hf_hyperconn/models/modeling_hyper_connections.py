@@ -96,10 +96,12 @@ class HyperConnectionPreTrainedModel:
 
     def materialise_connections(self, device: torch.device) -> None:
         """Create and initialise what hyper-connections have on the meta device, where loading leaves new weights."""
-        for module in self.modules():
+        models = {name: module for name, module in self.named_modules() if isinstance(module, PreTrainedModel)}
+        for name, module in self.named_modules():
             if isinstance(module, InitialisedModule) and any(p.is_meta for p in module.parameters()):
                 module.to_empty(device=device)
-                module.apply(self._init_weights)
+                innermost = max((of_model for of_model in models if name.startswith(of_model)), key=len)
+                module.apply(models[innermost]._init_weights)  # a language model starts its norms in its own way
 
     @classmethod
     def prepare_distribute_model(cls, distributed_config, **kwargs):

@@ -1,0 +1,157 @@
+"""Models with a language model in them, which has the hyper-connections: Llava, Gemma 3 and others."""
+
+import copy
+import json
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, LlavaForConditionalGeneration
+
+import hf_hyperconn
+from hf_hyperconn import convert_model
+from hf_hyperconn.conversion import cli
+from hf_hyperconn.errors import HyperConnectionFileError
+from hf_hyperconn.families import find_family, name_of_family
+from hf_hyperconn.hc_file import load_hc, save_hc
+
+from .other_families import fields_of, tiny
+from .test_families import compared
+
+IMAGE = 90  # the token in whose place an image goes
+PATCHES = 16  # of an image of 16 by 16, each 4 by 4
+GENERATOR = torch.Generator().manual_seed(0)
+PIXELS = torch.randn(2, 3, 16, 16, generator=GENERATOR)
+WORDS = torch.randint(3, 80, (2, 8), generator=GENERATOR)
+SEEN = torch.cat([WORDS[:, :4], torch.full((2, PATCHES), IMAGE), WORDS[:, 4:]], dim=1)
+
+
+def seeing(model_type: str = "llava", text: str | None = None):
+    """A tiny model with a token for images, and possibly another language model than usual."""
+    fields = fields_of(model_type) | {"image_token_id": IMAGE}
+    if text is not None:
+        fields["text_config"] = {**fields_of(text), "model_type": text}
+    if model_type == "gemma3":
+        fields["mm_tokens_per_image"] = PATCHES
+    config = CONFIG_MAPPING[model_type](**fields)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A Llava with a Mistral in it, as `llava/base` and `llava/dhc4`."""
+    place = tmp_path_factory.mktemp("llava")
+    seeing(text="mistral").save_pretrained(place / "llava" / "base")
+    assert cli.main(["convert", *(str(place / "llava" / name) for name in ("base", "dhc4")), "-q"]) == 0
+    return place / "llava" / "dhc4"
+
+
+@pytest.mark.parametrize(("model_type", "text"), [("llava", None), ("llava", "qwen2"), ("gemma3", None)])
+@torch.no_grad()
+def test_what_it_says_of_images_is_what_the_base_says(model_type, text):
+    base = seeing(model_type, text)
+    converted = convert_model(base)
+    found, expected = (
+        model(input_ids=SEEN, pixel_values=PIXELS, output_hidden_states=True) for model in (converted, base)
+    )
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.image_hidden_states, expected.image_hidden_states)
+    assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
+    assert not torch.equal(found.logits, converted(input_ids=SEEN, pixel_values=-PIXELS).logits)
+    settings = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    continued = [model.generate(input_ids=SEEN, pixel_values=PIXELS, **settings) for model in (converted, base)]
+    assert torch.equal(*continued)
+
+
+def test_it_learns_from_images_through_the_connections():
+    model = convert_model(seeing(), hc_mult=2).train()
+    model(input_ids=SEEN, pixel_values=PIXELS, labels=SEEN).loss.backward()
+    connections = {name: p.grad for name, p in model.named_parameters() if "_hc." in name}
+    assert connections
+    assert [name for name, grad in connections.items() if grad is None] == []
+    assert model.get_submodule("model.vision_tower").parameters().__next__().grad is not None
+
+
+def test_another_language_model_than_usual_has_a_name_of_its_own(folder):
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["model_type"], config["text_config"]["model_type"]) == ("hc_llava__mistral", "hc_mistral")
+    assert (config["text_config"]["connection"], config["text_config"]["hc_mult"]) == ("dhc", 4)
+    assert "connection" not in config
+    base = json.loads((folder.with_name("base") / "config.json").read_text())
+    assert name_of_family(base) == name_of_family(config) == "llava__mistral"
+    assert [name for name in base.keys() - config.keys() if name != "_name_or_path"] == []
+    assert {path.name for path in folder.glob("*.py")} == set(find_family("llava__mistral").code)
+
+
+def test_it_equals_its_base_without_the_package(folder):
+    assert sum(compared(folder.parents[1], ["llava"], new_tokens=4).values(), []) == []
+
+
+def test_a_config_of_another_language_model_is_refused(folder):
+    config = type(AutoModelForImageTextToText.from_pretrained(folder).config)
+    with pytest.raises(ValueError, match="text_config has model_type 'qwen2'; .* takes 'hc_mistral'"):
+        config(text_config={"model_type": "qwen2"})
+
+
+def test_its_connections_can_be_kept_apart(tmp_path):
+    base = seeing()
+    trained = convert_model(copy.deepcopy(base))
+    with torch.no_grad():
+        for name, parameter in trained.named_parameters():
+            if "_hc." in name:
+                parameter.add_(0.1)
+    save_hc(trained, tmp_path / "hc.safetensors")
+    again = load_hc(copy.deepcopy(base), tmp_path / "hc.safetensors")
+    inputs = {"input_ids": SEEN, "pixel_values": PIXELS}
+    assert torch.equal(again(**inputs).logits, trained(**inputs).logits)
+    with pytest.raises(HyperConnectionFileError, match="model_type='hc_llava'"):
+        load_hc(seeing(text="qwen2"), tmp_path / "hc.safetensors")
+
+
+def test_a_folder_is_inspected_described_and_current(folder, capsys):
+    assert cli.main(["inspect", str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["connection"], found["hc_mult"], found["trained"]) == ("dhc", 4, False)
+    before = (folder / "config.json").read_bytes()
+    assert cli.main(["refresh", str(folder)]) == 0
+    assert (folder / "config.json").read_bytes() == before
+    capsys.readouterr()
+    assert cli.main(["card", str(folder)]) == 0
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.pipeline_tag == "image-text-to-text"
+    assert "AutoModelForImageTextToText.from_pretrained(model_id" in card.text
+
+
+def test_the_next_step_names_the_class_that_loads_it(tmp_path, capsys):
+    for model_type, auto in (("llava", "AutoModelForImageTextToText"), ("vit", "AutoModel")):
+        tiny(model_type).save_pretrained(tmp_path / model_type)
+        arguments = [str(tmp_path / model_type), str(tmp_path / f"{model_type}-hc"), "--verify", "structure"]
+        assert cli.main(["convert", *arguments]) == 0
+        output = capsys.readouterr()
+        assert f"{auto}.from_pretrained(" in output.out + output.err
+
+
+def test_refreshing_keeps_a_config_as_it_is_written(tmp_path):
+    """GPT-2's `n_layer` is no `num_hidden_layers`."""
+    tiny("gpt2").save_pretrained(tmp_path / "base")
+    assert cli.main(["convert", str(tmp_path / "base"), str(tmp_path / "hc"), "-q", "--verify", "structure"]) == 0
+    path = tmp_path / "hc" / "config.json"
+    written = json.loads(path.read_text())
+    path.write_text(json.dumps({**written, "hc_version": "0.0.1"}))
+    assert cli.main(["refresh", str(tmp_path / "hc"), "--accept-changes"]) == 0
+    assert json.loads(path.read_text()) == {**written, "hc_version": hf_hyperconn.__version__}
+
+
+def test_a_model_that_was_saved_after_training_is_loaded_by_the_bases_own_auto_class(tmp_path):
+    model = convert_model(seeing())
+    model.save_pretrained(tmp_path)
+    again = AutoModelForImageTextToText.from_pretrained(tmp_path)
+    assert type(again) is type(model)
+    assert isinstance(again, LlavaForConditionalGeneration)
+    state = model.state_dict()
+    assert [name for name, value in again.state_dict().items() if not torch.equal(value, state[name])] == []
