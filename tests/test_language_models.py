@@ -98,6 +98,37 @@ def test_a_config_of_another_language_model_is_refused(folder):
         config(text_config={"model_type": "qwen2"})
 
 
+def test_fields_of_connections_are_those_of_the_language_model():
+    config_class = find_family("llava").configuration_module().HCLlavaConfig
+    sizes = {name: value for name, value in fields_of("llava").items() if name != "text_config"}
+    for text in (None, fields_of("llama"), CONFIG_MAPPING["llama"](**fields_of("llama"))):
+        config = config_class(**sizes, text_config=text, connection="keel", hc_mult=1)
+        assert (config.text_config.model_type, config.text_config.connection) == ("hc_llama", "keel")
+        assert not hasattr(config, "connection")
+        if text is not None:
+            assert config.text_config.hidden_size == 32
+        again = config_class.from_dict(config.to_dict())
+        assert again.text_config.to_dict() == config.text_config.to_dict()
+    with pytest.raises(ValueError, match="connection belong in text_config, which is a HCLlamaConfig"):
+        config_class(**sizes, text_config=again.text_config, connection="shc")
+
+
+def test_a_config_that_is_flat_stays_flat(tmp_path):
+    """Qwen2-VL's first checkpoints have no `text_config`."""
+    base = tiny("qwen2_vl")
+    base.save_pretrained(tmp_path / "base")
+    path = tmp_path / "base" / "config.json"
+    nested = json.loads(path.read_text())
+    path.write_text(json.dumps({**nested.pop("text_config"), **nested}))
+    assert cli.main(["convert", str(tmp_path / "base"), str(tmp_path / "hc"), "-q"]) == 0
+    config = json.loads((tmp_path / "hc" / "config.json").read_text())
+    assert (config["connection"], "text_config" in config) == ("dhc", False)
+    assert cli.main(["verify", str(tmp_path / "base"), str(tmp_path / "hc"), "-q"]) == 0
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "hc")
+    assert model.config.text_config.connection == "dhc"
+    assert torch.equal(model(WORDS).logits, base(WORDS).logits)
+
+
 def test_its_connections_can_be_kept_apart(tmp_path):
     base = seeing()
     trained = convert_model(copy.deepcopy(base))

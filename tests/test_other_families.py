@@ -139,7 +139,10 @@ def test_the_table_knows_the_classes_and_the_norm(model_type, place):
 def new(model_type: str, **fields):
     """A new model with the sizes of the tiny one."""
     base, family = tiny(model_type), find_family(model_type)
-    config = getattr(family.configuration_module(), f"HC{family.name}Config").from_prenorm(base.config, **fields)
+    kept = {
+        name: value for name, value in base.config.to_dict().items() if name not in ("model_type", "architectures")
+    }
+    config = getattr(family.configuration_module(), f"HC{family.name}Config")(**{**kept, **fields})
     torch.manual_seed(0)
     return getattr(family.modeling_module(), f"HC{family.usual_architecture}")(config)
 

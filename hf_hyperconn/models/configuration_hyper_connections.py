@@ -227,12 +227,17 @@ class HyperConnectionConfig(ShippedConfig):
             "hc_mult": 1 if fields.get("connection") in ONE_STREAM else 4,
         }
         fields = {**fields, **{name: value for name, value in follow.items() if fields.get(name) is None}}
-        base = {name: value for name, value in config.to_dict().items() if name not in OF_A_FOLDER}
+        base = _without_its_folder(config.to_dict())
         return cls(**{**base, **fields, **_base_on_the_hub(config)}, **implementations(config))
+
+
+OF_CONNECTIONS = [name for name in HyperConnectionConfig.__dataclass_fields__ if name != "hc_format"]
 
 
 class HyperConnectionCompositeConfig(ShippedConfig):
     """Mixin before the config of a model that has its layers in a language model.
+
+    The fields of `HyperConnectionConfig` are those of `text_config`, and may be given beside it.
 
     text_config_class: what `text_config` is, with the fields of `HyperConnectionConfig`.
     """
@@ -246,21 +251,24 @@ class HyperConnectionCompositeConfig(ShippedConfig):
 
     def __post_init__(self, **kwargs):
         wanted, found = self.text_config_class, self.text_config
+        given = {name: kwargs.pop(name) for name in OF_CONNECTIONS if name in kwargs}
         if isinstance(found, dict):
             if found.get("model_type", wanted.model_type) not in (wanted.model_type, wanted.base_model_type):
                 raise ValueError(
                     f"text_config has model_type {found['model_type']!r}; {type(self).__name__} takes "
                     f"{wanted.model_type!r}."
                 )
-            self.text_config = wanted(**{name: value for name, value in found.items() if name != "model_type"})
-        fields = {
-            name: kwargs.pop(name)
-            for name in HyperConnectionConfig.__dataclass_fields__
-            if found is None and name in kwargs
-        }
+            self.text_config = wanted(**{**_without_its_folder(found), **given})
+        elif given and isinstance(found, wanted):
+            raise ValueError(
+                f"{', '.join(given)} belong in text_config, which is a {wanted.__name__}. Set them there."
+            )
         super().__post_init__(**kwargs)
-        if self.text_config.model_type != wanted.model_type:  # made by the base
-            self.text_config = wanted.from_prenorm(self.text_config, **fields)
+        if self.text_config.model_type != wanted.model_type:  # one without hyper-connections, or made by the base
+            made_of = self.text_config
+            self.text_config = wanted(
+                **{**_without_its_folder(made_of.to_dict()), **given}, **implementations(made_of)
+            )
 
     def to_diff_dict(self) -> dict:
         """As Transformers' own, but with all that the language model's config has."""
@@ -278,12 +286,15 @@ class HyperConnectionCompositeConfig(ShippedConfig):
             )
         base = {
             name: deepcopy(getattr(config, name)) if name in config.sub_configs else value
-            for name, value in config.to_dict().items()
-            if name not in OF_A_FOLDER
+            for name, value in _without_its_folder(config.to_dict()).items()
         }
         base["text_config"] = cls.text_config_class.from_prenorm(config.text_config, **fields)
         own = {name: {"": value} for name, value in implementations(config).items()}  # other parts keep theirs
         return cls(**base, **_base_on_the_hub(config), **own)
+
+
+def _without_its_folder(config: dict) -> dict:
+    return {name: value for name, value in config.items() if name not in OF_A_FOLDER}
 
 
 def _base_on_the_hub(config: PreTrainedConfig) -> dict[str, str]:

@@ -100,8 +100,10 @@ class HyperConnectionPreTrainedModel:
         for name, module in self.named_modules():
             if isinstance(module, InitialisedModule) and any(p.is_meta for p in module.parameters()):
                 module.to_empty(device=device)
-                innermost = max((of_model for of_model in models if name.startswith(of_model)), key=len)
-                module.apply(models[innermost]._init_weights)  # a language model starts its norms in its own way
+                around = [of_model for of_model in models if name.startswith(f"{of_model}.")]
+                module.apply(
+                    models[max(around, key=len, default="")]._init_weights
+                )  # a language model starts its norms in its own way
 
     @classmethod
     def prepare_distribute_model(cls, distributed_config, **kwargs):
