@@ -123,7 +123,7 @@ def test_a_config_that_is_flat_stays_flat(tmp_path):
     assert cli.main(["convert", str(tmp_path / "base"), str(tmp_path / "hc"), "-q"]) == 0
     config = json.loads((tmp_path / "hc" / "config.json").read_text())
     assert (config["connection"], "text_config" in config) == ("dhc", False)
-    assert cli.main(["verify", str(tmp_path / "base"), str(tmp_path / "hc"), "-q"]) == 0
+    assert cli.main(["verify", str(tmp_path / "hc"), "--against", str(tmp_path / "base"), "-q"]) == 0
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / "hc")
     assert model.config.text_config.connection == "dhc"
     assert torch.equal(model(WORDS).logits, base(WORDS).logits)
