@@ -52,7 +52,7 @@ def outcome(model_type: str) -> tuple[str, str]:
     try:
         find_family(model_type)
     except UnsupportedCheckpointError as error:
-        has_model = not re.search("has no base model of|defines no", str(error))
+        has_model = not re.match(r"Transformers \S+ has no base model of|\S+ defines no", str(error))
         return ("refused", str(error)) if has_model else ("no model", "")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with TemporaryDirectory() as place:
@@ -113,6 +113,7 @@ def _reason(why: str) -> str:
     """A reason without the names of classes."""
     if found := re.search(r"added to the residual stream: (.*)\. So hyper-connections", why):
         return f"the layer: {found[1]}"
+    why = re.sub(r"^\w+ has a language model that can't be converted: ", "", why)
     why = re.sub(r"^the forward of \w+ ", "the model ", why.partition(", so ")[0])
     return re.sub(r"^\w+ has no list", "the model has no list", why).replace("|", "\\|")
 

@@ -83,6 +83,16 @@ class HyperConnectionPreTrainedModel:
         # as for the base's class, whose weights these are: what is custom code may not know which have been loaded
         super()._initialize_weights(module)
 
+    @torch.no_grad()
+    def initialize_weights(self):
+        # before a part that is a model of Transformers', such as Dinov2's encoder, does it in its own way
+        for part in self.modules():
+            if isinstance(part, PreTrainedModel) and not isinstance(part, HyperConnectionPreTrainedModel):
+                for module in part.modules():
+                    if isinstance(module, InitialisedModule) or hasattr(module, "hc_output_projection"):
+                        self._initialize_weights(module)
+        super().initialize_weights()
+
     def _init_weights(self, module):
         super()._init_weights(module)
         if isinstance(module, InitialisedModule):
@@ -96,14 +106,12 @@ class HyperConnectionPreTrainedModel:
 
     def materialise_connections(self, device: torch.device) -> None:
         """Create and initialise what hyper-connections have on the meta device, where loading leaves new weights."""
-        models = {name: module for name, module in self.named_modules() if isinstance(module, PreTrainedModel)}
-        for name, module in self.named_modules():
+        for module in self.modules():
+            if isinstance(module, HyperConnectionPreTrainedModel):
+                innermost = module  # a language model starts its norms in its own way
             if isinstance(module, InitialisedModule) and any(p.is_meta for p in module.parameters()):
                 module.to_empty(device=device)
-                around = [of_model for of_model in models if name.startswith(f"{of_model}.")]
-                module.apply(
-                    models[max(around, key=len, default="")]._init_weights
-                )  # a language model starts its norms in its own way
+                module.apply(innermost._init_weights)
 
     @classmethod
     def prepare_distribute_model(cls, distributed_config, **kwargs):

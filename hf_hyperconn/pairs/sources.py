@@ -127,7 +127,12 @@ def read_family(model_type: str) -> FamilySource:
         ),
     }
     if (part := find_language_model(base, of_config, of_language)) is not None:
-        inner = read_family(part.model_type)
+        try:
+            inner = read_family(part.model_type)
+        except UnsupportedCheckpointError as error:
+            raise UnsupportedCheckpointError(
+                f"{base.name} has a language model that can't be converted: {error}"
+            ) from error
         name = part.name or inner.heads["Model"]
         if name not in inner.heads.values():
             raise UnsupportedCheckpointError(f"{base.name} has a {name} in it, no model of {inner.model_type!r}.")
