@@ -94,8 +94,9 @@ def test_it_equals_its_base_without_the_package(folder):
 
 def test_a_config_of_another_language_model_is_refused(folder):
     config = type(AutoModelForImageTextToText.from_pretrained(folder).config)
-    with pytest.raises(ValueError, match="text_config has model_type 'qwen2'; .* takes 'hc_mistral'"):
-        config(text_config={"model_type": "qwen2"})
+    for other in ({"model_type": "qwen2"}, CONFIG_MAPPING["qwen2"]()):
+        with pytest.raises(ValueError, match="text_config has model_type 'qwen2'; .* takes 'hc_mistral'"):
+            config(text_config=other)
 
 
 def test_fields_of_connections_are_those_of_the_language_model():

@@ -252,23 +252,21 @@ class HyperConnectionCompositeConfig(ShippedConfig):
     def __post_init__(self, **kwargs):
         wanted, found = self.text_config_class, self.text_config
         given = {name: kwargs.pop(name) for name in OF_CONNECTIONS if name in kwargs}
-        if isinstance(found, dict):
-            if found.get("model_type", wanted.model_type) not in (wanted.model_type, wanted.base_model_type):
-                raise ValueError(
-                    f"text_config has model_type {found['model_type']!r}; {type(self).__name__} takes "
-                    f"{wanted.model_type!r}."
-                )
-            self.text_config = wanted(**{**_without_its_folder(found), **given})
-        elif given and isinstance(found, wanted):
+        chosen = found.get("model_type") if isinstance(found, dict) else getattr(found, "model_type", None)
+        if chosen not in (None, wanted.model_type, wanted.base_model_type):
+            raise ValueError(
+                f"text_config has model_type {chosen!r}; {type(self).__name__} takes {wanted.model_type!r}."
+            )
+        if given and isinstance(found, wanted):
             raise ValueError(
                 f"{', '.join(given)} belong in text_config, which is a {wanted.__name__}. Set them there."
             )
+        if isinstance(found, dict):
+            self.text_config = wanted(**{**_without_its_folder(found), **given})
         super().__post_init__(**kwargs)
         if self.text_config.model_type != wanted.model_type:  # one without hyper-connections, or made by the base
-            made_of = self.text_config
-            self.text_config = wanted(
-                **{**_without_its_folder(made_of.to_dict()), **given}, **implementations(made_of)
-            )
+            made = self.text_config
+            self.text_config = wanted(**{**_without_its_folder(made.to_dict()), **given}, **implementations(made))
 
     def to_diff_dict(self) -> dict:
         """As Transformers' own, but with all that the language model's config has."""
