@@ -68,6 +68,13 @@ def test_what_it_says_of_images_is_what_the_base_says(model_type, text):
     assert torch.equal(*continued)
 
 
+def test_the_layers_to_wrap_are_those_of_every_part():
+    base = seeing()
+    others = set(base._no_split_modules) - {"LlamaDecoderLayer"}
+    assert others
+    assert others | {"HCLlamaDecoderLayer"} <= set(convert_model(base)._no_split_modules)
+
+
 def test_it_learns_from_images_through_the_connections():
     model = convert_model(seeing(), hc_mult=2).train()
     model(input_ids=SEEN, pixel_values=PIXELS, labels=SEEN).loss.backward()

@@ -57,7 +57,10 @@ class HyperConnectionPreTrainedModel:
         declare(
             cls,
             base,
-            _no_split_modules=lambda of_base: [*(of_base or ()), layer_class.__name__],
+            _no_split_modules=lambda of_base: [
+                *((of_base or ()) if of_language_model else ()),
+                layer_class.__name__,
+            ],
             _can_record_outputs=lambda of_base: (
                 of_base if of_language_model else {**(of_base or {}), "hidden_states": layer_class}
             ),
