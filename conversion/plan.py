@@ -9,11 +9,11 @@ from pathlib import Path
 from hf_hyperconn import __version__
 from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
-from hf_hyperconn.families import Family, find_family, name_of_family
+from hf_hyperconn.families import Family, find_family, name_of_family, usual_names
 from hf_hyperconn.kinds import FORMAT, KINDS, sub_layers
 from hf_hyperconn.pairs.language_models import FIELD
 
-from .checkpoint import Weights, read_config, read_weights, read_written_config, refuse_other_weights
+from .checkpoint import Weights, read_weights, read_written_config, refuse_other_weights
 from .companions import check_links, check_no_code, companions_of
 from .fields import HyperConnectionFields
 from .place import Place, find_place, named
@@ -94,7 +94,7 @@ class ConversionPlan:
             "hc_format": FORMAT,
             "hc_version": __version__,
         }
-        if self.family.of_layers is not None and FIELD in config:
+        if self.family.of_layers is not None and isinstance(config.get(FIELD), dict):
             part = {name: value for name, value in config[FIELD].items() if name != "_name_or_path"}
             types = {"model_type": self.family.of_layers.hc_model_type}
             config[FIELD] = {**part, **types, **self.fields.as_config()}
@@ -191,7 +191,8 @@ def plan_conversion(
     source = open_source(model, revision)
     companions = companions_of(source)
     check_links(source, companions)
-    config = read_config(source)
+    written = read_written_config(source)
+    config = usual_names(written)
     family = _family(source, config)
     if found := KINDS[fields.connection].fault({**config, **fields.as_config()}):
         raise ConversionError(f"{source.name!r} has {found}. Give another -n.")
@@ -220,7 +221,7 @@ def plan_conversion(
         family=family,
         fields=fields,
         base_config=config,
-        written_config=read_written_config(source),
+        written_config=written,
         weights=weights,
         shards=shards,
         hc_shard=f"model-{count:05}-of-{count:05}.safetensors",

@@ -137,6 +137,16 @@ def test_a_config_that_is_flat_stays_flat(tmp_path):
     assert torch.equal(model(WORDS).logits, base(WORDS).logits)
 
 
+@pytest.mark.parametrize("text", [None, "llama", ["llama"], 1])
+def test_a_text_config_that_is_none_is_no_traceback(text, tmp_path, capsys):
+    tiny("llava").save_pretrained(tmp_path / "base")
+    path = tmp_path / "base" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "text_config": text}))
+    assert cli.main(["convert", str(tmp_path / "base"), str(tmp_path / "hc"), "-q"]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+    assert not (tmp_path / "hc").exists()
+
+
 def test_its_connections_can_be_kept_apart(tmp_path):
     base = seeing()
     trained = convert_model(copy.deepcopy(base))

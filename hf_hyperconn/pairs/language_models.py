@@ -38,14 +38,10 @@ def find_language_model(base: Definition, config: Definition, chosen: str) -> Pa
     if len(found) != 1:
         return None
     (attribute, called) = found[0]
-    usual = _usual_type(config)
-    if called != AUTO:
-        if chosen:
-            return None
-        name = called.removesuffix("._from_config")
-    else:
-        name = None
-    model_type = chosen or usual
+    if called != AUTO and chosen:
+        return None
+    name = None if called == AUTO else called.removesuffix("._from_config")
+    model_type = chosen or _usual_type(config)
     if model_type is None:
         raise UnsupportedCheckpointError(f"the source of {config.name} does not tell which language model it has.")
     if _reaches_into(base, attribute):
