@@ -123,10 +123,13 @@ def _run(model_class, source: Source, weights: Weights, dtype: torch.dtype, laye
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some models draw what they mask
         outputs = model(**inputs, output_hidden_states=True)
-        logits = outputs.get("logits", outputs.get("start_logits", outputs.get("last_hidden_state")))
+        logits = next(
+            (outputs[name] for name in ("logits", "start_logits", "last_hidden_state") if name in outputs), None
+        )
+        logits = outputs[0] if logits is None else logits
         result = {
             "logits": logits,
-            "hidden_states": outputs.hidden_states,
+            "hidden_states": outputs.get("hidden_states") or (),
             "continuation": None,
             "fault": _no_numbers(model, source) if logits.isnan().any() else None,
         }
@@ -150,17 +153,35 @@ def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
         case "input_ids" if hasattr(config, "vocab_size"):
             longest = getattr(config, "max_position_embeddings", None) or TOKENS + NEW_TOKENS
             tokens = max(min(TOKENS, longest - NEW_TOKENS), 1)
-            return {"input_ids": torch.randint(config.vocab_size, (1, tokens), generator=generator)}, min(
-                NEW_TOKENS, longest - tokens
-            )
+            ids = torch.randint(config.vocab_size, (1, tokens), generator=generator)
+            ids[torch.isin(ids, torch.tensor(_places(model.config), dtype=torch.long))] = 0
+            seen = {"pixel_values": _image(model.config.vision_config, model, generator)} if _compares(model) else {}
+            return {"input_ids": ids, **seen}, min(NEW_TOKENS, longest - tokens)
         case "pixel_values" if hasattr(config, "image_size"):
-            size = config.image_size if isinstance(config.image_size, list | tuple) else [config.image_size] * 2
-            pixels = torch.randn(1, getattr(config, "num_channels", 3), *size, generator=generator)
-            return {"pixel_values": pixels.to(model.dtype)}, 0
+            return {"pixel_values": _image(config, model, generator)}, 0
     raise VerificationError(
         f"{type(model).__name__} takes {model.main_input_name}, and what to give it is not known here, so it can't be "
         f"compared with its base. Use --verify structure, and compare the two on inputs of your own."
     )
+
+
+def _places(config: PreTrainedConfig) -> list[int]:
+    """The tokens in whose places goes what a model sees or hears."""
+    named = (
+        value for name, value in vars(config).items() if re.fullmatch(r"(image|video|audio)_token_(id|index)", name)
+    )
+    return [value for value in named if isinstance(value, int)]
+
+
+def _compares(model: PreTrainedModel) -> bool:
+    """Whether a model compares texts with images, and so needs both."""
+    return hasattr(model, "logit_scale") and hasattr(model.config, "vision_config")
+
+
+def _image(config: PreTrainedConfig, model: PreTrainedModel, generator: torch.Generator) -> torch.Tensor:
+    """An image of noise."""
+    size = config.image_size if isinstance(config.image_size, list | tuple) else [config.image_size] * 2
+    return torch.randn(1, getattr(config, "num_channels", 3), *size, generator=generator).to(model.dtype)
 
 
 def _load(model_class, source: Source, weights: Weights, dtype: torch.dtype, layers: int) -> PreTrainedModel:

@@ -37,6 +37,7 @@ SHARED_CODE = (
     "norm_forms.py",
     "operators.py",
     "peft_defaults.py",
+    "residual_streams.py",
     "sinkhorn.py",
     "sub_layers.py",
     "transformers_seam.py",

@@ -22,8 +22,8 @@ from .models.modeling_hyper_connections import (
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,
-    reduce_recorded_streams,
 )
+from .models.residual_streams import for_every_stream, reduce_recorded_streams
 from .pairs.branches import cut_branches, refusal
 from .pairs.loops import read_layer_loop
 
@@ -95,7 +95,10 @@ def _make_class(model_class: type, base_class: type, layer_class: type, config_c
     layer = new(layer_class, _GenericDecoderLayer, positional=tuple(names), **attributes)
     adopted = {"config_class": config, "decoder_layer_class": layer, "auto_map": {}}
     shared = new(shared_class, _GenericPreTrainedModel, **adopted)
-    hc_base = new(base_class, HyperConnectionModel, shared, forward=reduce_recorded_streams(base_class.forward))
+    of_streams = {"forward": reduce_recorded_streams(base_class.forward)}
+    if loop.between:
+        of_streams[loop.between] = for_every_stream(getattr(base_class, loop.between))
+    hc_base = new(base_class, HyperConnectionModel, shared, **of_streams)
     if model_class is base_class:
         return hc_base
     generation = (GenerationMixin,) if issubclass(model_class, GenerationMixin) else ()

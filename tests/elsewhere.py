@@ -37,9 +37,11 @@ def outputs(model, prompts, new_tokens) -> dict[str, torch.Tensor]:
         "input_ids": torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompts]),
         "attention_mask": torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]),
     }
+    pixels = torch.randn(len(prompts), 3, 16, 16, generator=torch.Generator().manual_seed(0)).to(model.dtype)
     if model.main_input_name == "pixel_values":
-        pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-        single = batch = {"pixel_values": pixels.to(model.dtype)}
+        single = batch = {"pixel_values": pixels[:2]}
+    elif hasattr(model, "logit_scale"):  # it compares texts with images
+        single, batch = {**single, "pixel_values": pixels[:1]}, {**batch, "pixel_values": pixels}
     found = {}
     settings = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
@@ -47,7 +49,7 @@ def outputs(model, prompts, new_tokens) -> dict[str, torch.Tensor]:
             torch.manual_seed(0)  # some models draw what they mask
             result = model(**inputs, output_hidden_states=True)
             found[f"{name} logits"] = result[0]
-            for i, state in enumerate(result.hidden_states):
+            for i, state in enumerate(result.get("hidden_states") or ()):
                 found[f"{name} hidden state {i}"] = state
         if not model.can_generate():
             return found

@@ -14,6 +14,7 @@ from hf_hyperconn.conversion import cli
 from hf_hyperconn.errors import HyperConnectionFileError
 from hf_hyperconn.families import find_family, name_of_family
 from hf_hyperconn.hc_file import load_hc, save_hc
+from hf_hyperconn.kinds import CONVERTIBLE
 
 from .other_families import fields_of, tiny
 from .test_families import compared
@@ -66,6 +67,47 @@ def test_what_it_says_of_images_is_what_the_base_says(model_type, text):
     settings = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
     continued = [model.generate(input_ids=SEEN, pixel_values=PIXELS, **settings) for model in (converted, base)]
     assert torch.equal(*continued)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("connection", [kind for kind in CONVERTIBLE if kind != "attnres"])
+@torch.no_grad()
+def test_what_is_added_between_layers_is_added_to_every_stream(connection, dtype):
+    """Qwen3-VL adds what its vision model saw to the streams after its first layers."""
+    base, inputs = deep_stack(dtype)
+    converted = convert_model(base, connection=connection)
+    found, expected = (model(**inputs, output_hidden_states=True) for model in (converted, base))
+    assert torch.equal(found.logits, expected.logits)
+    assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
+    without = base(**{**inputs, "pixel_values": -inputs["pixel_values"]})
+    assert not torch.equal(without.logits, expected.logits)
+
+
+def test_values_of_sub_layers_take_nothing_between_layers():
+    base, inputs = deep_stack(torch.float32)
+    with pytest.raises(ValueError, match="_deepstack_process adds to residual streams, and connection 'attnres' has"):
+        convert_model(base, connection="attnres")(**inputs)
+
+
+def deep_stack(dtype: torch.dtype):
+    """A tiny Qwen3-VL and an image of 4 by 4 patches, which become 4 tokens."""
+    fields = fields_of("qwen3_vl") | {"image_token_id": IMAGE, "vision_start_token_id": 92, "vision_end_token_id": 93}
+    fields["vision_config"] |= {
+        **{"depth": 4, "num_heads": 4, "out_hidden_size": 32, "patch_size": 4, "num_position_embeddings": 64},
+        "deepstack_visual_indexes": [0, 1, 2],
+    }
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(CONFIG_MAPPING["qwen3_vl"](**fields)).eval().to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    ids = torch.cat([WORDS[:1, :4], torch.tensor([[92, *[IMAGE] * 4, 93]]), WORDS[:1, 4:]], dim=1)
+    return model, {
+        "input_ids": ids,
+        "mm_token_type_ids": (ids == IMAGE).int(),
+        "pixel_values": torch.randn(16, 3 * 2 * 4 * 4, dtype=dtype),
+        "image_grid_thw": torch.tensor([[1, 4, 4]]),
+    }
 
 
 def test_the_layers_to_wrap_are_those_of_every_part():

@@ -39,7 +39,6 @@ OF_ANOTHER_FORM = {
     "biogpt": "the forward of BioGptModel does more with the residual stream",
     "beit": "BeitModel has no list of layers of one class",
     "falcon_h1": "FalconH1Model has no list of layers of one class",
-    "qwen3_vl_text": "the forward of Qwen3VLTextModel does more with the residual stream",
     "opt": "the forward of OPTDecoder does more with the residual stream",
     "t5": "T5Model has no list of layers of one class",
     "unheard-of": "has no model type 'unheard-of'",

@@ -9,8 +9,6 @@ import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
-from functools import wraps
-from inspect import unwrap
 
 import torch
 from torch import nn
@@ -325,38 +323,6 @@ def let_auto_model_find(config, model_class: type[PreTrainedModel]) -> None:
     # the file of this config may have been loaded more than once
     if type(config).__name__ == model_class.config_class.__name__ and type(config) not in MODEL_MAPPING:
         AutoModel.register(type(config), model_class, exist_ok=True)
-
-
-def reduce_recorded_streams(forward):
-    """Make the `hidden_states` that a base model's `forward` records `[B, S, D]`, by the model's own readout.
-
-    The result raises `ValueError` when the layers are such that they can't be read out.
-    """
-
-    # most loop over `self.layers[: self.config.num_hidden_layers]`, some over all of the layers
-    may_exit_early = "num_hidden_layers" in unwrap(forward).__code__.co_names
-
-    @wraps(forward)
-    def wrapper(self, *args, **kwargs):
-        return_dict = kwargs.pop("return_dict", None)
-        if return_dict is None:
-            return_dict = getattr(self.config, "return_dict", True)
-        self.place_layers(self.config.num_hidden_layers if may_exit_early else None)
-        outputs = forward(self, *args, return_dict=True, **kwargs)
-        if outputs[0].dim() == 4:
-            raise ValueError(
-                "no decoder layer has read the streams out: the last one is inside a wrapper, or something else "
-                "stands in its place. Remove it from the list of layers, and wrap layers after that. Stages of a "
-                "pipeline end so, too: use tensor parallelism instead."
-            )
-        if outputs.get("hidden_states") is not None:
-            outputs["hidden_states"] = tuple(
-                self.decoder_layers[-1].read_out(state) if state is not None and state.dim() == 4 else state
-                for state in outputs["hidden_states"]
-            )
-        return outputs if return_dict else outputs.to_tuple()
-
-    return wrapper
 
 
 @contextmanager

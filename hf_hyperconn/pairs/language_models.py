@@ -51,14 +51,23 @@ def find_language_model(base: Definition, config: Definition, chosen: str) -> Pa
 
 def _parts(init: ast.FunctionDef) -> Iterator[tuple[str, str]]:
     """Each attribute that is made of the field, and what is called for it."""
+    written = f"config.{FIELD}"
+    of_text = {written, *(names for names, value in _assigned(init) if value == written)}
     for node in ast.walk(init):
         match node:
             case ast.Assign(
                 [ast.Attribute(ast.Name("self"), attribute)],
-                ast.Call(called, [ast.Attribute(ast.Name("config"), name)], [])
-                | ast.Call(called, [], [ast.keyword("config", ast.Attribute(ast.Name("config"), name))]),
-            ) if name == FIELD:
+                ast.Call(called, [given], []) | ast.Call(called, [], [ast.keyword("config", given)]),
+            ) if ast.unparse(given) in of_text:
                 yield attribute, ast.unparse(called)
+
+
+def _assigned(init: ast.FunctionDef) -> Iterator[tuple[str, str]]:
+    """Each `name = value` of a function, as it is written."""
+    for node in ast.walk(init):
+        match node:
+            case ast.Assign([ast.Name(name)], value):
+                yield name, ast.unparse(value)
 
 
 def _usual_type(config: Definition) -> str | None:

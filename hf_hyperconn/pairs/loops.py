@@ -14,10 +14,12 @@ class LayerLoop:
 
     positional: how many arguments a layer is given by their place, after the stream.
     takes_first: whether a layer returns more than the stream, which is the first of it.
+    between: the model's method that may be called on the stream after a layer; None without any.
     """
 
     positional: int
     takes_first: bool
+    between: str | None
 
 
 def read_layer_loop(forward: ast.FunctionDef, model: str, layers: str = "layers") -> LayerLoop:
@@ -42,7 +44,9 @@ def read_layer_loop(forward: ast.FunctionDef, model: str, layers: str = "layers"
         ((call, stream, positional),) = calls
         records = f"if output_hidden_states:\n    all_hidden_states = all_hidden_states + ({stream},)"
         uses = [node for node in loop.body if stream in (read([*ast.walk(node)]) | made([*ast.walk(node)]))]
-        match [node for node in uses if node is not call and ast.unparse(node) != records]:
+        others = [node for node in uses if node is not call and ast.unparse(node) != records]
+        between = _called_between(others[-1], stream) if others else None
+        match others[:-1] if between else others:
             case []:
                 taken = ast.unparse(call.targets[0])
             case [ast.Assign(targets=[ast.Name(name)], value=value)] if name == stream:
@@ -50,13 +54,25 @@ def read_layer_loop(forward: ast.FunctionDef, model: str, layers: str = "layers"
             case _:
                 continue
         if taken == stream:
-            return LayerLoop(positional, takes_first=False)
+            return LayerLoop(positional, takes_first=False, between=between)
         if taken == f"{stream}[0]" or taken.startswith(f"({stream}, "):
-            return LayerLoop(positional, takes_first=True)
+            return LayerLoop(positional, takes_first=True, between=between)
     raise UnsupportedCheckpointError(
         f"the forward of {model} does more with the residual stream than to pass it from layer to layer, so its "
         f"layers can't hand on several."
     )
+
+
+def _called_between(statement: ast.stmt, stream: str) -> str | None:
+    """The method in `if ...: stream = self.method(stream, ...)`; None for another statement."""
+    match statement:
+        case ast.If(
+            test,
+            [ast.Assign([ast.Name(made_of)], ast.Call(ast.Attribute(ast.Name("self"), method), [first, *others], []))],
+        ) if made_of == stream == ast.unparse(first):
+            nodes = [node for part in (test, *others) for node in ast.walk(part)]
+            return None if stream in read(nodes) else method
+    return None
 
 
 def _layer_call(statement: ast.stmt, loop_variables: str) -> tuple[ast.Assign, str, int] | None:

@@ -117,6 +117,10 @@ class SourceFile:
             return source_file(path).find(name)
         return None
 
+    def made_of(self, config: str) -> list[str]:
+        """The names of the classes in this file that say themselves that they are made of a config."""
+        return [name for name, node in self._classes.items() if config in _annotations(node)]
+
     def pairs(self, variable: str) -> dict[str, str]:
         """What the table `variable` says: `("key", "value")` or `"key": "value"`, wherever it is made or extended."""
         found, lines = {}, self.text.splitlines()
@@ -143,6 +147,18 @@ def table(variable: str) -> dict[str, str]:
     auto = package() / "models" / "auto"
     files = [auto / f"{name}.py" for name in ("auto_mappings", "configuration_auto", "modeling_auto")]
     return {key: value for file in files if file.is_file() for key, value in source_file(file).pairs(variable).items()}
+
+
+def _annotations(node: ast.ClassDef) -> list[str]:
+    """What a class's `config`, and that of its `__init__`, is annotated with."""
+    found = []
+    for child in node.body:
+        match child:
+            case ast.AnnAssign(ast.Name("config"), annotation):
+                found.append(ast.unparse(annotation))
+            case ast.FunctionDef("__init__", ast.arguments(args=[_, ast.arg("config", annotation), *_])) if annotation:
+                found.append(ast.unparse(annotation))
+    return found
 
 
 def _strings(keys: list[ast.expr | None], values: list[ast.expr]) -> dict[str, str]:

@@ -49,6 +49,7 @@ class FamilySource:
     modules: names of the attributes that the base model's own `__init__` sets.
     predicting_norm: the attribute of the layer that dynamic coefficients take their norm from; None without any.
     norm: the initial value of each parameter of that norm.
+    between: a method of the base model that its forward may call on the stream between layers; None without any.
     sizes: the defaults of its config for the number of layers, hidden size and vocabulary, by their usual names.
     language_model: for a model with a language model in it, that; what is said of layers is said of its.
     """
@@ -70,6 +71,7 @@ class FamilySource:
     modules: frozenset[str]
     predicting_norm: str | None
     norm: dict[str, float]
+    between: str | None
     sizes: dict[str, int]
     language_model: "LanguageModel | None" = None
 
@@ -104,6 +106,8 @@ def read_family(model_type: str) -> FamilySource:
     configuration = _module("configuration", own_type)
     named = _class_names(own_type)
     modeling = _module("modeling", own_type) or _module("modeling", _first_with(named["Model"]))
+    if named["Model"] is None and modeling is not None:
+        named["Model"] = _within_another(source_file(_path(modeling)), config)
     if configuration is None or modeling is None or named["Model"] is None:
         raise UnsupportedCheckpointError(f"Transformers {release()} has no base model of {own_type!r} in a file.")
     file = source_file(_path(modeling))
@@ -136,7 +140,12 @@ def read_family(model_type: str) -> FamilySource:
         name = part.name or inner.heads["Model"]
         if name not in inner.heads.values():
             raise UnsupportedCheckpointError(f"{base.name} has a {name} in it, no model of {inner.model_type!r}.")
-        heads = {suffix: each for suffix, each in of_family["heads"].items() if each not in inner.heads.values()}
+        heads = {
+            suffix: each.name
+            for suffix, each in found.items()
+            if each.name == base.name
+            or (each.name not in inner.heads.values() and _made_by(each) & {base.name, "AutoModel"})
+        }
         of_inner = "" if name == inner.heads["Model"] else f".{BASE_OF_HEADS}"
         return replace(
             inner,
@@ -154,6 +163,8 @@ def read_family(model_type: str) -> FamilySource:
         raise UnsupportedCheckpointError(f"{base.name} has no forward that its source shows.")
     how = read_layer_loop(loop[0], stack.owner.name, stack.path.rpartition(".")[2])
     cut = cut_branches(forward, of_forward.text, stack.layer.name, fields_of_layer(stack.layer, of_config))
+    if how.between and "." in stack.path:
+        raise refusal(stack.layer.name, f"{stack.owner.name}.{how.between} changes the stream between layers")
     if how.takes_first != bool(cut.returned):
         raise refusal(stack.layer.name, "it returns other than its model takes")
     if cut.absent and "." in stack.path:
@@ -173,6 +184,7 @@ def read_family(model_type: str) -> FamilySource:
         modules=_attributes(base),
         predicting_norm=norm,
         norm=values,
+        between=how.between,
         sizes={usual: value for usual, value in sizes.items() if value is not None},
     )
 
@@ -183,6 +195,11 @@ def _class_names(model_type: str) -> dict[str, str | None]:
     if table(MAPPINGS["ForMultimodalLM"]):  # which has all of the other table, too
         named["ForMultimodalLM"] = named["ForMultimodalLM"] or named["ForImageTextToText"]
     return named
+
+
+def _within_another(file: SourceFile, config: str) -> str | None:
+    """The name of a language model's class that no Auto class has, as it is only a part of another model."""
+    return next((name for name in file.made_of(config) if name.endswith("TextModel")), None)
 
 
 def _module(kind: str, model_type: str | None) -> str | None:
@@ -202,6 +219,12 @@ def _first_with(model: str | None) -> str | None:
     """The model type that a base model is named after, where several have it."""
     of_model = [model_type for model_type, name in table(MAPPINGS["Model"]).items() if name == model]
     return next((each for each in of_model if _module("modeling", each)), None)
+
+
+def _made_by(head: Definition) -> set[str]:
+    """The classes that a head's `__init__` names: some have no more of a model than what it looks with."""
+    made = head.method("__init__")
+    return set() if made is None else {node.id for node in ast.walk(made[0]) if isinstance(node, ast.Name)}
 
 
 def _attributes(base: Definition) -> frozenset[str]:

@@ -87,7 +87,8 @@ def modeling_text(family: FamilySource) -> str:
     if family.language_model is not None:
         return _composite_modeling(family, family.language_model)
     names = sorted({family.layer, family.pretrained, *family.heads.values()} | _globals(family))
-    mixins = ["HyperConnectionModel", "HyperConnectionPreTrainedModel", "reduce_recorded_streams"]
+    mixins = ["HyperConnectionModel", "HyperConnectionPreTrainedModel"]
+    of_streams = [*(["for_every_stream"] if family.between else []), "reduce_recorded_streams"]
     if len(family.heads) > 1:
         mixins.insert(0, "HyperConnectionHead")
     generation = ["from transformers import GenerationMixin"] if family.generative else []
@@ -103,6 +104,7 @@ def modeling_text(family: FamilySource) -> str:
                 _import(f".configuration_{stem(family.model_type)}", [config]),
                 "from .hyper_connections_layer import HyperConnectionDecoderLayer",
                 _import(".modeling_hyper_connections", mixins),
+                _import(".residual_streams", of_streams),
                 *(["from .sub_layers import SubLayer"] if family.cut.sub_layers != SUB_LAYERS else []),
                 "from .transformers_seam import names_are_gone",
                 "",
@@ -127,6 +129,8 @@ def modeling_text(family: FamilySource) -> str:
             )
             if family.stack != "layers":
                 line = f"stack = {_shown(family.stack)}\n    {line}"
+            if family.between:
+                line += f"\n    {family.between} = for_every_stream({base}.{family.between})"
         else:
             bases = ["HyperConnectionHead", pretrained, base, *generates]
             line = f"model_class = HC{family.heads['Model']}"
