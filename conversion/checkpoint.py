@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_hyperconn.analysis.costs import LAYER, OF_TEXT, TOWER
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import usual_names
+from hf_hyperconn.families import Family, usual_names
 
 from . import reading
 from .header import TensorInfo
@@ -43,8 +43,19 @@ class Weights:
 
         Of a model that looks or listens, too, the layers that read text.
         """
-        found = {name[: match.start(1)] for name in self.tensors if (match := LAYER.search(name)) and match[1] == "0"}
-        return min(found, key=_how_unlike_the_decoder, default=None)
+        return min(self._lists, key=_how_unlike_the_decoder, default=None)
+
+    def stacks(self, family: Family) -> tuple[str, ...]:
+        """`stack` for each list of layers of a family; what a base model calls it where the weights have none."""
+        if not family.source.halves:
+            return (self.stack or "layers.",)
+        names = [f"{half.attribute}.{half.source.stack}." for half in family.source.halves]
+        return tuple(min((each for each in self._lists if each.endswith(name)), default=name) for name in names)
+
+    @property
+    def _lists(self) -> set[str]:
+        """What comes before the index of a layer in the names of the tensors, for every list with a layer 0."""
+        return {name[: match.start(1)] for name in self.tensors if (match := LAYER.search(name)) and match[1] == "0"}
 
     @property
     def prefix(self) -> str:

@@ -1,7 +1,7 @@
 """The config.json of a hyper-connection checkpoint: what must be in it before anything is computed from it."""
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import Family, find_family
+from hf_hyperconn.families import Family, configs_of_stacks, find_family
 from hf_hyperconn.kinds import FORMAT, KINDS, READOUTS, kind_of, setting
 
 from .sizes import is_size
@@ -32,7 +32,7 @@ def family_of(source: Source, config: dict) -> Family:
             f"{CONFIG} of {name!r} has connection {config.get('connection')!r:.40}; known are {', '.join(KINDS)}. "
             f"A newer hf_hyperconn may know it."
         )
-    if found := _fault(config):
+    if found := _fault(config, family):
         raise UnsupportedCheckpointError(f"{CONFIG} of {name!r} has {found}. Download it again.")
     return family
 
@@ -44,10 +44,12 @@ def _family(model_type: str) -> Family | None:
         return None
 
 
-def _fault(config: dict) -> str | None:
+def _fault(config: dict, family: Family) -> str | None:
     """The first field that is not what it is in any model."""
-    for field in ("hidden_size", "num_hidden_layers", "hc_mult"):
-        value = config.get(field)
+    sizes = {field: config.get(field) for field in ("hidden_size", "num_hidden_layers", "hc_mult")}
+    for of_stack, each in zip(family.stacks, configs_of_stacks(config), strict=True):
+        sizes[of_stack.source.count] = each["num_hidden_layers"]
+    for field, value in sizes.items():
         if not is_size(value):
             return f"{field} {value!r:.20}, not a size of a model"
     if not is_size(found := config.get("hc_format", FORMAT)) or found > FORMAT:

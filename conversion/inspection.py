@@ -14,7 +14,7 @@ from hf_hyperconn.analysis.costs import (
     number_of_experts,
 )
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import Family
+from hf_hyperconn.families import Family, configs_of_stacks
 from hf_hyperconn.kinds import FIELDS, kind_of
 from hf_hyperconn.models.sub_layers import is_of_connection
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 ITEM_SIZES = {"F64": 8, "F32": 4}  # of others, 2: what is quantised computes in 16 bits
 CAPTION = "Largest change of static weights: alpha reads or mixes, beta writes. Size of the dynamic part of either."
+TITLES = {"mlp": "MLP", "attn": "attention", "cross_attn": "cross-attention"}
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -39,7 +40,7 @@ class Inspection:
 
     name: as the user gave it.
     family: as Transformers spells it in class names.
-    connection, hc_mult, layers, hidden_size: as in its config; its layers are those of the decoder.
+    connection, hc_mult, layers, hidden_size: as in its config; its layers are those that have connections.
     fields: all fields of its connections, those that its config lacks at their defaults.
     dtype: that of most of its weights, as safetensors spells it.
     quantised: the method, of a quantised checkpoint; None otherwise.
@@ -136,7 +137,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
         connection=config["connection"],
         hc_mult=config["hc_mult"],
         fields={name: config.get(name, default) for name, default in FIELDS.items()},
-        layers=config["num_hidden_layers"],
+        layers=sum(each["num_hidden_layers"] for each in configs_of_stacks(config)),
         hidden_size=config["hidden_size"],
         dtype=weights.dtype,
         quantised=quantised,
@@ -183,7 +184,7 @@ def _state_of(
         return None, found, None, None
     if isinstance(source, LocalSource):
         with open_tensors(source, weights, "numpy") as read:
-            trained, drift, of_readout = measure_drift(read, config, family, weights.stack or "layers.")
+            trained, drift, of_readout = measure_drift(read, config, family, weights.stacks(family))
         return trained, None, drift, of_readout
     trained = _by_digest(source, weights, record)
     return trained, "its weights would tell, which were not downloaded" if trained is None else None, None, None
@@ -213,9 +214,17 @@ def _scaled(count: int) -> str:
 
 
 def _table(drift: "tuple[Drift, ...]") -> list[str]:
-    head = f"{'alpha':>9} {'beta':>9} {'dynamic':>9}"
-    lines = ["", CAPTION, "", f"drift {'attention':>29} {'MLP':>29}", f"layer {head} {head}"]
-    for attention, mlp in zip(drift[::2], drift[1::2], strict=True):
-        values = (getattr(part, name) for part in (attention, mlp) for name in ("alpha", "beta", "dynamic"))
-        lines.append(f"{attention.layer:<5} " + " ".join(f"{value:>9.3g}" for value in values))
+    """A line a layer, columns for each of its sub-layers; of an encoder-decoder, a table for each half."""
+    head, lines = f"{'alpha':>9} {'beta':>9} {'dynamic':>9}", ["", CAPTION]
+    for half in dict.fromkeys(each.stack for each in drift):
+        layers: dict[int, list[Drift]] = {}
+        for each in drift:
+            if each.stack == half:
+                layers.setdefault(each.layer, []).append(each)
+        names = [TITLES.get(each.sub_layer, each.sub_layer) for each in layers[0]]
+        lines += ["", f"{half or 'drift':<5} " + " ".join(f"{name:>29}" for name in names)]
+        lines.append(" ".join(["layer", *[head] * len(names)]))
+        for layer, parts in layers.items():
+            values = (getattr(part, name) for part in parts for name in ("alpha", "beta", "dynamic"))
+            lines.append(f"{layer:<5} " + " ".join(f"{value:>9.3g}" for value in values))
     return lines

@@ -17,9 +17,10 @@ from .checkpoint import INDEX, Weights
 from .loading import base_class, loading_fault, refused_by_transformers, while_loading
 from .source import CONFIG, Source
 
-TOKENS, NEW_TOKENS = 64, 16
+TOKENS, NEW_TOKENS, SAMPLES = 64, 16, 8000
 ROUNDING = 1e-5
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
+HIDDEN_STATES, DECODER_IDS = ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"), "decoder_input_ids"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -106,19 +107,19 @@ def compare_models(
     for dtype in dict.fromkeys([DTYPES.get(base[1].dtype, torch.float32), torch.float32]):
         ran = []
         for each in ((plain_class, *base), (hc_class, *target)):
-            ran.append(_run(*each, dtype, layers))
+            ran.append(_run(*each, family, dtype, layers))
             if fault := ran[-1]["fault"]:
                 raise VerificationError(fault)
         results.append(_compare(str(dtype).removeprefix("torch."), *ran))
     return tuple(results)
 
 
-def _run(model_class, source: Source, weights: Weights, dtype: torch.dtype, layers: int) -> dict:
+def _run(model_class, source: Source, weights: Weights, family: Family, dtype: torch.dtype, layers: int) -> dict:
     """Logits (or last hidden state), hidden states and greedy continuation on fixed tokens, or a fixed image.
 
     `fault` says which weights are no numbers, or that those it has lead to none; None where all is well.
     """
-    model = _load(model_class, source, weights, dtype, layers)
+    model = _load(model_class, source, weights, family, dtype, layers)
     inputs, new_tokens = _inputs(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some models draw what they mask
@@ -129,14 +130,16 @@ def _run(model_class, source: Source, weights: Weights, dtype: torch.dtype, laye
         logits = outputs[0] if logits is None else logits
         result = {
             "logits": logits,
-            "hidden_states": outputs.get("hidden_states") or (),
+            "hidden_states": [state for name in HIDDEN_STATES for state in outputs.get(name) or ()],
             "continuation": None,
             "fault": _no_numbers(model, source) if logits.isnan().any() else None,
         }
         if model.can_generate() and new_tokens > 0 and not result["fault"]:
-            ids = inputs["input_ids"]
+            prompt = {name: value for name, value in inputs.items() if name != DECODER_IDS}
+            if "input_ids" in prompt:
+                prompt["attention_mask"] = torch.ones_like(prompt["input_ids"])
             result["continuation"] = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0
+                **prompt, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0
             )
     del model
     gc.collect()
@@ -156,13 +159,29 @@ def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
             ids = torch.randint(config.vocab_size, (1, tokens), generator=generator)
             ids[torch.isin(ids, torch.tensor(_places(model.config), dtype=torch.long))] = 0
             seen = {"pixel_values": _image(model.config.vision_config, model, generator)} if _compares(model) else {}
-            return {"input_ids": ids, **seen}, min(NEW_TOKENS, longest - tokens)
+            return {"input_ids": ids, **seen, **_begun(model, generator)}, min(NEW_TOKENS, longest - tokens)
+        case "input_features" if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
+            heard = torch.randn(1, config.num_mel_bins, 2 * config.max_source_positions, generator=generator)
+            return {"input_features": heard.to(model.dtype), **_begun(model, generator)}, NEW_TOKENS
+        case "input_features" if hasattr(config, "input_feat_per_channel"):
+            heard = torch.randn(1, TOKENS, config.input_feat_per_channel, generator=generator)
+            return {"input_features": heard.to(model.dtype), **_begun(model, generator)}, NEW_TOKENS
+        case "input_values" if model.config.is_encoder_decoder:
+            heard = torch.randn(1, SAMPLES, generator=generator)
+            return {"input_values": heard.to(model.dtype), **_begun(model, generator)}, NEW_TOKENS
         case "pixel_values" if hasattr(config, "image_size"):
             return {"pixel_values": _image(config, model, generator)}, 0
     raise VerificationError(
         f"{type(model).__name__} takes {model.main_input_name}, and what to give it is not known here, so it can't be "
         f"compared with its base. Use --verify structure, and compare the two on inputs of your own."
     )
+
+
+def _begun(model: PreTrainedModel, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """The beginning of what the decoder of an encoder-decoder says; nothing for another model."""
+    if not model.config.is_encoder_decoder:
+        return {}
+    return {DECODER_IDS: torch.randint(model.config.vocab_size, (1, NEW_TOKENS), generator=generator)}
 
 
 def _places(config: PreTrainedConfig) -> list[int]:
@@ -184,18 +203,21 @@ def _image(config: PreTrainedConfig, model: PreTrainedModel, generator: torch.Ge
     return torch.randn(1, getattr(config, "num_channels", 3), *size, generator=generator).to(model.dtype)
 
 
-def _load(model_class, source: Source, weights: Weights, dtype: torch.dtype, layers: int) -> PreTrainedModel:
+def _load(
+    model_class, source: Source, weights: Weights, family: Family, dtype: torch.dtype, layers: int
+) -> PreTrainedModel:
     """The model of a checkpoint in evaluation mode, cut after some layers."""
     names = [name for name in (CONFIG, INDEX, "generation_config.json", *weights.files) if name in source.files]
     folder = source.folder(names)
     try:
         with while_loading():
             config = model_class.config_class.from_pretrained(folder)
-            stack = weights.stack or "layers."
-            total = _config_of_layers(config).num_hidden_layers
-            readout = {rf"{re.escape(stack)}{total - 1}\.hc_head\.": f"{stack}{layers - 1}.hc_head."}
-            moved = {"key_mapping": readout} if layers < total else {}
-            config = _first_layers(config, layers)
+            counts = [of_stack.source.count for of_stack in family.stacks]
+            moved = {}
+            for count, stack in zip(counts, weights.stacks(family), strict=True):
+                if layers < (total := getattr(_config_of_layers(config), count)):
+                    moved[rf"{re.escape(stack)}{total - 1}\.hc_head\."] = f"{stack}{layers - 1}.hc_head."
+            config = _first_layers(config, layers, counts)
             model, report = model_class.from_pretrained(
                 folder,
                 config=config,
@@ -203,7 +225,7 @@ def _load(model_class, source: Source, weights: Weights, dtype: torch.dtype, lay
                 use_safetensors=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
-                **moved,
+                **({"key_mapping": moved} if moved else {}),
             )
     except Exception as error:  # whatever Transformers makes of files that nobody has checked
         raise VerificationError(f"{source.name!r}: {refused_by_transformers(error)}") from error
@@ -226,11 +248,14 @@ def _no_numbers(model: PreTrainedModel, source: Source) -> str:
     return f"{source.name!r} itself computes NaN in {dtype}, of finite weights, so there is nothing to compare"
 
 
-def _first_layers(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
-    """The config of the same model, cut after some layers."""
+def _first_layers(config: PreTrainedConfig, layers: int, counts: list[str]) -> PreTrainedConfig:
+    """The config of the same model, cut after some layers.
+
+    counts: the fields that say how many there are in each list of layers.
+    """
     if (of_layers := _config_of_layers(config)) is not config:
-        return type(config).from_dict({**config.to_dict(), FIELD: _first_layers(of_layers, layers).to_dict()})
-    if layers == config.num_hidden_layers:
+        return type(config).from_dict({**config.to_dict(), FIELD: _first_layers(of_layers, layers, counts).to_dict()})
+    if all(layers >= getattr(config, count) for count in counts):
         return config
     fields = {
         name: value
@@ -238,8 +263,8 @@ def _first_layers(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
         if not isinstance(getattr(type(config), name, 0), property)
     }
     per_layer = {name: fields[name][:layers] for name in PER_LAYER if fields.get(name) is not None}
-    count = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
-    return type(config).from_dict({**fields, **per_layer, count: layers})
+    cut = {config.attribute_map.get(count, count): min(layers, getattr(config, count)) for count in counts}
+    return type(config).from_dict({**fields, **per_layer, **cut})
 
 
 def _compare(dtype: str, expected: dict, found: dict) -> Comparison:

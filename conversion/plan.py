@@ -9,7 +9,7 @@ from pathlib import Path
 from hf_hyperconn import __version__
 from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
-from hf_hyperconn.families import Family, find_family, name_of_family, usual_names
+from hf_hyperconn.families import Family, configs_of_stacks, find_family, name_of_family, usual_names
 from hf_hyperconn.kinds import FORMAT, KINDS, sub_layers
 from hf_hyperconn.pairs.language_models import FIELD
 
@@ -133,7 +133,8 @@ class ConversionPlan:
     def describe(self) -> str:
         """The plan for people."""
         config, commit = self.base_config, f"@{self.source.commit[:7]}" if self.source.commit else ""
-        modules = sub_layers(config)
+        stacks = configs_of_stacks(config)
+        modules, layers = sum(map(sub_layers, stacks)), sum(each["num_hidden_layers"] for each in stacks)
         how = {"copy": "copied unchanged", "hard": "hard-linked", "symlink": "linked symbolically"}[self.link]
         share = 100 * self.hc_parameters / self.weights.parameters
         rows = [
@@ -148,7 +149,7 @@ class ConversionPlan:
             ("output", f"{self.out}: needs {gigabytes(self.bytes_needed)}, {gigabytes(self.bytes_free)} free"),
         ]
         head = (
-            f"Plan: {self.source.name}{commit} ({self.family.model_type}, {config['num_hidden_layers']} layers, "
+            f"Plan: {self.source.name}{commit} ({self.family.model_type}, {layers} layers, "
             f"hidden {config['hidden_size']}, {self.weights.dtype})"
         )
         return "\n".join([head, *(f"  {name:<14} {text}" for name, text in rows)])
@@ -292,6 +293,12 @@ def _family(source: Source, config: dict) -> Family:
         if not is_size(value):
             raise UnsupportedCheckpointError(
                 f"{CONFIG} of {name!r} has {field} {value!r:.20}, not a size of a model. Download it again."
+            )
+    for of_stack, each in zip(family.stacks, configs_of_stacks(config), strict=True):
+        if not is_size(value := each["num_hidden_layers"]):
+            raise UnsupportedCheckpointError(
+                f"{CONFIG} of {name!r} has {of_stack.source.count} {value!r:.20}, not a size of a model. Download it "
+                f"again."
             )
     for field, value in family.source.cut.settings:
         if (found := config.get(field, value)) != value:

@@ -1,7 +1,9 @@
 """The sizes in a config.json, held against the headers of the weights before anything is made of them."""
 
+import re
+
 from hf_hyperconn.analysis.costs import LAYER
-from hf_hyperconn.families import Family
+from hf_hyperconn.families import Family, configs_of_stacks
 
 from .checkpoint import Weights
 
@@ -20,21 +22,16 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
 
     Models with a language model in them often have other names on disk, so what they lack shows when they are loaded.
     """
-    prefix, layers, hidden = weights.prefix, config["num_hidden_layers"], config["hidden_size"]
     vocabulary = config.get("vocab_size")
     if vocabulary is not None and not is_size(vocabulary):
         return f"vocab_size is {vocabulary!r:.20}"
-    names = [name for name in weights.tensors if name.startswith(weights.stack or "layers.")]
-    of_layers = {name: LAYER.match(name[len(prefix) :]) for name in names}
-    if unknown := next((name for name, match in of_layers.items() if match is None), None):
-        return f"the tensor {unknown!r:.80} is of no layer"
-    found = {int(match[1]) for match in of_layers.values()}
-    absent = next((index for index in range(layers) if index not in found), None)
-    if absent is not None:
-        return f"num_hidden_layers is {layers}, and there is no layer {absent} (they count from 0)"
-    beyond = len(found) - layers
-    if beyond not in (0, config.get("num_nextn_predict_layers", 0)):  # these predict further tokens, in training
-        return f"num_hidden_layers is {layers}, and there are {len(found)}"
+    stacks = zip(configs_of_stacks(config), family.stacks, weights.stacks(family), strict=True)
+    for each, of_stack, stack in stacks:
+        if found := _of_layers(each, weights, of_stack.source.count, stack):
+            return found
+    if family.source.halves:  # whose embeddings and norms have names of their own
+        return None
+    prefix, hidden = weights.prefix, config["hidden_size"]
     if "embed_tokens" in family.source.modules and (found := _of_embedding(config, weights, family)):
         return found
     for parameter in family.norm if "norm" in family.source.modules else ():
@@ -43,6 +40,22 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
             return f"the tensor {name} is missing"
         if norm is not None and norm.shape != (hidden,):
             return f"hidden_size is {hidden}, and {name} is {list(norm.shape)}"
+    return None
+
+
+def _of_layers(config: dict, weights: Weights, count: str, stack: str) -> str | None:
+    layers, names = config["num_hidden_layers"], [name for name in weights.tensors if name.startswith(stack)]
+    prefix = re.sub(r"[^.]*\.$", "", stack)
+    of_layers = {name: LAYER.match(name[len(prefix) :]) for name in names}
+    if unknown := next((name for name, match in of_layers.items() if match is None), None):
+        return f"the tensor {unknown!r:.80} is of no layer"
+    found = {int(match[1]) for match in of_layers.values()}
+    absent = next((index for index in range(layers) if index not in found), None)
+    if absent is not None:
+        return f"{count} is {layers}, and there is no layer {absent} (they count from 0)"
+    beyond = len(found) - layers
+    if beyond not in (0, config.get("num_nextn_predict_layers", 0)):  # these predict further tokens, in training
+        return f"{count} is {layers}, and there are {len(found)}"
     return None
 
 

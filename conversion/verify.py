@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
-from hf_hyperconn.families import Family
+from hf_hyperconn.families import Family, configs_of_stacks
 from hf_hyperconn.kinds import kind_of
 from hf_hyperconn.models.sub_layers import is_of_connection
 
@@ -179,7 +179,7 @@ def verify_checkpoint(
 
     from .numeric import compare_models, layers_that_fit
 
-    total = config["num_hidden_layers"]
+    total = max(each["num_hidden_layers"] for each in configs_of_stacks(config))
     run = min(layers or (total if mode == "full" else layers_that_fit(weights, total)), total)
     try:
         comparisons = compare_models((target, weights), (base, base_weights), family, config, layers=run)
@@ -207,7 +207,7 @@ def _check_own(target: Source, config: dict, family: Family, weights: Weights) -
     if found := fault_by_headers(target, read_written_config(target), family, weights):
         return found, False
     with open_tensors(target, weights, "numpy") as read:
-        has_changed, *_ = measure_drift(read, config, family, weights.stack or "layers.")
+        has_changed, *_ = measure_drift(read, config, family, weights.stacks(family))
     return None, has_changed
 
 

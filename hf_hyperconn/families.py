@@ -8,9 +8,10 @@ from types import ModuleType
 
 from .errors import UnsupportedCheckpointError
 from .models.sub_layers import SubLayer
+from .pairs.classes import MAPPINGS
 from .pairs.language_models import APART, FIELD
 from .pairs.source_files import table
-from .pairs.sources import MAPPINGS, FamilySource, read_family
+from .pairs.sources import INNER, FamilySource, read_family
 from .pairs.text import auto_map, stem
 
 SHARED_CODE = (
@@ -43,8 +44,8 @@ SHARED_CODE = (
     "transformers_seam.py",
 )
 
-FOR_MORE_THAN_TEXT = ("ForImageTextToText", "ForSpeechSeq2Seq")
-USUAL_HEADS = ("ForCausalLM", "ForImageTextToText", "ForMultimodalLM", "ForSpeechSeq2Seq", "Model")
+TOLD_FIRST = ("ForImageTextToText", "ForSpeechSeq2Seq", "ForSeq2SeqLM")
+USUAL_HEADS = (*("ForCausalLM", "ForImageTextToText", "ForMultimodalLM", "ForSpeechSeq2Seq", "ForSeq2SeqLM", "Model"),)
 
 # fields that the config of a language model has, too, and that are said of the model it is in
 OF_THE_WHOLE = (
@@ -118,6 +119,16 @@ class Family:
         return f"configuration_{stem(self.model_type)}.py", f"modeling_{stem(self.model_type)}.py"
 
     @property
+    def stacks(self) -> tuple["Family", ...]:
+        """The families of its lists of layers: of an encoder-decoder its two halves, of another model itself."""
+        return tuple(Family(half.source.model_type, half.source) for half in self.source.halves) or (self,)
+
+    @property
+    def half(self) -> str:
+        """ "encoder" or "decoder" for the half of an encoder-decoder; "" for a whole model."""
+        return self.model_type.partition(INNER)[2]
+
+    @property
     def code(self) -> tuple[str, ...]:
         """The files that a Hub repo of this family ships."""
         return (*self.files, *(self.of_layers.files if self.of_layers else ()), *SHARED_CODE)
@@ -136,8 +147,8 @@ class Family:
     def head_of(self, architecture: str) -> str:
         """The suffix of the Auto class that finds a class, a base's or ours: "ForCausalLM"; "Model" for another."""
         found = [suffix for suffix, base in self.heads.items() if base == architecture.removeprefix("HC")]
-        if self.of_layers is not None:
-            found.sort(key=lambda suffix: (suffix not in FOR_MORE_THAN_TEXT, suffix == "Model"))
+        if self.of_layers is not None or self.source.halves:
+            found.sort(key=lambda suffix: (suffix not in TOLD_FIRST, suffix == "Model"))
         return next(iter(found), "Model")
 
     def types_of_base(self, config: Mapping) -> dict:
@@ -218,6 +229,22 @@ def usual_names(config: Mapping) -> dict:
         return {**_renamed(config, source), **config}
     own = {name: value for name, value in of_layers.items() if name not in OF_THE_WHOLE}
     return {**config, **source.sizes, **_renamed(of_layers, source), **own}
+
+
+def configs_of_stacks(config: Mapping) -> list[dict]:
+    """A config with usual names for each list of layers, whose sizes are those of that list.
+
+    An encoder-decoder has two lists, of its encoder and of its decoder; another model has one.
+    """
+    config = usual_names(config)
+    try:
+        halves = find_family(name_of_family(config)).source.halves
+    except UnsupportedCheckpointError:
+        halves = ()
+    return [
+        {**config, "model_type": f"hc_{half.source.model_type}", "num_hidden_layers": config.get(half.source.count)}
+        for half in halves
+    ] or [config]
 
 
 def _renamed(config: Mapping, source: FamilySource) -> dict:

@@ -95,7 +95,7 @@ def _make_class(model_class: type, base_class: type, layer_class: type, config_c
     layer = new(layer_class, _GenericDecoderLayer, positional=tuple(names), **attributes)
     adopted = {"config_class": config, "decoder_layer_class": layer, "auto_map": {}}
     shared = new(shared_class, _GenericPreTrainedModel, **adopted)
-    of_streams = {"forward": reduce_recorded_streams(base_class.forward)}
+    of_streams = {"forward": reduce_recorded_streams(base_class.forward), "hc_layerdrop": loop.layerdrop}
     if loop.between:
         of_streams[loop.between] = for_every_stream(getattr(base_class, loop.between))
     hc_base = new(base_class, HyperConnectionModel, shared, **of_streams)

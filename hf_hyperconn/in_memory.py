@@ -92,7 +92,8 @@ def convert_with_fields(
     hc_class = _class_of_family(type(model), model.config) or hyper_connection_class(model)
     of_layers = getattr(model.config, FIELD, model.config)
     try:
-        hc_class.decoder_layer_class.check_settings(of_layers)
+        for layer_class in hc_class.layer_classes:
+            layer_class.check_settings(of_layers)
     except ValueError as error:
         raise UnsupportedCheckpointError(f"this {name} can't be converted: {error}") from error
     config = hc_class.config_class.from_prenorm(model.config, **fields)

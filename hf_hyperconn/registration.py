@@ -7,8 +7,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .errors import UnsupportedCheckpointError
 from .families import TESTED, Family, find_family
+from .pairs.classes import MAPPINGS
 from .pairs.modules import PACKAGE
-from .pairs.sources import MAPPINGS
 
 
 def register_auto_classes() -> None:

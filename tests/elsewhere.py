@@ -10,7 +10,14 @@ import sys
 sys.modules["hf_hyperconn"] = None
 
 import torch  # noqa: E402
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMultimodalLM  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+)
 from transformers.utils import logging  # noqa: E402
 
 
@@ -24,24 +31,41 @@ def finds(auto, config):
 def load(folder, dtype, attention):
     """The model of a folder, by its own code."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    auto = next((auto for auto in (AutoModelForCausalLM, AutoModelForMultimodalLM) if finds(auto, config)), AutoModel)
+    generative = AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq, AutoModelForSeq2SeqLM
+    auto = next((auto for auto in generative if finds(auto, config)), AutoModel)
     return auto.from_pretrained(folder, dtype=dtype, attn_implementation=attention, trust_remote_code=True).eval()
+
+
+def inputs_of(model, prompts) -> dict[str, torch.Tensor]:
+    """What a model takes, for rows of tokens, padded on the left; noise for what it sees or hears."""
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(*shape):
+        return torch.randn(len(prompts), *shape, generator=generator).to(model.dtype)
+
+    config, longest = model.config, max(map(len, prompts))
+    text = {
+        "input_ids": torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompts]),
+        "attention_mask": torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]),
+    }
+    begun = {"decoder_input_ids": torch.tensor([ids[:5] for ids in prompts])} if config.is_encoder_decoder else {}
+    match model.main_input_name:
+        case "pixel_values":
+            return {"pixel_values": noise(3, 16, 16)}
+        case "input_features" if hasattr(config, "max_source_positions"):
+            features = getattr(config, "input_feat_per_channel", None)
+            shape = (config.num_mel_bins, 2 * config.max_source_positions) if features is None else (64, features)
+            return {"input_features": noise(*shape), **begun}
+        case "input_values":
+            return {"input_values": noise(8000), **begun}
+        case "input_ids" if hasattr(model, "logit_scale"):  # it compares texts with images
+            return {**text, "pixel_values": noise(3, 16, 16)}
+    return {**text, **begun}
 
 
 def outputs(model, prompts, new_tokens) -> dict[str, torch.Tensor]:
     """Everything that must be equal."""
-    longest = max(map(len, prompts))
-    single = {"input_ids": torch.tensor(prompts[:1])}
-    single["attention_mask"] = torch.ones_like(single["input_ids"])
-    batch = {
-        "input_ids": torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompts]),
-        "attention_mask": torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]),
-    }
-    pixels = torch.randn(len(prompts), 3, 16, 16, generator=torch.Generator().manual_seed(0)).to(model.dtype)
-    if model.main_input_name == "pixel_values":
-        single = batch = {"pixel_values": pixels[:2]}
-    elif hasattr(model, "logit_scale"):  # it compares texts with images
-        single, batch = {**single, "pixel_values": pixels[:1]}, {**batch, "pixel_values": pixels}
+    single, batch = inputs_of(model, prompts[:1]), inputs_of(model, prompts)
     found = {}
     settings = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
@@ -49,13 +73,17 @@ def outputs(model, prompts, new_tokens) -> dict[str, torch.Tensor]:
             torch.manual_seed(0)  # some models draw what they mask
             result = model(**inputs, output_hidden_states=True)
             found[f"{name} logits"] = result[0]
-            for i, state in enumerate(result.get("hidden_states") or ()):
-                found[f"{name} hidden state {i}"] = state
+            for kind in ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"):
+                for i, state in enumerate(result.get(kind) or ()):
+                    found[f"{name} {kind} {i}"] = state
         if not model.can_generate():
             return found
+        single, batch = ({k: v for k, v in each.items() if k != "decoder_input_ids"} for each in (single, batch))
         for use_cache in (True, False):
             found[f"greedy, cache {use_cache}"] = model.generate(**single, **settings, use_cache=use_cache)
         found["greedy, left-padded"] = model.generate(**batch, **settings)
+        if model.config.is_encoder_decoder:
+            found["beams"] = model.generate(**batch, **settings, num_beams=3)
     return found
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from ..families import usual_names
+from ..families import configs_of_stacks, usual_names
 from ..kinds import kind_of, readout_of
 from ..models.sub_layers import is_of_connection
 
@@ -48,9 +48,10 @@ def connection_parameters(config: Mapping, norm: Iterable[str] = ()) -> int:
 
     norm: names of the parameters of the family's norm, each of which has a value for each channel.
     """
-    config = usual_names(config)
-    readout = readout_of(config).shapes(config, norm)
-    return kind_of(config).parameters(config, norm) + sum(map(prod, readout.values()))
+    return sum(
+        kind_of(each).parameters(each, norm) + sum(map(prod, readout_of(each).shapes(each, norm).values()))
+        for each in configs_of_stacks(config)
+    )
 
 
 def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
@@ -62,13 +63,14 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
     head, too. Layers beyond the config's, for the prediction of more tokens, are not run, nor what a model has for
     images and sounds beside its language model: the token is one of a text.
     """
+    layers = max(each["num_hidden_layers"] for each in configs_of_stacks(config))
     config = usual_names(config)
     is_language_model = all(name.endswith(LANGUAGE_MODELS) for name in config.get("architectures") or ())
     has_tied_head = is_language_model and not any(name.endswith("lm_head.weight") for name in shapes)
     met_by_all = routed = 0
     for name, shape in shapes.items():
         layer = LAYER.search(name)
-        if is_of_connection(name) or (layer and int(layer[1]) >= config["num_hidden_layers"]):
+        if is_of_connection(name) or (layer and int(layer[1]) >= layers):
             continue
         if "text_config" in config and TOWER.search(name):
             continue
@@ -94,8 +96,7 @@ def connection_flops(config: Mapping) -> int:
     Table 8 of the HC paper has them off, and prints less for DHC: for DHC×4 in OLMo-1B 0.0049 G, not this 0.0073 G.
     That is what a prediction from one stream takes, 2 (N + 2) D, where each of the N streams has its own.
     """
-    config = usual_names(config)
-    return kind_of(config).flops(config) + readout_of(config).flops(config)
+    return sum(kind_of(each).flops(each) + readout_of(each).flops(each) for each in configs_of_stacks(config))
 
 
 def kept_bytes(config: Mapping, item_size: int) -> int:
@@ -110,6 +111,8 @@ def kept_bytes(config: Mapping, item_size: int) -> int:
     counted are streams computed again, the readout, but for that of attention residuals, the parameters' own copies,
     and the mean of each stream where a LayerNorm predicts coefficients.
     """
-    config = usual_names(config)
-    rows, values = kind_of(config).kept(config)
-    return item_size * rows * config["hidden_size"] + 4 * values
+    kept = 0
+    for each in configs_of_stacks(config):
+        rows, values = kind_of(each).kept(each)
+        kept += item_size * rows * each["hidden_size"] + 4 * values
+    return kept

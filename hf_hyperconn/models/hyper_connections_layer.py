@@ -43,6 +43,7 @@ class HyperConnectionDecoderLayer:
     A branch takes what the layer takes besides hidden states.
 
     parts: the sub-layers of the layer, in their order.
+    count: the field of the config that says how many layers there are.
     takes_index: whether the family's layer is made of the config and its index, or of the config alone.
     positional: names of the arguments, besides hidden states, that the family's model gives a layer by their place.
     widened: the attribute of the layer that says whether the streams are float32; None where they have the dtype of
@@ -57,6 +58,7 @@ class HyperConnectionDecoderLayer:
     """
 
     parts: tuple[SubLayer, ...] = SUB_LAYERS
+    count = "num_hidden_layers"
     takes_index = True
     positional: tuple[str, ...] = ()
     widened: str | None = None
@@ -79,13 +81,14 @@ class HyperConnectionDecoderLayer:
             self._mark_output_projections()
         self.config = config
         self.layer_idx = layer_idx
-        self.is_first, self.is_last = layer_idx == 0, layer_idx == config.num_hidden_layers - 1
+        layers = getattr(config, self.count)
+        self.is_first, self.is_last = layer_idx == 0, layer_idx == layers - 1
         replace_norms(self, config)
         if config.norm is not None and layer_idx == 0:
             self.embedding_scale = EmbeddingScale(config.hidden_size)
         for place, part in enumerate(self.parts):
             setattr(self, part.connection, self.make_connection(len(self.parts) * layer_idx + place))
-        if layer_idx == config.num_hidden_layers - 1:
+        if layer_idx == layers - 1:
             self.add_readout()
 
     @classmethod
@@ -131,7 +134,7 @@ class HyperConnectionDecoderLayer:
         """The connection around sub-layer k, as the config asks for."""
         config = self.config
         size, n = config.hidden_size, config.hc_mult
-        sub_layers, written = len(self.parts) * config.num_hidden_layers, None
+        sub_layers, written = len(self.parts) * getattr(config, self.count), None
         if config.hc_start == "history":
             written = written_streams(sub_layer, sub_layers, n, config.hc_history, len(self.parts))
         match config.connection:
@@ -213,13 +216,17 @@ class HyperConnectionDecoderLayer:
         streams = first.take(first.expand_streams(hidden_states) if expands else hidden_states)
 
         also = {}
-        for connection, branch in sub_layers:
+        for part, (connection, branch) in zip(self.parts, sub_layers, strict=True):
+            if part.given is not None and kwargs.get(part.given) is None:
+                continue
             branch_input, carry = connection(streams)
             added = branch(branch_input, **kwargs)
             if isinstance(added, tuple):
                 added, made = added
                 also.update(made)
             streams = carry.write(added)
+            if part.after is not None:
+                streams = connection.take(getattr(self, part.after)(streams.written()))
 
         hidden_states = streams.written()
         hidden_states = self.read_out(hidden_states) if self.is_last else hidden_states

@@ -14,12 +14,15 @@ import torch
 from torch import nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
+from transformers.utils import logging
 
 from .dynamic_activations import replace_norms
 from .hyper_connections import InitialisedModule
 from .hyper_connections_layer import has_readout_module
 from .sub_layers import ADDED, READOUT, is_of_connection
 from .transformers_seam import declare, share_implementation_of_experts, share_names_of_weights
+
+logger = logging.get_logger(__name__)
 
 # whether this thread is loading a base, whose checkpoint lacks them
 _loads_a_base: ContextVar[bool] = ContextVar("_loads_a_base", default=False)
@@ -30,16 +33,20 @@ class HyperConnectionPreTrainedModel:
     """Mixin before a family's `PreTrainedModel`.
 
     decoder_layer_class: the family's decoder layer on residual streams.
+    layer_classes: of an encoder-decoder those of its two halves, which have one each.
     auto_map: `file.Class` behind every Auto class; a saved model ships these files.
     """
 
     decoder_layer_class: type[nn.Module]
+    layer_classes: tuple[type[nn.Module], ...]
     auto_map: dict[str, str]
     _pp_plan = None
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         if "decoder_layer_class" in vars(cls):
+            cls.layer_classes = (cls.decoder_layer_class,)
+        if "layer_classes" in vars(cls):
             cls._adopt_family(cls.__bases__[-1])
         elif cls.__module__.startswith("torch."):
             # FSDP2's, for one instance, whose code is that of the class it was made of
@@ -50,21 +57,22 @@ class HyperConnectionPreTrainedModel:
     @classmethod
     def _adopt_family(cls, base: type[PreTrainedModel]):
         """Take over what Transformers looks up by class or model type, which the family says of its own classes."""
-        layer_class, config_class = cls.decoder_layer_class, cls.config_class
-        of_language_model = hasattr(config_class, "text_config_class")  # which records its hidden states itself
+        layer_classes, config_class = cls.layer_classes, cls.config_class
+        is_composite = hasattr(config_class, "text_config_class")
+        records_itself = not is_composite and len(layer_classes) == 1  # else an inner model does
         declare(
             cls,
             base,
             _no_split_modules=lambda of_base: [
-                *((of_base or ()) if of_language_model else ()),
-                layer_class.__name__,
+                *((of_base or ()) if is_composite else ()),
+                *(layer_class.__name__ for layer_class in layer_classes),
             ],
             _can_record_outputs=lambda of_base: (
-                of_base if of_language_model else {**(of_base or {}), "hidden_states": layer_class}
+                {**(of_base or {}), "hidden_states": layer_classes[0]} if records_itself else of_base
             ),
             _keep_in_fp32_modules_strict=lambda of_base: [
                 *(of_base or ()),
-                *(part.connection for part in layer_class.parts),
+                *dict.fromkeys(part.connection for layer_class in layer_classes for part in layer_class.parts),
             ],
         )
         share_implementation_of_experts(cls, base)
@@ -217,15 +225,19 @@ class HyperConnectionModel:
     The family's `forward` stays, inside `reduce_recorded_streams`.
 
     stack: where it has its layers.
+    hc_layerdrop: the attribute of what has the layers that says how often one is left out in training, which is not
+        done here: without the first layer there would be no streams. None where there is none.
     """
 
     stack = "layers"
+    hc_layerdrop: str | None = None
 
     def __init__(self, config):
         with without_decoder_layers(config, self) as empty:
             super().__init__(empty)
         replace_norms(self, config)
-        layers = nn.ModuleList(self.decoder_layer_class(config, i) for i in range(config.num_hidden_layers))
+        count = getattr(config, self.decoder_layer_class.count)
+        layers = nn.ModuleList(self.decoder_layer_class(config, i) for i in range(count))
         owner, _, name = self.stack.rpartition(".")
         setattr(self.get_submodule(owner), name, layers)
         self.post_init()
@@ -238,7 +250,7 @@ class HyperConnectionModel:
     def place_layers(self, count: int | None) -> None:
         """Tell the first and the last of the decoder layers that run now what they are; called by every forward.
 
-        Layers may have been removed or added since the last one.
+        Layers may have been removed or added since the last one. None of those that are there is left out.
 
         count: how many of the layers run, None for all; an early exit runs fewer.
 
@@ -248,6 +260,10 @@ class HyperConnectionModel:
         running = list(layers)[:count]
         if not running:
             return
+        owner = self.get_submodule(self.stack.rpartition(".")[0])
+        if self.hc_layerdrop and getattr(owner, self.hc_layerdrop) != 0:
+            logger.warning_once(f"{self.hc_layerdrop} is taken as 0: connections need every layer, in training, too.")
+            setattr(owner, self.hc_layerdrop, 0.0)
         first, last = running[0], running[-1]
         if any(layer is last for layer in running[:-1]):
             raise ValueError(
@@ -301,6 +317,27 @@ class HyperConnectionComposite:
         return self.get_submodule(self.stack)
 
 
+class HyperConnectionEncoderDecoder:
+    """Mixin before a family's base model that is made of an encoder and a decoder, which have the layers.
+
+    halves: the class of each, by its attribute.
+    """
+
+    halves: dict[str, type[PreTrainedModel]]
+
+    def __init__(self, config):
+        with without_decoder_layers(config, self) as empty:
+            super().__init__(empty)
+        for name, half in self.halves.items():
+            setattr(self, name, half(config))
+        self.post_init()
+
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        """The layers of its decoder."""
+        return self.decoder.decoder_layers
+
+
 class HyperConnectionHead:
     """Mixin before a family's class with a head: its base model is `model_class`."""
 
@@ -334,7 +371,8 @@ def without_decoder_layers(config, model: nn.Module):
     """
     of_layers = config.of_layers
     empty_layers = copy(of_layers)
-    empty_layers.num_hidden_layers = 0
+    for layer_class in model.layer_classes:
+        setattr(empty_layers, layer_class.count, 0)
     copies = [(of_layers, empty_layers)]
     if of_layers is not config:
         whole = copy(config)

@@ -14,13 +14,14 @@ def reduce_recorded_streams(forward):
     """
 
     # most loop over `self.layers[: self.config.num_hidden_layers]`, some over all of the layers
-    may_exit_early = "num_hidden_layers" in unwrap(forward).__code__.co_names
+    names_count = "num_hidden_layers" in unwrap(forward).__code__.co_names
 
     @wraps(forward)
     def wrapper(self, *args, **kwargs):
         return_dict = kwargs.pop("return_dict", None)
         if return_dict is None:
             return_dict = getattr(self.config, "return_dict", True)
+        may_exit_early = names_count and self.decoder_layer_class.count == "num_hidden_layers"
         self.place_layers(self.config.num_hidden_layers if may_exit_early else None)
         outputs = forward(self, *args, return_dict=True, **kwargs)
         if outputs[0].dim() == 4:

@@ -13,11 +13,15 @@ class SubLayer(NamedTuple):
 
     connection, branch: a module and a method of the decoder layer.
     name: for people.
+    given: an argument of the layer without which the branch is left out, as what an encoder made; None for none.
+    after: a method of the layer that changes each stream by itself after the branch is added; None for none.
     """
 
     connection: str
     branch: str
     name: str
+    given: str | None = None
+    after: str | None = None
 
 
 SUB_LAYERS = (SubLayer("attn_hc", "attention_branch", "attention"), SubLayer("mlp_hc", "mlp_branch", "mlp"))

@@ -13,23 +13,29 @@ import ast
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from textwrap import dedent
 
 from ..errors import UnsupportedCheckpointError
 from ..models.sub_layers import SUB_LAYERS, SubLayer
-from .names import global_names, made, read, read_before_made
-from .settings import Settled
+from .additions import (
+    added_in_another_shape,
+    added_to,
+    changes_each_alike,
+    changes_in_place,
+    is_copy,
+    names_returned,
+    reshapes,
+    widens,
+)
+from .names import attributes_called, global_names, made, read, read_before_made
+from .settings import Settled, Statement
 
 USUAL_ATTENTION = "hidden_states = self.input_layernorm(hidden_states)"
 USUAL_MLP = "hidden_states = self.post_attention_layernorm(hidden_states)\nhidden_states = self.mlp(hidden_states)"
-ASIDE = (
-    "norm",
-    "dropout",
-    "drop_path",
-    "act",
-    "layer_scale",
-    "ln_",
-)  # in the names of modules that a branch isn't named after
+STREAM = "hidden_states"
+# in the names of modules that a branch isn't named after
+ASIDE = ("norm", "dropout", "drop_path", "act", "layer_scale", "ln_")
+# what names of modules are shortened to
+OTHERWISE = {"encoder_attn": "cross_attn", "fc1_fc2": "mlp"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,8 @@ class Branch:
     names: what it reads that is neither its own nor the layer's: globals of the layer's module.
     modules: the attributes of the layer that it calls.
     has_usual_statements: whether those are a norm, and attention or an MLP.
+    given: the argument without which it is left out; None for none.
+    after: what then changes the stream; "" for nothing.
     """
 
     stream: str
@@ -54,11 +62,20 @@ class Branch:
     names: frozenset[str]
     modules: tuple[str, ...]
     has_usual_statements: bool
+    given: str | None = None
+    after: str = ""
 
     @property
     def is_usual(self) -> bool:
         """Whether it is norm + attention or norm + MLP, as `HyperConnectionDecoderLayer` has it."""
-        return self.has_usual_statements and self.result == "hidden_states" and not self.returned
+        return self.has_usual_statements and self.result == STREAM and not self.returned and not self.after
+
+    @property
+    def name(self) -> str:
+        """After the modules that it runs."""
+        run = [name.removeprefix("self_") for name in self.modules if not any(word in name for word in ASIDE)]
+        name = "_".join(run) or "block"
+        return OTHERWISE.get(name, name)
 
     def method(self, name: str, docstring: str = "") -> str:
         """The source of a method, indented as at the top of a module."""
@@ -93,47 +110,62 @@ class Cut:
     def sub_layers(self) -> tuple[SubLayer, ...]:
         """What they are called: two are attention and MLP, others after the module that they run."""
         if len(self.branches) == len(SUB_LAYERS):
-            return SUB_LAYERS
-        names: list[str] = []
-        for branch in self.branches:
-            run = [name.removeprefix("self_") for name in branch.modules if not any(word in name for word in ASIDE)]
-            name = "_".join(run) or "block"
-            names.append(f"{name}_{len(names)}" if name in names else name)
-        return tuple(SubLayer(f"{name}_hc", f"{name}_branch", name) for name in names)
+            named = SUB_LAYERS
+        else:
+            names: list[str] = []
+            for branch in self.branches:
+                name = branch.name
+                names.append(f"{name}_{len(names)}" if name in names else name)
+            named = tuple(SubLayer(f"{name}_hc", f"{name}_branch", name) for name in names)
+        return tuple(
+            sub_layer._replace(given=branch.given, after=f"after_{sub_layer.name}" if branch.after else None)
+            for sub_layer, branch in zip(named, self.branches, strict=True)
+        )
 
 
 @dataclass
 class _Part:
     """What stands before an addition.
 
-    streams: the names that the stream has in it.
-    statements: those that are not copies of the stream, each with the line that its own lines, comments above it
-        included, come after.
+    streams: the names that the stream has in it; reshaped: those that it has in another shape; copies: of these, the
+        ones that only an addition may read.
+    statements: those that are not copies of the stream.
     added: the expression that is added.
+    given: the argument without which it is left out; None for none.
+    after: what changes the stream once that is added.
     """
 
     streams: set[str]
-    statements: list[tuple[int, ast.stmt]] = field(default_factory=list)
+    reshaped: set[str] = field(default_factory=set)
+    copies: set[str] = field(default_factory=set)
+    statements: list[Statement] = field(default_factory=list)
     added: ast.expr | None = None
+    given: str | None = None
+    after: list[Statement] = field(default_factory=list)
 
     def reads(self, name: str) -> bool:
         """Whether the statements so far read what a name was before them, and that was not the stream."""
-        return name not in self.streams and name in read_before_made([node for _, node in self.statements])
+        return name not in self.streams and name in read_before_made([each.node for each in self.statements])
 
     @property
     def nodes(self) -> list[ast.AST]:
         """All that the statements and the expression are made of."""
-        return [node for each in (*(each for _, each in self.statements), self.added) for node in ast.walk(each)]
+        return [node for each in (*(each.node for each in self.statements), self.added) for node in ast.walk(each)]
 
 
 def cut_branches(
-    forward: ast.FunctionDef, source: str, layer: str, fields: Mapping[str, tuple[str, object]] | None = None
+    forward: ast.FunctionDef,
+    source: str,
+    layer: str,
+    fields: Mapping[str, tuple[str, object]] | None = None,
+    always: frozenset[str] = frozenset(),
 ) -> Cut:
     """The branches of a decoder layer's `forward`.
 
     source: in which the positions of `forward` are; layer: the name of its class.
     fields: the field of the config behind an expression, as `self.use_parallel_residual`, and its default. Where the
         form of the layer depends on them, it is that with the defaults.
+    always: the attributes that every layer of the class has.
 
     Raises `UnsupportedCheckpointError` when it is not a chain of additions to the stream, or a branch needs what an
     earlier one made.
@@ -141,49 +173,66 @@ def cut_branches(
     body = [node for node in forward.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
     if not body:
         raise refusal(layer, "nothing is added to the stream that it takes")
-    line = body[0].lineno - 1
+    line, lines = body[0].lineno - 1, source.splitlines()
     try:
-        return _cut([*Settled({}, frozenset()).statements(body, line)], forward, source, layer)
+        return _cut([*Settled(lines).statements(body, line)], forward, source, layer)
     except UnsupportedCheckpointError:
         optional = frozenset(_optional(forward.args)) - made([*ast.walk(forward)])
-        settled = Settled(fields or {}, optional)
+        settled = Settled(lines, fields or {}, optional, always)
         statements = [*settled.statements(body, line)]
-        if not settled.required and not settled.absent:
+        if not settled.required and not settled.absent and not any(each.given for each in statements):
             raise
     cut = _cut(statements, forward, source, layer)
     return replace(cut, settings=tuple(settled.required.items()), absent=tuple(sorted(settled.absent)))
 
 
-def _cut(statements: list[tuple[int, ast.stmt]], forward: ast.FunctionDef, source: str, layer: str) -> Cut:
-    """The branches of a forward that runs these statements, each with the line that its own lines come after."""
+def _cut(statements: list[Statement], forward: ast.FunctionDef, source: str, layer: str) -> Cut:
+    """The branches of a forward that runs these statements."""
     taken = [argument.arg for argument in (*forward.args.posonlyargs, *forward.args.args)]
     if len(taken) < 2 or taken[0] != "self":
         raise refusal(layer, "it takes no stream")
     streams, widened = {taken[1]}, None
     parts, part = [], _Part({taken[1]})
-    *statements, (_, last) = statements
-    for line, node in statements:
-        if (added := _added(node, streams)) is not None:
+    *statements, (last, *_) = statements
+    for statement in statements:
+        node = statement.node
+        is_new = not part.statements and part.streams == streams and len(streams) == 1
+        if parts and is_new and streams == {STREAM} and changes_each_alike(node, streams):
+            if statement.given != parts[-1].given:
+                raise refusal(layer, f"the stream is changed only where {statement.given} is given")
+            parts[-1].after.append(statement)
+            continue
+        if is_new:
+            part.given = statement.given
+        elif part.given != statement.given:
+            raise refusal(layer, f"what depends on {part.given or statement.given} is no branch by itself")
+        if (added := added_to(node, streams) or added_in_another_shape(node, part.reshaped)) is not None:
             part.added = added
             parts.append(part)
             streams = {node.targets[0].id}
             part = _Part({node.targets[0].id})
-        elif _is_copy(node, streams) and not part.reads(node.targets[0].id):
+        elif is_copy(node, part.reshaped):
+            part.reshaped.add(node.targets[0].id)
+            part.copies.add(node.targets[0].id)
+        elif is_copy(node, streams) and not part.reads(node.targets[0].id):
             streams.add(node.targets[0].id)
             part.streams.add(node.targets[0].id)
-        elif not parts and (name := _widens(node, streams)) is not None:
+        elif not parts and (name := widens(node, streams)) is not None:
             widened, kept = name
             streams = {kept}
-        elif _changes_in_place(node, streams):
+        elif changes_in_place(node, streams):
             raise refusal(layer, "it changes the stream in place")
         else:
+            part.reshaped -= made([*ast.walk(node)])
+            if reshapes(node, streams):
+                part.reshaped.add(node.targets[0].id)
             streams -= made([*ast.walk(node)])
-            part.statements.append((line, node))
-    if any(isinstance(node, ast.Return) for _, statement in statements for node in ast.walk(statement)):
+            part.statements.append(statement)
+    if any(isinstance(node, ast.Return) for each in statements for node in ast.walk(each.node)):
         raise refusal(layer, "it returns at several places")
     if not parts:
         raise refusal(layer, "nothing is added to the stream that it takes")
-    stream, *returned = _returned(last) or [None]
+    stream, *returned = names_returned(last) or [None]
     if stream is None or not all(any(name in made(each.nodes) for each in parts) for name in returned):
         raise refusal(layer, "it returns more than the stream")
     if stream not in streams or part.statements:
@@ -194,22 +243,19 @@ def _cut(statements: list[tuple[int, ast.stmt]], forward: ast.FunctionDef, sourc
 def _branches(
     parts: list[_Part], forward: ast.FunctionDef, source: str, layer: str, returned: list[str]
 ) -> Iterator[Branch]:
-    lines, earlier = source.splitlines(), set()
+    earlier = set()
     arguments = {argument.arg for argument in ast.walk(forward.args) if isinstance(argument, ast.arg)}
     others = forward.args.kwarg.arg if forward.args.kwarg else None
     for part in parts:
-        is_first, statements = part is parts[0], [node for _, node in part.statements]
+        is_first, statements = part is parts[0], [each.node for each in part.statements]
         if {"super", "__class__"} & read(part.nodes):
             raise refusal(layer, "a branch calls a method of its base class")
         given = read_before_made([*statements, part.added])
+        if given & part.copies:
+            raise refusal(layer, "it reads the stream in another shape")
         if foreign := (given - part.streams) & earlier:
             raise refusal(layer, f"a branch reads {', '.join(sorted(foreign))}, which an earlier one made")
-        stream, *copies = sorted(given & part.streams, key=lambda name: (name != "hidden_states", name)) or [
-            "hidden_states"
-        ]
-        text = [f"{name} = {stream}" for name in copies]
-        for line, node in part.statements:
-            text += dedent("\n".join(lines[line : node.end_lineno])).strip("\n").splitlines()
+        stream, *copies = sorted(given & part.streams, key=lambda name: (name != "hidden_states", name)) or [STREAM]
         taken = given & arguments - part.streams
         signature, defaults = _signature(forward.args, None if is_first or others in taken else taken)
         usual = (
@@ -217,15 +263,23 @@ def _branches(
             if is_first
             else "\n".join(map(ast.unparse, statements)) == USUAL_MLP
         )
+        after = [each.node for each in part.after]
+        if (read_before_made(after) - {STREAM}) & (arguments | earlier | made(part.nodes)):
+            raise refusal(layer, "what changes the stream depends on more than the layer")
         yield Branch(
             stream=stream,
             arguments=signature,
-            statements="\n".join(text),
-            result=ast.get_source_segment(source, part.added),
+            statements="\n".join(
+                [*(f"{name} = {stream}" for name in copies), *(each.text for each in part.statements)]
+            ),
+            result=ast.get_source_segment(source, part.added) or ast.unparse(part.added),
             returned=tuple(name for name in returned if name in made(part.nodes)),
-            names=global_names([*part.nodes, *defaults], arguments | part.streams | {"self"}),
-            modules=tuple(dict.fromkeys(_called(part.nodes))),
+            names=global_names([*part.nodes, *defaults], arguments | part.streams | {"self"})
+            | global_names([node for each in after for node in ast.walk(each)], {"self"}),
+            modules=tuple(dict.fromkeys(attributes_called(part.nodes))),
             has_usual_statements=usual and len(parts) == len(SUB_LAYERS),
+            given=part.given,
+            after="\n".join(each.text for each in part.after),
         )
         earlier |= made(part.nodes) | part.streams
 
@@ -244,16 +298,6 @@ def refusal(layer: str, reason: str) -> UnsupportedCheckpointError:
     )
 
 
-def _returned(statement: ast.stmt) -> list[str] | None:
-    """The names in `return stream` or `return stream, name`; None for another statement."""
-    match statement:
-        case ast.Return(ast.Name(name)):
-            return [name]
-        case ast.Return(ast.Tuple(elements)) if all(isinstance(each, ast.Name) for each in elements):
-            return [each.id for each in elements]
-    return None
-
-
 def _optional(arguments: ast.arguments) -> Iterator[str]:
     """The arguments whose default is None."""
     positional = [*arguments.posonlyargs, *arguments.args]
@@ -262,49 +306,6 @@ def _optional(arguments: ast.arguments) -> Iterator[str]:
     for argument, default in pairs:
         if isinstance(default, ast.Constant) and default.value is None:
             yield argument.arg
-
-
-def _added(statement: ast.stmt, streams: set[str]) -> ast.expr | None:
-    """X of `name = stream + X` or `name = X + stream`."""
-    match statement:
-        case ast.Assign(targets=[ast.Name()], value=ast.BinOp(ast.Name(name), ast.Add(), added)) if name in streams:
-            return added
-        case ast.Assign(targets=[ast.Name()], value=ast.BinOp(added, ast.Add(), ast.Name(name))) if name in streams:
-            return added
-    return None
-
-
-def _is_copy(statement: ast.stmt, streams: set[str]) -> bool:
-    """Whether it is `name = stream`."""
-    match statement:
-        case ast.Assign(targets=[ast.Name()], value=ast.Name(name)):
-            return name in streams
-    return False
-
-
-def _widens(statement: ast.stmt, streams: set[str]) -> tuple[str, str] | None:
-    """The setting of `if self.setting: stream = stream.to(torch.float32)`, and that name of the stream."""
-    match statement:
-        case ast.If(
-            test=ast.Attribute(ast.Name("self"), setting),
-            body=[ast.Assign(targets=[ast.Name(name)], value=wide)],
-            orelse=[],
-        ) if name in streams and ast.unparse(wide) == f"{name}.to(torch.float32)":
-            return setting, name
-    return None
-
-
-def _changes_in_place(statement: ast.stmt, streams: set[str]) -> bool:
-    """Whether it is `stream += ...`, `stream[...] = ...`, or calls a method of the stream like `add_`."""
-    for node in ast.walk(statement):
-        match node:
-            case ast.AugAssign(target=ast.Name(name)) | ast.Subscript(ast.Name(name), ctx=ast.Store()):
-                if name in streams:
-                    return True
-            case ast.Call(func=ast.Attribute(ast.Name(name), method)):
-                if name in streams and method.endswith("_"):
-                    return True
-    return False
 
 
 def _signature(arguments: ast.arguments, taken: set[str] | None) -> tuple[tuple[str, ...], list[ast.AST]]:
@@ -349,11 +350,3 @@ def _is_usual_attention(statements: list[ast.stmt], arguments: ast.arguments) ->
                 and others == arguments.kwarg.arg
             )
     return False
-
-
-def _called(nodes: list[ast.AST]) -> Iterator[str]:
-    """The attributes of `self` that are called."""
-    for node in nodes:
-        match node:
-            case ast.Call(func=ast.Attribute(ast.Name("self"), name)):
-                yield name

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import UnsupportedCheckpointError
@@ -15,11 +16,13 @@ class LayerLoop:
     positional: how many arguments a layer is given by their place, after the stream.
     takes_first: whether a layer returns more than the stream, which is the first of it.
     between: the model's method that may be called on the stream after a layer; None without any.
+    layerdrop: the attribute that says how often a layer is left out in training; None without any.
     """
 
     positional: int
     takes_first: bool
     between: str | None
+    layerdrop: str | None = None
 
 
 def read_layer_loop(forward: ast.FunctionDef, model: str, layers: str = "layers") -> LayerLoop:
@@ -36,31 +39,68 @@ def read_layer_loop(forward: ast.FunctionDef, model: str, layers: str = "layers"
         if isinstance(node, ast.For) and over_layers.search(ast.unparse(node.iter)) is not None
     ]
     for loop in loops:
-        if any(isinstance(node, ast.Continue | ast.Break) for node in ast.walk(loop)):
+        layerdrop = _layerdrop(loop)
+        body = [*_without_layerdrop(loop.body, layerdrop)] if layerdrop else loop.body
+        if any(isinstance(node, ast.Continue | ast.Break) for statement in body for node in ast.walk(statement)):
             continue
-        calls = [call for statement in loop.body if (call := _layer_call(statement, ast.unparse(loop.target)))]
+        calls = [call for statement in body if (call := _layer_call(statement, ast.unparse(loop.target)))]
         if len(calls) != 1:
             continue
         ((call, stream, positional),) = calls
         records = f"if output_hidden_states:\n    all_hidden_states = all_hidden_states + ({stream},)"
-        uses = [node for node in loop.body if stream in (read([*ast.walk(node)]) | made([*ast.walk(node)]))]
+        uses = [node for node in body if stream in (read([*ast.walk(node)]) | made([*ast.walk(node)]))]
         others = [node for node in uses if node is not call and ast.unparse(node) != records]
         between = _called_between(others[-1], stream) if others else None
         match others[:-1] if between else others:
             case []:
                 taken = ast.unparse(call.targets[0])
             case [ast.Assign(targets=[ast.Name(name)], value=value)] if name == stream:
-                taken = ast.unparse(value).replace(ast.unparse(call.targets[0]), stream, 1)
+                taken = ast.unparse(value).replace(ast.unparse(call.targets[0]), stream)
             case _:
                 continue
-        if taken == stream:
-            return LayerLoop(positional, takes_first=False, between=between)
+        if taken in (stream, f"{stream}[0] if isinstance({stream}, tuple) else {stream}"):
+            return LayerLoop(positional, takes_first=False, between=between, layerdrop=layerdrop)
         if taken == f"{stream}[0]" or taken.startswith(f"({stream}, "):
-            return LayerLoop(positional, takes_first=True, between=between)
+            return LayerLoop(positional, takes_first=True, between=between, layerdrop=layerdrop)
     raise UnsupportedCheckpointError(
         f"the forward of {model} does more with the residual stream than to pass it from layer to layer, so its "
         f"layers can't hand on several."
     )
+
+
+def _layerdrop(loop: ast.For) -> str | None:
+    """The attribute in a test whether a layer is left out; None without any."""
+    for node in ast.walk(loop):
+        match node:
+            case ast.Compare(_, [ast.Lt()], [ast.Attribute(ast.Name("self"), name)]):
+                return name
+    return None
+
+
+def _without_layerdrop(body: list[ast.stmt], layerdrop: str) -> Iterator[ast.stmt]:
+    """The statements that run while that attribute is 0."""
+    false = set()
+    for node in body:
+        match node:
+            case ast.Assign([ast.Name(name)], ast.Constant(False)):
+                false.add(name)
+            case ast.If(ast.UnaryOp(ast.Not(), ast.Name(name)), statements, []) if name in false:
+                yield from statements
+            case ast.If(ast.BoolOp(ast.And(), tests), _, []) if any(_needs(test, layerdrop) for test in tests):
+                pass
+            case _:
+                yield node
+
+
+def _needs(test: ast.expr, layerdrop: str) -> bool:
+    """Whether it is `self.layerdrop > 0.0` or `... < self.layerdrop`."""
+    written = f"self.{layerdrop}"
+    match test:
+        case ast.Compare(left, [ast.Gt()], [ast.Constant(0.0)]):
+            return ast.unparse(left) == written
+        case ast.Compare(_, [ast.Lt()], [right]):
+            return ast.unparse(right) == written
+    return False
 
 
 def _called_between(statement: ast.stmt, stream: str) -> str | None:

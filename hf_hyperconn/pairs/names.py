@@ -2,7 +2,7 @@
 
 import ast
 import builtins
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 
 def names(nodes: list[ast.AST]) -> Iterator[ast.Name]:
@@ -37,3 +37,11 @@ def read_before_made(parts: list[ast.AST]) -> set[str]:
 def global_names(nodes: list[ast.AST], own: set[str]) -> frozenset[str]:
     """What is read of a module: neither its own, nor Python's."""
     return frozenset(read(nodes) - own - vars(builtins).keys())
+
+
+def attributes_called(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The attributes of `self` that are called."""
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(ast.Name("self"), name)):
+                yield name

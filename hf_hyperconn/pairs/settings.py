@@ -3,8 +3,23 @@
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from textwrap import dedent
+from typing import NamedTuple
 
+from .names import attributes_called
 from .source_files import Definition
+
+
+class Statement(NamedTuple):
+    """A statement that runs.
+
+    text: its source, comments above it included, indented as at the top of a module.
+    given: an argument that may be None; the statement runs when it is not.
+    """
+
+    node: ast.stmt
+    text: str
+    given: str | None = None
 
 
 def fields_of_layer(layer: Definition, config: Definition) -> dict[str, tuple[str, object]]:
@@ -23,34 +38,66 @@ def fields_of_layer(layer: Definition, config: Definition) -> dict[str, tuple[st
     return found
 
 
+def modules_of_every_layer(layer: Definition) -> frozenset[str]:
+    """The attributes that the layer's `__init__` sets whatever its config says."""
+    init = layer.method("__init__")
+    body = init[0].body if init else []
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    return frozenset(target.attr for target in targets if isinstance(target, ast.Attribute))
+
+
 @dataclass
 class Settled:
     """A choice between the statements of a forward.
 
+    lines: of the source that it is from.
     fields: the field of the config behind an expression, as `self.use_parallel_residual`, and the value to take.
     optional: arguments of the forward that are None unless they are given, and stay what they are.
+    always: attributes that every layer has. What is added of an optional argument by these is added where it is given;
+        what needs another is left out.
     required: the value of each field that the choice rests on.
     absent: the arguments that it takes as not given.
     """
 
-    fields: Mapping[str, tuple[str, object]]
-    optional: frozenset[str]
+    lines: list[str]
+    fields: Mapping[str, tuple[str, object]] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
+    always: frozenset[str] = frozenset()
     required: dict[str, object] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
 
-    def statements(self, body: list[ast.stmt], line: int) -> Iterator[tuple[int, ast.stmt]]:
-        """The statements that run, each with the line that its own, comments above it included, come after.
+    def statements(self, body: list[ast.stmt], line: int, given: str | None = None) -> Iterator[Statement]:
+        """The statements that run.
 
-        line: that of the first of them.
+        line: after which the first of them comes, comments above it included. given: an argument on which they depend.
         """
         for node in body:
-            if isinstance(node, ast.If) and (runs := self._decide(node)) is not None:
+            if isinstance(node, ast.If) and given is None and (name := self._given(node)) is not None:
+                yield from self.statements(node.body, node.test.end_lineno, name)
+            elif isinstance(node, ast.If) and (runs := self._decide(node)) is not None:
                 chosen = node.body if runs else node.orelse
                 if chosen:
-                    yield from self.statements(chosen, node.test.end_lineno if runs else chosen[0].lineno - 1)
+                    yield from self.statements(chosen, node.test.end_lineno if runs else chosen[0].lineno - 1, given)
             else:
-                yield line, node
+                yield self._statement(node, line, given)
             line = node.end_lineno
+
+    def _statement(self, node: ast.stmt, line: int, given: str | None) -> Statement:
+        match node:
+            case ast.AugAssign(ast.Name(name), ast.Mult(), factor):  # in place it would change what others have, too
+                product = ast.BinOp(ast.Name(name, ast.Load()), ast.Mult(), factor)
+                node = ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], product, lineno=node.lineno), node)
+                return Statement(node, ast.unparse(node), given)
+        return Statement(node, dedent("\n".join(self.lines[line : node.end_lineno])).strip("\n"), given)
+
+    def _given(self, node: ast.If) -> str | None:
+        """The argument in `if argument is not None`, where what that adds is made by modules of every layer."""
+        match node:
+            case ast.If(ast.Compare(ast.Name(name), [ast.IsNot()], [ast.Constant(None)]), orelse=[]):
+                called = {*attributes_called(ast.walk(node))}
+                if name in self.optional and called <= self.always and any(map(_adds, ast.walk(node))):
+                    return name
+        return None
 
     def _decide(self, node: ast.If) -> bool | None:
         match node.test:

@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import UnsupportedCheckpointError
 from .source_files import Definition
@@ -16,18 +16,37 @@ class Stack:
     owner: the class whose attribute it is.
     layer: the class of the layers.
     takes_index: whether a layer is made of the config and its index, or of the config alone.
+    count: the field of the config that says how many.
     """
 
     path: str
     owner: Definition
     layer: Definition
     takes_index: bool
+    count: str
 
 
-def find_stack(base: Definition, counts: Collection[str | None]) -> Stack:
+def find_encoder_and_decoder(base: Definition) -> dict[str, Definition]:
+    """The two models that an encoder-decoder is made of, by attribute; none for another model."""
+    if (made := base.method("__init__")) is None:
+        return {}
+    found = {}
+    for node in ast.walk(made[0]):
+        match node:
+            case ast.Assign(
+                [ast.Attribute(ast.Name("self"), "encoder" | "decoder" as attribute)],
+                ast.Call(ast.Name(name), [ast.Name("config")], []),
+            ):
+                each = made[1].find(name)
+                if each is not None and any("PreTrainedModel" in of.bases for of in each.lineage()):
+                    found[attribute] = each
+    return found if len(found) == 2 else {}
+
+
+def find_stack(base: Definition, counts: Collection[str | None] | None = None) -> Stack:
     """The layers of a base model.
 
-    counts: the names of the field of its config that says how many.
+    counts: the names that the field of its config that says how many may have; None for any.
 
     Raises `UnsupportedCheckpointError` when it has none, not of one class, or at several places.
     """
@@ -42,7 +61,7 @@ def find_stack(base: Definition, counts: Collection[str | None]) -> Stack:
     )
 
 
-def _stacks(owner: Definition, counts: Collection[str | None]) -> Iterator[Stack]:
+def _stacks(owner: Definition, counts: Collection[str | None] | None) -> Iterator[Stack]:
     if (made := owner.method("__init__")) is None:
         return
     for node in ast.walk(made[0]):
@@ -56,16 +75,24 @@ def _stacks(owner: Definition, counts: Collection[str | None]) -> Iterator[Stack
                 layer = made[1].find(name)
                 if layer is None or layer.method("forward") is None:
                     continue
-                takes_index = _takes_index(call, ast.unparse(target), layer)
-                if takes_index is not None and ast.unparse(over) in [f"range(config.{count})" for count in counts]:
-                    yield Stack(attribute, owner, layer, takes_index)
+                takes_index, count = _takes_index(call, ast.unparse(target), layer), _count(over)
+                if takes_index is not None and count is not None and (counts is None or count in counts):
+                    yield Stack(attribute, owner, layer, takes_index, count)
             case ast.Assign(
                 targets=[ast.Attribute(ast.Name("self"), attribute)],
                 value=ast.Call(ast.Name(name), [ast.Name("config")]),
             ):
                 if (part := made[1].find(name)) is not None:
                     for stack in _stacks(part, counts):
-                        yield Stack(f"{attribute}.{stack.path}", stack.owner, stack.layer, stack.takes_index)
+                        yield replace(stack, path=f"{attribute}.{stack.path}")
+
+
+def _count(over: ast.expr) -> str | None:
+    """The field of `range(config.field)`."""
+    match over:
+        case ast.Call(ast.Name("range"), [ast.Attribute(ast.Name("config"), field)], []):
+            return field
+    return None
 
 
 def _takes_index(call: ast.Call, index: str, layer: Definition) -> bool | None:

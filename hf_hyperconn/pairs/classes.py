@@ -1,0 +1,59 @@
+"""Which classes a model type has, and the files of Transformers that they are in."""
+
+import ast
+from pathlib import Path
+
+from .source_files import Definition, SourceFile, package, table
+
+MAPPINGS = {
+    "Model": "MODEL_MAPPING_NAMES",
+    "ForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "ForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "ForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "ForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "ForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "ForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "ForAudioClassification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+    "ForImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "ForMultimodalLM": "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+    "ForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "ForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+}
+
+
+def class_names(model_type: str) -> dict[str, str | None]:
+    """The class behind each Auto class, by suffix."""
+    named = {suffix: table(variable).get(model_type) for suffix, variable in MAPPINGS.items()}
+    if table(MAPPINGS["ForMultimodalLM"]):  # which has all of the other table, too
+        named["ForMultimodalLM"] = named["ForMultimodalLM"] or named["ForImageTextToText"]
+    return named
+
+
+def within_another(file: SourceFile, config: str) -> str | None:
+    """The name of a language model's class that no Auto class has, as it is only a part of another model."""
+    return next((name for name in file.made_of(config) if name.endswith("TextModel")), None)
+
+
+def module_of(kind: str, model_type: str | None) -> str | None:
+    """The module of a model type's configs or models, from `transformers.models`; None when there is no such file."""
+    if model_type is None:
+        return None
+    folder = table("SPECIAL_MODEL_TYPE_TO_MODULE_NAME").get(model_type, model_type.replace("-", "_"))
+    module = f"{folder}.{kind}_{folder}"
+    return module if path_of(module).is_file() else None
+
+
+def path_of(module: str) -> Path:
+    return (package() / "models").joinpath(*module.split(".")).with_suffix(".py")
+
+
+def first_with(model: str | None) -> str | None:
+    """The model type that a base model is named after, where several have it."""
+    of_model = [model_type for model_type, name in table(MAPPINGS["Model"]).items() if name == model]
+    return next((each for each in of_model if module_of("modeling", each)), None)
+
+
+def made_by(head: Definition) -> set[str]:
+    """The classes that a head's `__init__` names: some have no more of a model than what it looks with."""
+    made = head.method("__init__")
+    return set() if made is None else {node.id for node in ast.walk(made[0]) if isinstance(node, ast.Name)}

@@ -1,0 +1,41 @@
+"""How pieces of a file of Python are written."""
+
+from collections.abc import Iterable
+from textwrap import indent
+
+WIDTH = 119
+
+
+def class_with(name: str, bases: list[str], docstring: str) -> str:
+    line = f"class {name}({', '.join(bases)}):"
+    if len(line) > WIDTH:
+        inner = ", ".join(bases)
+        inner = f"    {inner}\n" if len(inner) + 4 <= WIDTH else "".join(f"    {base},\n" for base in bases)
+        line = f"class {name}(\n{inner}):"
+    return f'{line}\n    """{docstring}"""'
+
+
+def import_of(module: str, names: Iterable[str], width: int = WIDTH) -> str:
+    line = f"from {module} import {', '.join(names)}"
+    lines = f"from {module} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
+    return line if len(line) <= width else lines
+
+
+def import_of_transformers(module: str, names: Iterable[str]) -> str:
+    """An import that says what to do when a name is gone."""
+    imported = indent(import_of(f"transformers.models.{module}", names, WIDTH - 4), "    ")
+    return f"try:\n{imported}\nexcept ImportError as error:\n    raise names_are_gone(error) from error"
+
+
+def assigned(name: str, values: dict[str, str]) -> str:
+    items = "".join(f'        "{key}": "{value}",\n' for key, value in values.items())
+    return f"    {name} = {{\n{items}    }}"
+
+
+def shown(value: object) -> str:
+    """As Python writes it, with double quotes."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{shown(key)}: {shown(each)}' for key, each in value.items())}}}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(shown, value))}{',' * (len(value) == 1)})"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
