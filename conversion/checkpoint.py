@@ -47,9 +47,9 @@ class Weights:
 
     def stacks(self, family: Family) -> tuple[str, ...]:
         """`stack` for each list of layers of a family; what a base model calls it where the weights have none."""
-        if not family.source.halves:
+        if not family.source.inner:
             return (self.stack or "layers.",)
-        names = [f"{half.attribute}.{half.source.stack}." for half in family.source.halves]
+        names = [f"{each.attribute}.{each.source.stack}." for each in family.source.inner]
         return tuple(min((each for each in self._lists if each.endswith(name)), default=name) for name in names)
 
     @property

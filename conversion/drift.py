@@ -19,7 +19,7 @@ from .source import CONFIG
 class Drift:
     """That of the connection around one sub-layer.
 
-    stack: which half of an encoder-decoder; "" of another model.
+    stack: "encoder" or "decoder" of an encoder-decoder; "" of another model.
     layer: from zero. sub_layer: "attention", "mlp", or what else it is called.
     alpha: the largest change of a static weight that reads or mixes streams; of its logit, for mHC and iHC.
     beta: the same of the weights that write.
@@ -64,13 +64,13 @@ def measure_drift(
     """
     has_changed, drifts, changes = False, [], []
     for each, of_stack, stack in stacks_of(config, family, stacks):
-        kind, half = kind_of(each), of_stack.half
+        kind = kind_of(each)
         for k in range(sub_layers(each)):
             initial = kind.values(each, of_stack.norm, k)
             stored = {name: read(f"{connection_name(each, stack, k)}.{name}") for name in initial}
             has_changed = has_changed or not all(np.array_equal(stored[name], initial[name]) for name in initial)
             layer, sub_layer = place_of(k, parts(each))
-            drifts.append(Drift(half, layer, sub_layer.name, *map(float, kind.drift(stored, initial, each))))
+            drifts.append(Drift(of_stack.place, layer, sub_layer.name, *map(float, kind.drift(stored, initial, each))))
         initial = readout_of(each).values(each, of_stack.norm)
         changes += [np.abs(read(f"{readout_name(each, stack)}.{name}") - initial[name]).max() for name in initial]
     of_readout = float(max(changes)) if changes else None

@@ -214,15 +214,15 @@ def _scaled(count: int) -> str:
 
 
 def _table(drift: "tuple[Drift, ...]") -> list[str]:
-    """A line a layer, columns for each of its sub-layers; of an encoder-decoder, a table for each half."""
+    """A line a layer, columns for each of its sub-layers; a table for each list of layers."""
     head, lines = f"{'alpha':>9} {'beta':>9} {'dynamic':>9}", ["", CAPTION]
-    for half in dict.fromkeys(each.stack for each in drift):
+    for stack in dict.fromkeys(each.stack for each in drift):
         layers: dict[int, list[Drift]] = {}
         for each in drift:
-            if each.stack == half:
+            if each.stack == stack:
                 layers.setdefault(each.layer, []).append(each)
         names = [TITLES.get(each.sub_layer, each.sub_layer) for each in layers[0]]
-        lines += ["", f"{half or 'drift':<5} " + " ".join(f"{name:>29}" for name in names)]
+        lines += ["", f"{stack or 'drift':<5} " + " ".join(f"{name:>29}" for name in names)]
         lines.append(" ".join(["layer", *[head] * len(names)]))
         for layer, parts in layers.items():
             values = (getattr(part, name) for part in parts for name in ("alpha", "beta", "dynamic"))

@@ -29,7 +29,7 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
     for each, of_stack, stack in stacks:
         if found := _of_layers(each, weights, of_stack.source.count, stack):
             return found
-    if family.source.halves:  # whose embeddings and norms have names of their own
+    if family.source.inner:  # whose embeddings and norms have names of their own
         return None
     prefix, hidden = weights.prefix, config["hidden_size"]
     if "embed_tokens" in family.source.modules and (found := _of_embedding(config, weights, family)):

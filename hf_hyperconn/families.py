@@ -120,12 +120,12 @@ class Family:
 
     @property
     def stacks(self) -> tuple["Family", ...]:
-        """The families of its lists of layers: of an encoder-decoder its two halves, of another model itself."""
-        return tuple(Family(half.source.model_type, half.source) for half in self.source.halves) or (self,)
+        """The families of its lists of layers: those of an encoder and a decoder; of another model itself."""
+        return tuple(Family(each.source.model_type, each.source) for each in self.source.inner) or (self,)
 
     @property
-    def half(self) -> str:
-        """ "encoder" or "decoder" for the half of an encoder-decoder; "" for a whole model."""
+    def place(self) -> str:
+        """Where another model has this one, as "decoder"; "" for a whole model."""
         return self.model_type.partition(INNER)[2]
 
     @property
@@ -147,7 +147,7 @@ class Family:
     def head_of(self, architecture: str) -> str:
         """The suffix of the Auto class that finds a class, a base's or ours: "ForCausalLM"; "Model" for another."""
         found = [suffix for suffix, base in self.heads.items() if base == architecture.removeprefix("HC")]
-        if self.of_layers is not None or self.source.halves:
+        if self.of_layers is not None or self.source.inner:
             found.sort(key=lambda suffix: (suffix not in TOLD_FIRST, suffix == "Model"))
         return next(iter(found), "Model")
 
@@ -238,12 +238,12 @@ def configs_of_stacks(config: Mapping) -> list[dict]:
     """
     config = usual_names(config)
     try:
-        halves = find_family(name_of_family(config)).source.halves
+        inner = find_family(name_of_family(config)).source.inner
     except UnsupportedCheckpointError:
-        halves = ()
+        inner = ()
     return [
-        {**config, "model_type": f"hc_{half.source.model_type}", "num_hidden_layers": config.get(half.source.count)}
-        for half in halves
+        {**config, "model_type": f"hc_{each.source.model_type}", "num_hidden_layers": config.get(each.source.count)}
+        for each in inner
     ] or [config]
 
 

@@ -195,7 +195,8 @@ def test_json(converted, capsys):
     assert printed.err == ""
     found = json.loads(printed.out)
     assert found == json.loads(json.dumps(inspect_checkpoint(str(converted["shc"])).as_dict()))
-    assert found["drift"][1] == {"layer": 0, "sub_layer": "mlp", "alpha": 0.0, "beta": 0.0, "dynamic": 0.0}
+    untrained = {"alpha": 0.0, "beta": 0.0, "dynamic": 0.0}
+    assert found["drift"][1] == {"stack": "", "layer": 0, "sub_layer": "mlp", **untrained}
 
 
 def test_a_reader_that_goes_is_no_error(converted):

@@ -66,9 +66,9 @@ def test_parameters_and_initial_values_are_those_of_a_new_model(case):
     ours = {name: p for name, p in model.named_parameters() if "_hc." in name or ".hc_head." in name}
     assert connection_parameters(config, ["weight"]) == sum(p.numel() for p in ours.values())
     if case.partition(",")[0] in CONVERTIBLE:
-        expected = hyper_connection_tensors(config, FAMILIES["llama"], "model.layers.")
+        expected = hyper_connection_tensors(config, FAMILIES["llama"], ["model.layers."])
         assert {name: value.shape for name, value in expected.items()} == dict(
-            hyper_connection_shapes(config, FAMILIES["llama"], "model.layers.")
+            hyper_connection_shapes(config, FAMILIES["llama"], ["model.layers."])
         )
         assert ours.keys() == expected.keys()
         for name, value in expected.items():

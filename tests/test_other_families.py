@@ -128,7 +128,7 @@ def test_the_table_knows_the_classes_and_the_norm(model_type, place):
     stack = next(iter(added)).partition("0.")[0]
     loaded_from = dict(type(model).from_prenorm(place / model_type / "base").named_parameters())
     assert [name for name, parameter in added.items() if not torch.equal(loaded_from[name], parameter)] == []
-    shapes = dict(hyper_connection_shapes(model.config.to_dict(), family, stack))
+    shapes = dict(hyper_connection_shapes(model.config.to_dict(), family, [stack]))
     assert {name: tuple(p.shape) for name, p in added.items()} == shapes
     with safe_open(next((place / model_type / "dhc4").glob("model-*2-of-*2.safetensors")), "pt") as file:
         on_disk = min(file.keys()).partition("0.")[0]

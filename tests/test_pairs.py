@@ -34,12 +34,10 @@ OF_ANOTHER_FORM = {
     "gemma4_text": r"the forward of Gemma4Text(Model does more|DecoderLayer is not a chain)",
     "longcat_flash": "LongcatFlashModel has no list of layers of one class",
     "doge": "the forward of DogeDecoderLayer is not a chain",
-    "moonshine": "the forward of MoonshineDecoderLayer .* encoder_hidden_states would be left out",
     "wav2vec2": "Wav2Vec2Model has layers at several places",
-    "biogpt": "the forward of BioGptModel does more with the residual stream",
     "beit": "BeitModel has no list of layers of one class",
     "falcon_h1": "FalconH1Model has no list of layers of one class",
-    "opt": "the forward of OPTDecoder does more with the residual stream",
+    "bart": "the forward of BartEncoderLayer .* changes the stream by more than additions",
     "t5": "T5Model has no list of layers of one class",
     "unheard-of": "has no model type 'unheard-of'",
 }

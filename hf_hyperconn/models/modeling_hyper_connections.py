@@ -33,7 +33,7 @@ class HyperConnectionPreTrainedModel:
     """Mixin before a family's `PreTrainedModel`.
 
     decoder_layer_class: the family's decoder layer on residual streams.
-    layer_classes: of an encoder-decoder those of its two halves, which have one each.
+    layer_classes: where layers are in models of its own, as in an encoder and a decoder, those of each.
     auto_map: `file.Class` behind every Auto class; a saved model ships these files.
     """
 
@@ -53,13 +53,13 @@ class HyperConnectionPreTrainedModel:
             cls.__module__ = cls.__bases__[-1].__module__
         if cls.__name__.startswith("HC"):
             share_names_of_weights(cls.__name__, cls.__name__.removeprefix("HC"))
+            cls._record_streams()
 
     @classmethod
     def _adopt_family(cls, base: type[PreTrainedModel]):
         """Take over what Transformers looks up by class or model type, which the family says of its own classes."""
         layer_classes, config_class = cls.layer_classes, cls.config_class
         is_composite = hasattr(config_class, "text_config_class")
-        records_itself = not is_composite and len(layer_classes) == 1  # else an inner model does
         declare(
             cls,
             base,
@@ -67,9 +67,6 @@ class HyperConnectionPreTrainedModel:
                 *((of_base or ()) if is_composite else ()),
                 *(layer_class.__name__ for layer_class in layer_classes),
             ],
-            _can_record_outputs=lambda of_base: (
-                {**(of_base or {}), "hidden_states": layer_classes[0]} if records_itself else of_base
-            ),
             _keep_in_fp32_modules_strict=lambda of_base: [
                 *(of_base or ()),
                 *dict.fromkeys(part.connection for layer_class in layer_classes for part in layer_class.parts),
@@ -77,6 +74,21 @@ class HyperConnectionPreTrainedModel:
         )
         share_implementation_of_experts(cls, base)
         share_names_of_weights(config_class.model_type, config_class.base_model_type)
+
+    @classmethod
+    def _record_streams(cls):
+        """Where the base's class records the hidden states of its layers, record those of the layers on streams."""
+        (base,) = [each for each in cls.__bases__ if each.__name__ == cls.__name__.removeprefix("HC")]
+        has_layers = not hasattr(cls.config_class, "text_config_class") and len(cls.layer_classes) == 1
+        declare(
+            cls,
+            base,
+            _can_record_outputs=lambda of_base: (
+                {**of_base, "hidden_states": cls.layer_classes[0]}
+                if has_layers and "hidden_states" in (of_base or ())
+                else of_base
+            ),
+        )
 
     def post_init(self):
         # the base's own __init__ has collected the layer classes of the modules that were replaced since
@@ -317,25 +329,25 @@ class HyperConnectionComposite:
         return self.get_submodule(self.stack)
 
 
-class HyperConnectionEncoderDecoder:
-    """Mixin before a family's base model that is made of an encoder and a decoder, which have the layers.
+class HyperConnectionOuterModel:
+    """Mixin before a family's base model that has its layers in models of the same config: an encoder, a decoder.
 
-    halves: the class of each, by its attribute.
+    inner: the class of each, by its attribute.
     """
 
-    halves: dict[str, type[PreTrainedModel]]
+    inner: dict[str, type[PreTrainedModel]]
 
     def __init__(self, config):
         with without_decoder_layers(config, self) as empty:
             super().__init__(empty)
-        for name, half in self.halves.items():
-            setattr(self, name, half(config))
+        for name, model_class in self.inner.items():
+            setattr(self, name, model_class(config))
         self.post_init()
 
     @property
     def decoder_layers(self) -> nn.ModuleList:
-        """The layers of its decoder."""
-        return self.decoder.decoder_layers
+        """The layers of the last of them."""
+        return getattr(self, [*self.inner][-1]).decoder_layers
 
 
 class HyperConnectionHead:

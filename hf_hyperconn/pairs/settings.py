@@ -95,7 +95,8 @@ class Settled:
         match node:
             case ast.If(ast.Compare(ast.Name(name), [ast.IsNot()], [ast.Constant(None)]), orelse=[]):
                 called = {*attributes_called(ast.walk(node))}
-                if name in self.optional and called <= self.always and any(map(_adds, ast.walk(node))):
+                is_made_always = called and called <= self.always
+                if name in self.optional and is_made_always and any(map(_adds, ast.walk(node))):
                     return name
         return None
 

@@ -12,7 +12,7 @@ from .loops import read_layer_loop
 from .norms import norm_of
 from .settings import fields_of_layer, modules_of_every_layer
 from .source_files import Definition, release, source_file, table
-from .stacks import Stack, find_encoder_and_decoder, find_stack
+from .stacks import Stack, find_inner_models, find_stack
 
 SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
 BASE_OF_HEADS = "model"  # where language models with a head have their base model
@@ -41,7 +41,7 @@ class FamilySource:
     layerdrop: the attribute of what has the layers that says how often one is left out in training; None without any.
     sizes: the defaults of its config for the number of layers, hidden size and vocabulary, by their usual names.
     language_model: for a model with a language model in it, that; what is said of layers is said of its.
-    halves: of an encoder-decoder, the encoder and the decoder; what is said of layers is said of the decoder's.
+    inner: models that it has its layers in, as an encoder and a decoder; what is said of layers is said of the last's.
     """
 
     model_type: str
@@ -66,7 +66,7 @@ class FamilySource:
     layerdrop: str | None
     sizes: dict[str, int]
     language_model: "InnerModel | None" = None
-    halves: "tuple[InnerModel, ...]" = ()
+    inner: "tuple[InnerModel, ...]" = ()
 
 
 @dataclass(frozen=True)
@@ -87,18 +87,18 @@ class InnerModel:
 def read_family(model_type: str) -> FamilySource:
     """What Transformers' source says of a model type.
 
-    model_type: may name the type of its language model, too, where a config chooses that: `llava__mistral`; or one
-        half of an encoder-decoder: `whisper:decoder`.
+    model_type: may name the type of its language model, too, where a config chooses that: `llava__mistral`; or where
+        it has another model of the same config: `whisper:decoder`.
 
     Raises `UnsupportedCheckpointError` when Transformers doesn't have it, or its layers are not of the form that
     hyper-connections replace.
     """
-    whole, _, half = model_type.partition(INNER)
-    if half:
-        for each in read_family(whole).halves:
-            if each.attribute == half:
+    whole, _, place = model_type.partition(INNER)
+    if place:
+        for each in read_family(whole).inner:
+            if each.attribute == place:
                 return each.source
-        raise UnsupportedCheckpointError(f"{whole!r} has no {half!r:.20} with layers.")
+        raise UnsupportedCheckpointError(f"{whole!r} has no {place!r:.20} with layers.")
     own_type, _, of_language = model_type.partition(APART)
     config = table("CONFIG_MAPPING_NAMES").get(own_type)
     if config is None:
@@ -155,15 +155,15 @@ def read_family(model_type: str) -> FamilySource:
         return replace(inner, **of_family, stack=stack, language_model=InnerModel(part.attribute, name, inner))
     if of_language:
         raise UnsupportedCheckpointError(f"{base.name} takes no language model of a type that a config chooses.")
-    if halves := find_encoder_and_decoder(base):
+    if inner := find_inner_models(base):
         sources = []
-        for attribute, each in halves.items():
+        for attribute, each in inner.items():
             named = {"model_type": f"{model_type}{INNER}{attribute}", "heads": {"Model": each.name}}
             source = _of_stack({**of_family, **named}, each, of_config, find_stack(each))
             sources.append(InnerModel(attribute, each.name, source))
         last = sources[-1]
         stack = f"{last.attribute}.{last.source.stack}"
-        return replace(last.source, **of_family, heads=whole_heads, stack=stack, halves=tuple(sources))
+        return replace(last.source, **of_family, heads=whole_heads, stack=stack, inner=tuple(sources))
     count = of_config.renamed().get("num_hidden_layers")
     return _of_stack({**of_family, "heads": heads}, base, of_config, find_stack(base, ("num_hidden_layers", count)))
 

@@ -26,8 +26,11 @@ class Stack:
     count: str
 
 
-def find_encoder_and_decoder(base: Definition) -> dict[str, Definition]:
-    """The two models that an encoder-decoder is made of, by attribute; none for another model."""
+def find_inner_models(base: Definition) -> dict[str, Definition]:
+    """The models of the same config that a base model has its layers in, an encoder, a decoder or both, by attribute.
+
+    An encoder alone may be asked for nothing by itself, and is a part of the model like others.
+    """
     if (made := base.method("__init__")) is None:
         return {}
     found = {}
@@ -40,7 +43,7 @@ def find_encoder_and_decoder(base: Definition) -> dict[str, Definition]:
                 each = made[1].find(name)
                 if each is not None and any("PreTrainedModel" in of.bases for of in each.lineage()):
                     found[attribute] = each
-    return found if len(found) == 2 else {}
+    return found if "decoder" in found else {}
 
 
 def find_stack(base: Definition, counts: Collection[str | None] | None = None) -> Stack:

@@ -82,14 +82,14 @@ __all__ = ["HC{family.config}"]
 
 def modeling_text(family: FamilySource) -> str:
     """The file with the family's models."""
-    sources = [half.source for half in family.halves] or ([] if family.language_model else [family])
+    sources = [each.source for each in family.inner] or ([] if family.language_model else [family])
     return _file(
         family,
         [
             _head(family, sources),
             *map(layer_class, sources),
             _pretrained(family),
-            *(_half(family, half) for half in family.halves),
+            *(_inner(family, each) for each in family.inner),
             *(_model(family, base, generates) for base, generates in _classes(family).items()),
         ],
     )
@@ -103,7 +103,7 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
         names |= {each.layer, each.heads["Model"]} | globals_read(each)
     mixins = [
         *(["HyperConnectionComposite"] if part else []),
-        *(["HyperConnectionEncoderDecoder"] if family.halves else []),
+        *(["HyperConnectionOuterModel"] if family.inner else []),
         *(["HyperConnectionHead"] if len(_classes(family)) > 1 else []),
         *(["HyperConnectionModel"] if sources else []),
         "HyperConnectionPreTrainedModel",
@@ -132,9 +132,9 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
 
 def _pretrained(family: FamilySource) -> str:
     bases = ["HyperConnectionPreTrainedModel", family.pretrained]
-    if family.halves:
-        layers = ", ".join(f"HC{half.source.layer}" for half in family.halves)
-        line = f"layer_classes = ({layers})"
+    if family.inner:
+        layers = ", ".join(f"HC{each.source.layer}" for each in family.inner)
+        line = f"layer_classes = ({layers}{',' * (len(family.inner) == 1)})"
     elif family.language_model:
         line = f"decoder_layer_class = HC{family.language_model.name}.decoder_layer_class"
     else:
@@ -143,9 +143,9 @@ def _pretrained(family: FamilySource) -> str:
     return f"{head}\n\n    config: HC{family.config}\n    {line}\n{assigned('auto_map', auto_map(family))}"
 
 
-def _half(family: FamilySource, half: InnerModel) -> str:
-    lines = [f"decoder_layer_class = HC{half.source.layer}", *_of_stack(half.source)]
-    return _written(half.name, ["HyperConnectionModel", f"HC{family.pretrained}", half.name], lines)
+def _inner(family: FamilySource, inner: InnerModel) -> str:
+    lines = [f"decoder_layer_class = HC{inner.source.layer}", *_of_stack(inner.source)]
+    return _written(inner.name, ["HyperConnectionModel", f"HC{family.pretrained}", inner.name], lines)
 
 
 def _model(family: FamilySource, base: str, generates: list[str]) -> str:
@@ -155,9 +155,9 @@ def _model(family: FamilySource, base: str, generates: list[str]) -> str:
     elif part:
         mixin, lines = "HyperConnectionComposite", [f"language_model_class = HC{part.name}"]
         lines += [f"stack = {shown(family.stack)}"] if family.stack != "language_model.layers" else []
-    elif family.halves:
-        made = ", ".join(f"{shown(half.attribute)}: HC{half.name}" for half in family.halves)
-        mixin, lines = "HyperConnectionEncoderDecoder", [f"halves = {{{made}}}"]
+    elif family.inner:
+        made = ", ".join(f"{shown(each.attribute)}: HC{each.name}" for each in family.inner)
+        mixin, lines = "HyperConnectionOuterModel", [f"inner = {{{made}}}"]
     else:
         mixin, lines = "HyperConnectionModel", _of_stack(family)
     return _written(base, [mixin, pretrained, base, *generates], lines)
