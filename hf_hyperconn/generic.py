@@ -16,8 +16,7 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from .errors import UnsupportedCheckpointError
 from .models.configuration_hyper_connections import HyperConnectionConfig
-from .models.hyper_connections import copied
-from .models.hyper_connections_layer import HyperConnectionDecoderLayer
+from .models.hyper_connections_layer import HyperConnectionDecoderLayer, fresh_copy
 from .models.modeling_hyper_connections import (
     HyperConnectionHead,
     HyperConnectionModel,
@@ -35,7 +34,7 @@ class _GenericDecoderLayer(HyperConnectionDecoderLayer):
             for name, module in self.named_children()
             if ("norm" in name or name.startswith("ln_")) and type(module) is not nn.Identity
         ]
-        return copied(norms[0]) if norms else nn.RMSNorm(self.config.hidden_size, eps=self.config.hc_eps)
+        return fresh_copy(norms[0]) if norms else nn.RMSNorm(self.config.hidden_size, eps=self.config.hc_eps)
 
 
 class _GenericPreTrainedModel(HyperConnectionPreTrainedModel):
@@ -117,13 +116,11 @@ def layer_attributes(layer_class: type[nn.Module]) -> dict[str, object]:
         method = branch.method(sub_layer.branch)
         exec(compile(method, f"<{sub_layer.branch} of {owner.__qualname__}>", "exec"), namespace)
     methods = {sub_layer.branch: namespace[sub_layer.branch] for sub_layer in cut.sub_layers}
-    takes_index = len(inspect.signature(layer_class.__init__).parameters) > 2  # besides self and the config
     return {
         "parts": cut.sub_layers,
         "widened": cut.widened,
         "returned": cut.returned,
         "absent": cut.absent,
-        "takes_index": takes_index,
         **methods,
     }
 

@@ -44,7 +44,6 @@ class HyperConnectionDecoderLayer:
 
     parts: the sub-layers of the layer, in their order.
     count: the field of the config that says how many layers there are.
-    takes_index: whether the family's layer is made of the config and its index, or of the config alone.
     positional: names of the arguments, besides hidden states, that the family's model gives a layer by their place.
     widened: the attribute of the layer that says whether the streams are float32; None where they have the dtype of
         the hidden states.
@@ -59,7 +58,6 @@ class HyperConnectionDecoderLayer:
 
     parts: tuple[SubLayer, ...] = SUB_LAYERS
     count = "num_hidden_layers"
-    takes_index = True
     positional: tuple[str, ...] = ()
     widened: str | None = None
     returned: tuple[str, ...] = ()
@@ -74,21 +72,25 @@ class HyperConnectionDecoderLayer:
         if "cut_from" in vars(cls):
             warn_of_another_forward(cls.__bases__[-1], *cls.cut_from)
 
-    def __init__(self, config, layer_idx: int):
+    def connect(self, config, layer_idx: int, layers: int) -> None:
+        """Give a layer that the family's `__init__` has built its connections.
+
+        layers: how many there are.
+
+        Raises `ValueError` when the layer has other branches with this config.
+        """
         self.check_settings(config)
-        super().__init__(*((config, layer_idx) if self.takes_index else (config,)))
         if config.connection in ("shc", "dhc"):
             self._mark_output_projections()
-        self.config = config
-        self.layer_idx = layer_idx
-        layers = getattr(config, self.count)
+        self.config, self.layer_idx = config, layer_idx
         self.is_first, self.is_last = layer_idx == 0, layer_idx == layers - 1
         replace_norms(self, config)
-        if config.norm is not None and layer_idx == 0:
+        if config.norm is not None and self.is_first:
             self.embedding_scale = EmbeddingScale(config.hidden_size)
         for place, part in enumerate(self.parts):
-            setattr(self, part.connection, self.make_connection(len(self.parts) * layer_idx + place))
-        if layer_idx == layers - 1:
+            connection = self.make_connection(len(self.parts) * layer_idx + place, len(self.parts) * layers)
+            setattr(self, part.connection, connection)
+        if self.is_last:
             self.add_readout()
 
     @classmethod
@@ -109,7 +111,8 @@ class HyperConnectionDecoderLayer:
         for path, _ in list(self.named_parameters()):
             owner, _, name = path.rpartition(".")
             if path.removesuffix(".weight").rpartition(".")[2] in OUTPUT_PROJECTIONS and "norm" not in path:
-                self.get_submodule(owner).hc_output_projection = name
+                module = self.get_submodule(owner)
+                module.hc_output_projection, module._is_hf_initialized = name, False
 
     def add_readout(self) -> None:
         """Give the last layer its readout, if that has parameters."""
@@ -128,13 +131,12 @@ class HyperConnectionDecoderLayer:
         """A new norm of the family's own kind, for the prediction of DHC's coefficients."""
         if self.predicting_norm is None:
             return nn.RMSNorm(self.config.hidden_size, eps=self.config.hc_eps)
-        return copied(getattr(self, self.predicting_norm))
+        return fresh_copy(getattr(self, self.predicting_norm))
 
-    def make_connection(self, sub_layer: int) -> Connection:
-        """The connection around sub-layer k, as the config asks for."""
-        config = self.config
+    def make_connection(self, sub_layer: int, sub_layers: int) -> Connection:
+        """The connection around sub-layer k of so many, as the config asks for."""
+        config, written = self.config, None
         size, n = config.hidden_size, config.hc_mult
-        sub_layers, written = len(self.parts) * getattr(config, self.count), None
         if config.hc_start == "history":
             written = written_streams(sub_layer, sub_layers, n, config.hc_history, len(self.parts))
         match config.connection:
@@ -231,6 +233,14 @@ class HyperConnectionDecoderLayer:
         hidden_states = streams.written()
         hidden_states = self.read_out(hidden_states) if self.is_last else hidden_states
         return (hidden_states, *(also[name] for name in self.returned)) if self.returned else hidden_states
+
+
+def fresh_copy(norm: nn.Module) -> nn.Module:
+    """A copy of a norm, which is initialised by itself."""
+    norm = copied(norm)
+    for module in norm.modules():
+        module.__dict__.pop("_is_hf_initialized", None)
+    return norm
 
 
 def warn_of_another_forward(layer_class: type[nn.Module], release: str, digest: str) -> None:

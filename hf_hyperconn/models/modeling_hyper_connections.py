@@ -3,12 +3,14 @@
 
 The streams live between the first and the last decoder layer: the first expands the embeddings into them and the last
 reads them out, so that the rest of a Transformers model never meets them.
+
+A model is built by its base's `__init__`, whatever that does. Then its layers, and the models in it that have layers,
+are given their classes with hyper-connections (`adopt`).
 """
 
 import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import copy
 
 import torch
 from torch import nn
@@ -78,11 +80,10 @@ class HyperConnectionPreTrainedModel:
     @classmethod
     def _record_streams(cls):
         """Where the base's class records the hidden states of its layers, record those of the layers on streams."""
-        (base,) = [each for each in cls.__bases__ if each.__name__ == cls.__name__.removeprefix("HC")]
         has_layers = not hasattr(cls.config_class, "text_config_class") and len(cls.layer_classes) == 1
         declare(
             cls,
-            base,
+            plain_class(cls),
             _can_record_outputs=lambda of_base: (
                 {**of_base, "hidden_states": cls.layer_classes[0]}
                 if has_layers and "hidden_states" in (of_base or ())
@@ -91,8 +92,9 @@ class HyperConnectionPreTrainedModel:
         )
 
     def post_init(self):
-        # the base's own __init__ has collected the layer classes of the modules that were replaced since
-        self.__dict__.pop("_no_split_modules", None)
+        # a class of the base's may have collected its own before this class adopted the model
+        for name in ("_no_split_modules", "_keep_in_fp32_modules_strict"):
+            self.__dict__.pop(name, None)
         if has_readout_module(self.config.of_layers):
             self._keep_in_fp32_modules_strict = {*self._keep_in_fp32_modules_strict, READOUT}
         if _loads_a_base.get():
@@ -244,14 +246,17 @@ class HyperConnectionModel:
     stack = "layers"
     hc_layerdrop: str | None = None
 
-    def __init__(self, config):
-        with without_decoder_layers(config, self) as empty:
-            super().__init__(empty)
-        replace_norms(self, config)
-        count = getattr(config, self.decoder_layer_class.count)
-        layers = nn.ModuleList(self.decoder_layer_class(config, i) for i in range(count))
-        owner, _, name = self.stack.rpartition(".")
-        setattr(self.get_submodule(owner), name, layers)
+    def __init__(self, config, *args, **kwargs):
+        super().__init__(config, *args, **kwargs)
+        self.connect()
+
+    def connect(self) -> None:
+        """Make every decoder layer one on residual streams."""
+        layers, classes = self.decoder_layers, {plain_class(each): each for each in self.layer_classes}
+        for index, layer in enumerate(layers):
+            layer.__class__ = classes[type(layer)]
+            layer.connect(self.config, index, len(layers))
+        replace_norms(self, self.config)
         self.post_init()
 
     @property
@@ -315,12 +320,14 @@ class HyperConnectionComposite:
     language_model_class: type[PreTrainedModel]
     stack = "language_model.layers"
 
-    def __init__(self, config):
+    def __init__(self, config, *args, **kwargs):
         let_auto_model_find(config.of_layers, self.language_model_class)
-        with without_decoder_layers(config, self) as empty:
-            super().__init__(empty)
-        name = self.stack.partition(".")[0]
-        setattr(self, name, self.language_model_class._from_config(config.of_layers))
+        super().__init__(config, *args, **kwargs)
+        self.connect()
+
+    def connect(self) -> None:
+        """Make its language model one on residual streams."""
+        adopt(self.get_submodule(self.stack.partition(".")[0]), self.language_model_class)
         self.post_init()
 
     @property
@@ -337,11 +344,14 @@ class HyperConnectionOuterModel:
 
     inner: dict[str, type[PreTrainedModel]]
 
-    def __init__(self, config):
-        with without_decoder_layers(config, self) as empty:
-            super().__init__(empty)
+    def __init__(self, config, *args, **kwargs):
+        super().__init__(config, *args, **kwargs)
+        self.connect()
+
+    def connect(self) -> None:
+        """Make each of them one on residual streams."""
         for name, model_class in self.inner.items():
-            setattr(self, name, model_class(config))
+            adopt(getattr(self, name), model_class)
         self.post_init()
 
     @property
@@ -359,12 +369,27 @@ class HyperConnectionHead:
         let_auto_model_find(config, self.model_class)
         if (language_model_class := getattr(self.model_class, "language_model_class", None)) is not None:
             let_auto_model_find(config.of_layers, language_model_class)
-        with without_decoder_layers(config, self) as empty:
-            super().__init__(empty)
-        of_base = self.model_class.__name__.removeprefix("HC")
-        names = [name for name, child in self.named_children() if type(child).__name__ == of_base]
-        setattr(self, *names or [self.base_model_prefix], self.model_class(config))
+        super().__init__(config)
+        for child in self.children():
+            if isinstance(child, plain_class(self.model_class)):
+                adopt(child, self.model_class)
         self.post_init()
+
+
+def adopt(model: PreTrainedModel, hc_class: type[PreTrainedModel]) -> None:
+    """Make a model that a base's `__init__` has built one of its class with hyper-connections."""
+    if not isinstance(model, hc_class):
+        PreTrainedModel.__init__(
+            hc_class.__new__(hc_class), model.config
+        )  # Transformers meets a class at its first model
+        model.__class__ = hc_class
+        model.connect()
+
+
+def plain_class(hc_class: type) -> type:
+    """The class of the family that a class with hyper-connections is made of."""
+    (found,) = [each for each in hc_class.__bases__ if each.__name__ == hc_class.__name__.removeprefix("HC")]
+    return found
 
 
 def let_auto_model_find(config, model_class: type[PreTrainedModel]) -> None:
@@ -372,35 +397,6 @@ def let_auto_model_find(config, model_class: type[PreTrainedModel]) -> None:
     # the file of this config may have been loaded more than once
     if type(config).__name__ == model_class.config_class.__name__ and type(config) not in MODEL_MAPPING:
         AutoModel.register(type(config), model_class, exist_ok=True)
-
-
-@contextmanager
-def without_decoder_layers(config, model: nn.Module):
-    """A copy of `config` with which a base class's `__init__` builds everything but decoder layers, which come later.
-
-    A request for gradient checkpointing, which `post_init` takes out of a config, waits for those layers. Afterwards
-    `model` has `config` itself, with what Transformers settled in the copy, such as the attention implementation.
-    """
-    of_layers = config.of_layers
-    empty_layers = copy(of_layers)
-    for layer_class in model.layer_classes:
-        setattr(empty_layers, layer_class.count, 0)
-    copies = [(of_layers, empty_layers)]
-    if of_layers is not config:
-        whole = copy(config)
-        whole.text_config = empty_layers
-        copies.append((config, whole))
-    before = [dict(vars(empty)) for _, empty in copies]
-    for _, empty in copies:
-        empty.__dict__.pop("gradient_checkpointing", None)
-    yield copies[-1][1]
-    for (original, empty), then in zip(copies, before, strict=True):
-        now = {name: value for name, value in vars(empty).items() if value is not then.get(name, then)}
-        original.__dict__.update(now)
-    for module in model.modules():
-        for original, empty in copies:
-            if getattr(module, "config", None) is empty:
-                module.config = original
 
 
 @contextmanager

@@ -32,8 +32,6 @@ def _body(family: FamilySource) -> str:
         settings["predicting_norm"] = family.predicting_norm
     if family.count != "num_hidden_layers":
         settings["count"] = family.count
-    if not family.takes_index:
-        settings["takes_index"] = False
     if family.positional:
         settings["positional"] = family.positional
     if family.cut.widened:
