@@ -300,7 +300,7 @@ def _family(source: Source, config: dict) -> Family:
                 f"{CONFIG} of {name!r} has {of_stack.source.count} {value!r:.20}, not a size of a model. Download it "
                 f"again."
             )
-    for field, value in family.source.cut.settings:
+    for field, value in family.source.settings.items():
         if (found := config.get(field, value)) != value:
             raise UnsupportedCheckpointError(
                 f"{CONFIG} of {name!r} has {field} {found!r:.20}; hf-hyperconn knows the layers of {model_type} with "

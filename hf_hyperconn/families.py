@@ -106,7 +106,7 @@ class Family:
     @property
     def sub_layers(self) -> tuple[SubLayer, ...]:
         """Those of a decoder layer, in their order."""
-        return self.source.cut.sub_layers
+        return self.source.sub_layers
 
     @property
     def heads(self) -> dict[str, str]:

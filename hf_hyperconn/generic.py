@@ -79,7 +79,7 @@ def _make_class(model_class: type, base_class: type, layer_class: type, config_c
     attributes = layer_attributes(layer_class)
     forward, *_ = source_of_forward(base_class)
     loop = read_layer_loop(forward, base_class.__name__)
-    if loop.takes_first != bool(attributes["returned"]):
+    if loop.takes_first != (attributes["returned"] is not None):
         raise refusal(layer_class.__name__, "it returns other than its model takes")
     names = [*inspect.signature(layer_class.forward).parameters][2 : 2 + loop.positional]
     shared_class = next(cls for cls in base_class.__mro__ if PreTrainedModel in cls.__bases__)
@@ -92,7 +92,7 @@ def _make_class(model_class: type, base_class: type, layer_class: type, config_c
     types["save_pretrained"] = PreTrainedConfig.save_pretrained  # without code, of which there is none
     config = strict(new(config_class, HyperConnectionConfig, **types))
     layer = new(layer_class, _GenericDecoderLayer, positional=tuple(names), **attributes)
-    adopted = {"config_class": config, "decoder_layer_class": layer, "auto_map": {}}
+    adopted = {"config_class": config, "layer_classes": (layer,), "auto_map": {}}
     shared = new(shared_class, _GenericPreTrainedModel, **adopted)
     of_streams = {"forward": reduce_recorded_streams(base_class.forward), "hc_layerdrop": loop.layerdrop}
     if loop.between:

@@ -256,7 +256,7 @@ def run(layer: nn.Module, x: torch.Tensor, **kwargs) -> torch.Tensor:
             added, made = added
             also |= made
         x = x + added
-    return (x, *(also[name] for name in attributes["returned"])) if attributes["returned"] else x
+    return x if attributes["returned"] is None else (x, *(also[name] for name in attributes["returned"]))
 
 
 def test_branches_are_the_layers_own_code():

@@ -23,7 +23,6 @@ GONE = {
     "patterns": (CONVERSION, "_MODEL_TO_CONVERSION_PATTERN", "PEFT may not translate"),
     "experts": ("PreTrainedModel", "_can_set_experts_implementation", "set_experts_implementation has no effect"),
     "split": ("PreTrainedModel", "_no_split_modules", "device_map may split a decoder layer"),
-    "recording": ("PreTrainedModel", "_can_record_outputs", "hidden states may not be recorded"),
     "precision": ("PreTrainedModel", "_keep_in_fp32_modules_strict", "not in float32"),
     "mapping": (CONVERSION, "get_checkpoint_conversion_mapping", None),
     "registration": (CONVERSION, "register_checkpoint_conversion_mapping", None),

@@ -47,7 +47,8 @@ class HyperConnectionDecoderLayer:
     positional: names of the arguments, besides hidden states, that the family's model gives a layer by their place.
     widened: the attribute of the layer that says whether the streams are float32; None where they have the dtype of
         the hidden states.
-    returned: what the layer returns besides hidden states: names that branches give with what they add.
+    returned: what the layer returns after hidden states, in a tuple: names that branches give with what they add. None
+        where it returns hidden states alone.
     settings: the value of each field of the config with which the family's layer has these branches.
     absent: arguments that must be None, as what takes them is no branch of this layer.
     cut_from: the release of Transformers they were cut from, and the digest of that `forward`.
@@ -60,7 +61,7 @@ class HyperConnectionDecoderLayer:
     count = "num_hidden_layers"
     positional: tuple[str, ...] = ()
     widened: str | None = None
-    returned: tuple[str, ...] = ()
+    returned: tuple[str, ...] | None = None
     settings: dict[str, object] = {}
     absent: tuple[str, ...] = ()
     cut_from: tuple[str, str] | None = None
@@ -232,7 +233,7 @@ class HyperConnectionDecoderLayer:
 
         hidden_states = streams.written()
         hidden_states = self.read_out(hidden_states) if self.is_last else hidden_states
-        return (hidden_states, *(also[name] for name in self.returned)) if self.returned else hidden_states
+        return hidden_states if self.returned is None else (hidden_states, *(also[name] for name in self.returned))
 
 
 def fresh_copy(norm: nn.Module) -> nn.Module:

@@ -31,7 +31,7 @@ class HCLlamaPreTrainedModel(HyperConnectionPreTrainedModel, LlamaPreTrainedMode
     """What the HC-Llama classes share."""
 
     config: HCLlamaConfig
-    decoder_layer_class = HCLlamaDecoderLayer
+    layer_classes = (HCLlamaDecoderLayer,)
     auto_map = {
         "AutoConfig": "configuration_hc_llama.HCLlamaConfig",
         "AutoModel": "modeling_hc_llama.HCLlamaModel",

@@ -28,7 +28,7 @@ class HCOlmoePreTrainedModel(HyperConnectionPreTrainedModel, OlmoePreTrainedMode
     """What the HC-Olmoe classes share."""
 
     config: HCOlmoeConfig
-    decoder_layer_class = HCOlmoeDecoderLayer
+    layer_classes = (HCOlmoeDecoderLayer,)
     auto_map = {
         "AutoConfig": "configuration_hc_olmoe.HCOlmoeConfig",
         "AutoModel": "modeling_hc_olmoe.HCOlmoeModel",

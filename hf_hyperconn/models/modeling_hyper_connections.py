@@ -34,28 +34,23 @@ _loading = threading.RLock()
 class HyperConnectionPreTrainedModel:
     """Mixin before a family's `PreTrainedModel`.
 
-    decoder_layer_class: the family's decoder layer on residual streams.
-    layer_classes: where layers are in models of its own, as in an encoder and a decoder, those of each.
+    layer_classes: the family's decoder layers on residual streams.
     auto_map: `file.Class` behind every Auto class; a saved model ships these files.
     """
 
-    decoder_layer_class: type[nn.Module]
     layer_classes: tuple[type[nn.Module], ...]
     auto_map: dict[str, str]
     _pp_plan = None
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        if "decoder_layer_class" in vars(cls):
-            cls.layer_classes = (cls.decoder_layer_class,)
         if "layer_classes" in vars(cls):
-            cls._adopt_family(cls.__bases__[-1])
+            cls._adopt_family(plain_class(cls))
         elif cls.__module__.startswith("torch."):
             # FSDP2's, for one instance, whose code is that of the class it was made of
             cls.__module__ = cls.__bases__[-1].__module__
         if cls.__name__.startswith("HC"):
             share_names_of_weights(cls.__name__, cls.__name__.removeprefix("HC"))
-            cls._record_streams()
 
     @classmethod
     def _adopt_family(cls, base: type[PreTrainedModel]):
@@ -76,20 +71,6 @@ class HyperConnectionPreTrainedModel:
         )
         share_implementation_of_experts(cls, base)
         share_names_of_weights(config_class.model_type, config_class.base_model_type)
-
-    @classmethod
-    def _record_streams(cls):
-        """Where the base's class records the hidden states of its layers, record those of the layers on streams."""
-        has_layers = not hasattr(cls.config_class, "text_config_class") and len(cls.layer_classes) == 1
-        declare(
-            cls,
-            plain_class(cls),
-            _can_record_outputs=lambda of_base: (
-                {**of_base, "hidden_states": cls.layer_classes[0]}
-                if has_layers and "hidden_states" in (of_base or ())
-                else of_base
-            ),
-        )
 
     def post_init(self):
         # a class of the base's may have collected its own before this class adopted the model

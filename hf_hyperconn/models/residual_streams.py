@@ -21,7 +21,7 @@ def reduce_recorded_streams(forward):
         return_dict = kwargs.pop("return_dict", None)
         if return_dict is None:
             return_dict = getattr(self.config, "return_dict", True)
-        may_exit_early = names_count and self.decoder_layer_class.count == "num_hidden_layers"
+        may_exit_early = names_count and self.layer_classes[0].count == "num_hidden_layers"
         self.place_layers(self.config.num_hidden_layers if may_exit_early else None)
         outputs = forward(self, *args, return_dict=True, **kwargs)
         if outputs[0].dim() == 4:

@@ -18,7 +18,6 @@ logger = logging.get_logger(__name__)
 # what a model class declares, and what is lost when Transformers no longer asks for it
 DECLARED = {
     "_no_split_modules": "device_map may split a decoder layer",
-    "_can_record_outputs": "hidden states may not be recorded",
     "_keep_in_fp32_modules_strict": "hyper-connections are loaded in the dtype of the model, not in float32",
 }
 

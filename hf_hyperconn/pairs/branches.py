@@ -95,14 +95,14 @@ class Cut:
     """The branches of a layer, in the order in which they are added.
 
     widened: the attribute of the layer that says whether the stream is made float32 first; None where none does.
-    returned: what the layer returns after the stream.
+    returned: what the layer returns after the stream, in a tuple; None where it returns the stream alone.
     settings: the value of each field of the config with which a layer has these branches.
     absent: arguments of the layer that must be None.
     """
 
     branches: tuple[Branch, ...]
     widened: str | None = None
-    returned: tuple[str, ...] = ()
+    returned: tuple[str, ...] | None = None
     settings: tuple[tuple[str, object], ...] = ()
     absent: tuple[str, ...] = ()
 
@@ -237,7 +237,9 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, source: str, lay
         raise refusal(layer, "it returns more than the stream")
     if stream not in streams or part.statements:
         raise refusal(layer, "it changes the stream by more than additions")
-    return Cut(tuple(_branches(parts, forward, source, layer, returned)), widened, tuple(returned))
+    is_tuple = isinstance(last.value, ast.Tuple)
+    branches = tuple(_branches(parts, forward, source, layer, returned))
+    return Cut(branches, widened, tuple(returned) if is_tuple else None)
 
 
 def _branches(

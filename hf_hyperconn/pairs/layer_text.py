@@ -1,52 +1,55 @@
-"""The text of the class of a family's layers."""
+"""The text of a class of layers."""
 
 from collections.abc import Iterable
 
 from ..models.sub_layers import SUB_LAYERS, SubLayer
 from .source_files import release
-from .sources import FamilySource
+from .sources import LayerSource
 from .writing import class_with, shown
 
 
-def is_cut(family: FamilySource) -> bool:
-    return not all(branch.is_usual for branch in family.cut.branches)
+def is_cut(layer: LayerSource) -> bool:
+    return not all(branch.is_usual for branch in layer.cut.branches)
 
 
-def globals_read(family: FamilySource) -> set[str]:
+def globals_read(layer: LayerSource) -> set[str]:
     """What the branches in the file read of the globals of Transformers' file."""
-    return {name for branch in family.cut.branches if not branch.is_usual for name in branch.names}
+    return {name for branch in layer.cut.branches if not branch.is_usual for name in branch.names}
 
 
-def layer_class(family: FamilySource) -> str:
-    """The class of a family's layers."""
-    bases = ["HyperConnectionDecoderLayer", family.layer]
-    return class_with(f"HC{family.layer}", bases, f"`{family.layer}` on residual streams.") + _body(family)
+def layer_class(layer: LayerSource, count: str) -> str:
+    """A class of layers.
+
+    count: the field of the config that says how many there are.
+    """
+    bases = ["HyperConnectionDecoderLayer", layer.name]
+    return class_with(f"HC{layer.name}", bases, f"`{layer.name}` on residual streams.") + _body(layer, count)
 
 
-def _body(family: FamilySource) -> str:
+def _body(layer: LayerSource, count: str) -> str:
     """What follows the docstring."""
     settings = {}
-    if is_cut(family):
-        settings["cut_from"] = (release(), family.cut_from)
-    if family.predicting_norm != "post_attention_layernorm":
-        settings["predicting_norm"] = family.predicting_norm
-    if family.count != "num_hidden_layers":
-        settings["count"] = family.count
-    if family.positional:
-        settings["positional"] = family.positional
-    if family.cut.widened:
-        settings["widened"] = family.cut.widened
-    if family.cut.returned:
-        settings["returned"] = family.cut.returned
-    if family.cut.settings:
-        settings["settings"] = dict(family.cut.settings)
-    if family.cut.absent:
-        settings["absent"] = family.cut.absent
+    if is_cut(layer):
+        settings["cut_from"] = (release(), layer.cut_from)
+    if layer.predicting_norm != "post_attention_layernorm":
+        settings["predicting_norm"] = layer.predicting_norm
+    if count != "num_hidden_layers":
+        settings["count"] = count
+    if layer.positional:
+        settings["positional"] = layer.positional
+    if layer.cut.widened:
+        settings["widened"] = layer.cut.widened
+    if layer.cut.returned is not None:
+        settings["returned"] = layer.cut.returned
+    if layer.cut.settings:
+        settings["settings"] = dict(layer.cut.settings)
+    if layer.cut.absent:
+        settings["absent"] = layer.cut.absent
     lines = [f"    {name} = {shown(value)}" for name, value in settings.items()]
-    if family.cut.sub_layers != SUB_LAYERS:
-        lines.insert(0, f"    parts = {_parts(family.cut.sub_layers)}")
+    if layer.cut.sub_layers != SUB_LAYERS:
+        lines.insert(0, f"    parts = {_parts(layer.cut.sub_layers)}")
     text = "\n\n" + "\n".join(lines) if lines else ""
-    for sub_layer, branch in zip(family.cut.sub_layers, family.cut.branches, strict=True):
+    for sub_layer, branch in zip(layer.cut.sub_layers, layer.cut.branches, strict=True):
         if not branch.is_usual:
             what = {"attention": "attention", "mlp": "the MLP"}.get(sub_layer.name, f"`{sub_layer.name}`")
             docstring = f"What {what} adds to the residual stream, `[B, S, D]` to `[B, S, D]`."

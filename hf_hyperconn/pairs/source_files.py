@@ -121,6 +121,14 @@ class SourceFile:
         """The names of the classes in this file that say themselves that they are made of a config."""
         return [name for name, node in self._classes.items() if config in _annotations(node)]
 
+    def classes_in(self, variable: str) -> list[str]:
+        """The names of the classes in a table of this file, as `LAYERS = {"attention": AttentionLayer}`."""
+        for node in self._tree.body:
+            match node:
+                case ast.Assign([ast.Name(name)], ast.Dict(_, values)) if name == variable:
+                    return [each.id for each in values if isinstance(each, ast.Name)]
+        return []
+
     def pairs(self, variable: str) -> dict[str, str]:
         """What the table `variable` says: `("key", "value")` or `"key": "value"`, wherever it is made or extended."""
         found, lines = {}, self.text.splitlines()

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ..errors import UnsupportedCheckpointError
+from ..models.sub_layers import SubLayer
 from .branches import Cut, cut_branches, digest, refusal
 from .classes import class_names, first_with, made_by, module_of, path_of, within_another
 from .language_models import APART, find_language_model
-from .loops import read_layer_loop
+from .loops import LayerLoop, read_layer_loop
 from .norms import norm_of
 from .settings import fields_of_layer, modules_of_every_layer
 from .source_files import Definition, release, source_file, table
@@ -24,19 +25,14 @@ class FamilySource:
     """What there is to know of a family before its two files can be written.
 
     configuration, modeling: the modules of its classes, from `transformers.models`.
-    config, pretrained, layer: names of its classes.
+    config, pretrained: names of its classes.
+    layers: the classes of its layers, which have the same sub-layers.
     renamed: what its config calls fields, by the names that most families give them.
     heads: the name of its class behind each Auto class, by suffix, the base model first.
     generative: which of them have `generate` from a base of their own.
-    cut: the branches of the layer.
-    cut_from: digest of the layer's `forward`.
     stack: where the base model has its layers, as `layers` or `encoder.layers`.
     count: the field of the config that says how many.
-    positional: names of the arguments, besides the stream, that the base model gives a layer by their place.
-    takes_index: whether a layer is made of the config and its index, or of the config alone.
     modules: names of the attributes that the base model's own `__init__` sets.
-    predicting_norm: the attribute of the layer that dynamic coefficients take their norm from; None without any.
-    norm: the initial value of each parameter of that norm.
     between: a method of the base model that its forward may call on the stream between layers; None without any.
     layerdrop: the attribute of what has the layers that says how often one is left out in training; None without any.
     sizes: the defaults of its config for the number of layers, hidden size and vocabulary, by their usual names.
@@ -49,24 +45,53 @@ class FamilySource:
     modeling: str
     config: str
     pretrained: str
-    layer: str
+    layers: "tuple[LayerSource, ...]"
     renamed: dict[str, str]
     heads: dict[str, str]
     generative: frozenset[str]
-    cut: Cut
-    cut_from: str
     stack: str
     count: str
-    positional: tuple[str, ...]
-    takes_index: bool
     modules: frozenset[str]
-    predicting_norm: str | None
-    norm: dict[str, float]
     between: str | None
     layerdrop: str | None
     sizes: dict[str, int]
     language_model: "InnerModel | None" = None
     inner: "tuple[InnerModel, ...]" = ()
+
+    @property
+    def sub_layers(self) -> tuple[SubLayer, ...]:
+        """Those of a layer."""
+        return self.layers[0].cut.sub_layers
+
+    @property
+    def norm(self) -> dict[str, float]:
+        """The initial value of each parameter of the norm that dynamic coefficients take."""
+        return self.layers[0].norm
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The value of each field of the config with which layers have the branches that were cut."""
+        return {name: value for layer in self.layers for name, value in layer.cut.settings}
+
+
+@dataclass(frozen=True)
+class LayerSource:
+    """What there is to know of a class of layers.
+
+    name: of the class.
+    cut: its branches.
+    cut_from: digest of its `forward`.
+    positional: names of the arguments, besides the stream, that the model gives a layer by their place.
+    predicting_norm: the attribute that dynamic coefficients take their norm from; None without any.
+    norm: the initial value of each parameter of that norm.
+    """
+
+    name: str
+    cut: Cut
+    cut_from: str
+    positional: tuple[str, ...]
+    predicting_norm: str | None
+    norm: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -173,41 +198,48 @@ def _of_stack(of_family: dict, base: Definition, of_config: Definition, stack: S
 
     of_family: what is known of its family.
     """
-    forward, of_forward = stack.layer.method("forward")
     loop = stack.owner.method("forward")
     if loop is None:
         raise UnsupportedCheckpointError(f"{base.name} has no forward that its source shows.")
     how = read_layer_loop(loop[0], stack.owner.name, stack.path.rpartition(".")[2])
-    cut = cut_branches(
-        forward,
-        of_forward.text,
-        stack.layer.name,
-        fields_of_layer(stack.layer, of_config),
-        modules_of_every_layer(stack.layer),
-    )
     if how.between and "." in stack.path:
-        raise refusal(stack.layer.name, f"{stack.owner.name}.{how.between} changes the stream between layers")
-    if how.takes_first != bool(cut.returned):
-        raise refusal(stack.layer.name, "it returns other than its model takes")
-    norm, values = norm_of(stack.layer)
-    defaults, renamed = of_config.constants(), of_config.renamed()
+        raise refusal(stack.layers[0].name, f"{stack.owner.name}.{how.between} changes the stream between layers")
+    layers = tuple(_of_layer(layer, of_config, how) for layer in stack.layers)
+    for each in layers[1:]:
+        connections = [[part.connection for part in layer.cut.sub_layers] for layer in (layers[0], each)]
+        if connections[0] != connections[1] or layers[0].norm.keys() != each.norm.keys():
+            raise refusal(each.name, f"it has other sub-layers than {layers[0].name}")
+    defaults, renamed = of_config.constants(), {"num_hidden_layers": stack.count, **of_config.renamed()}
+    if stack.count == "num_hidden_layers":
+        renamed.pop("num_hidden_layers")
     sizes = {usual: defaults.get(renamed.get(usual, usual)) for usual in SIZES}
     return FamilySource(
         **of_family,
-        layer=stack.layer.name,
+        layers=layers,
         renamed=renamed,
-        cut=cut,
-        cut_from=digest(ast.get_source_segment(of_forward.text, forward)),
         stack=stack.path,
         count=stack.count,
-        positional=tuple(argument.arg for argument in forward.args.args[2 : 2 + how.positional]),
-        takes_index=stack.takes_index,
         modules=_attributes(base),
-        predicting_norm=norm,
-        norm=values,
         between=how.between,
         layerdrop=how.layerdrop,
         sizes={usual: value for usual, value in sizes.items() if value is not None},
+    )
+
+
+def _of_layer(layer: Definition, of_config: Definition, how: LayerLoop) -> LayerSource:
+    forward, of_forward = layer.method("forward")
+    fields, always = fields_of_layer(layer, of_config), modules_of_every_layer(layer)
+    cut = cut_branches(forward, of_forward.text, layer.name, fields, always)
+    if how.takes_first != (cut.returned is not None):
+        raise refusal(layer.name, "it returns other than its model takes")
+    norm, values = norm_of(layer)
+    return LayerSource(
+        name=layer.name,
+        cut=cut,
+        cut_from=digest(ast.get_source_segment(of_forward.text, forward)),
+        positional=tuple(argument.arg for argument in forward.args.args[2 : 2 + how.positional]),
+        predicting_norm=norm,
+        norm=values,
     )
 
 

@@ -5,24 +5,22 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from ..errors import UnsupportedCheckpointError
-from .source_files import Definition
+from .source_files import Definition, SourceFile
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A list of layers of one class.
+    """A list of layers.
 
     path: from the base model, as `layers` or `encoder.layers`.
     owner: the class whose attribute it is.
-    layer: the class of the layers.
-    takes_index: whether a layer is made of the config and its index, or of the config alone.
+    layers: the classes of the layers.
     count: the field of the config that says how many.
     """
 
     path: str
     owner: Definition
-    layer: Definition
-    takes_index: bool
+    layers: tuple[Definition, ...]
     count: str
 
 
@@ -46,66 +44,107 @@ def find_inner_models(base: Definition) -> dict[str, Definition]:
     return found if "decoder" in found else {}
 
 
-def find_stack(base: Definition, counts: Collection[str | None] | None = None) -> Stack:
+def find_stack(base: Definition, counts: Collection[str | None] = ()) -> Stack:
     """The layers of a base model.
 
-    counts: the names that the field of its config that says how many may have; None for any.
+    counts: the usual names of the field of its config that says how many, which decide between several.
 
-    Raises `UnsupportedCheckpointError` when it has none, not of one class, or at several places.
+    Raises `UnsupportedCheckpointError` when it has none, or at several places.
     """
-    found = [*_stacks(base, counts)]
+    found = [*_stacks(base)]
+    found = [stack for stack in found if stack.count in (counts or ())] or found
     if len(found) == 1:
         return found[0]
     if found:
         places = ", ".join(stack.path for stack in found)
         raise UnsupportedCheckpointError(f"{base.name} has layers at several places ({places}).")
     raise UnsupportedCheckpointError(
-        f"{base.name} has no list of layers of one class, made of a config and an index, so it can't be converted."
+        f"{base.name} has no list of layers whose classes its source shows, so it can't be converted."
     )
 
 
-def _stacks(owner: Definition, counts: Collection[str | None] | None) -> Iterator[Stack]:
+def _stacks(owner: Definition) -> Iterator[Stack]:
     if (made := owner.method("__init__")) is None:
         return
-    for node in ast.walk(made[0]):
+    init, file = made
+    for node in ast.walk(init):
         match node:
+            case ast.Assign([ast.Attribute(ast.Name("self"), attribute)], value) if _is_list(value):
+                for over, elements in _fillings(init, attribute, value):
+                    layers, count = _layers(elements, init, file), _count(over, init)
+                    if layers and count is not None:
+                        yield Stack(attribute, owner, layers, count)
             case ast.Assign(
-                targets=[ast.Attribute(ast.Name("self"), attribute)],
-                value=ast.Call(
-                    args=[ast.ListComp(ast.Call(ast.Name(name)) as call, [ast.comprehension(target, over)])]
-                ),
+                [ast.Attribute(ast.Name("self"), attribute)], ast.Call(ast.Name(name), [ast.Name("config")])
             ):
-                layer = made[1].find(name)
-                if layer is None or layer.method("forward") is None:
-                    continue
-                takes_index, count = _takes_index(call, ast.unparse(target), layer), _count(over)
-                if takes_index is not None and count is not None and (counts is None or count in counts):
-                    yield Stack(attribute, owner, layer, takes_index, count)
-            case ast.Assign(
-                targets=[ast.Attribute(ast.Name("self"), attribute)],
-                value=ast.Call(ast.Name(name), [ast.Name("config")]),
-            ):
-                if (part := made[1].find(name)) is not None:
-                    for stack in _stacks(part, counts):
+                if (part := file.find(name)) is not None:
+                    for stack in _stacks(part):
                         yield replace(stack, path=f"{attribute}.{stack.path}")
 
 
-def _count(over: ast.expr) -> str | None:
-    """The field of `range(config.field)`."""
-    match over:
-        case ast.Call(ast.Name("range"), [ast.Attribute(ast.Name("config"), field)], []):
-            return field
-    return None
+def _is_list(value: ast.expr) -> bool:
+    """Whether it is `nn.ModuleList(...)`."""
+    return isinstance(value, ast.Call) and ast.unparse(value.func).endswith("ModuleList")
 
 
-def _takes_index(call: ast.Call, index: str, layer: Definition) -> bool | None:
-    """Whether `Layer(config, index)` is called, or `Layer(config)`; None for another call."""
-    if (init := layer.method("__init__")) is None:
-        return None
-    names = [argument.arg for argument in init[0].args.args[1:]]
-    given = [(name, ast.unparse(node)) for name, node in zip(names, call.args, strict=False)]
-    given += [(keyword.arg, ast.unparse(keyword.value)) for keyword in call.keywords]
-    for values in (["config"], ["config", index]):
-        if given == [*zip(names, values, strict=False)]:
-            return len(values) > 1
+def _fillings(init: ast.FunctionDef, attribute: str, value: ast.Call) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What a list is filled by: over what it goes, and each element; in a comprehension, or in a loop that appends."""
+    match value.args:
+        case [ast.ListComp(element, [ast.comprehension(iter=over)])]:
+            yield over, element
+            return
+        case [ast.Name(name)]:
+            filled = name
+        case _:
+            filled = f"self.{attribute}"
+    for loop in ast.walk(init):
+        if isinstance(loop, ast.For):
+            appended = [
+                call.args[0]
+                for call in ast.walk(loop)
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == f"{filled}.append" and call.args
+            ]
+            if appended:
+                yield loop.iter, ast.List(appended)
+
+
+def _layers(elements: ast.expr, init: ast.FunctionDef, file: SourceFile) -> tuple[Definition, ...]:
+    """The classes of layers that are called, also by another name; none unless all are classes with a forward."""
+    called = [
+        node.func.id for node in ast.walk(elements) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    names = dict.fromkeys(name for each in called for name in _meant(each, init, file))
+    found = [definition for name in names if (definition := file.find(name)) is not None]
+    is_whole = len(found) == len(names) and all(each.method("forward") for each in found)
+    return tuple(found) if is_whole else ()
+
+
+def _meant(name: str, init: ast.FunctionDef, file: SourceFile) -> list[str]:
+    """The names of the classes that a variable of an `__init__` may stand for; of a class its own."""
+    for node in ast.walk(init):
+        match node:
+            case ast.Assign([ast.Name(target)], ast.Subscript(ast.Name(table))) if target == name:
+                return file.classes_in(table)
+    return [name]
+
+
+def _count(over: ast.expr, init: ast.FunctionDef) -> str | None:
+    """The field of the config that says over how many something goes; None where there is no telling.
+
+    That of `range(config.field)`, or of what a variable was made of; where something goes over the kinds of layers,
+    the usual one.
+    """
+    for node in ast.walk(over):
+        match node:
+            case ast.Attribute(value, field) if ast.unparse(value).endswith("config") or field == "layers_block_type":
+                if field.endswith(("_types", "_type")):
+                    return "num_hidden_layers"
+                if "layer" in field or "depth" in field:
+                    return field
+            case ast.Name(name):
+                for assigned in ast.walk(init):
+                    match assigned:
+                        case ast.Assign([ast.Name(target)], value) if target == name and value is not over:
+                            if (found := _count(value, init)) is not None:
+                                return found
     return None

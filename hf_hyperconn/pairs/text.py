@@ -1,10 +1,12 @@
 """The text of a family's two files."""
 
+from collections.abc import Sequence
+
 from ..models.sub_layers import SUB_LAYERS
 from .language_models import APART
 from .layer_text import globals_read, is_cut, layer_class
 from .source_files import release
-from .sources import FamilySource, InnerModel
+from .sources import FamilySource, InnerModel, LayerSource
 from .writing import assigned, class_with, import_of, import_of_transformers, shown
 
 LICENCE = "# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0."
@@ -87,7 +89,7 @@ def modeling_text(family: FamilySource) -> str:
         family,
         [
             _head(family, sources),
-            *map(layer_class, sources),
+            *(layer_class(layer, each.count) for each in sources for layer in each.layers),
             _pretrained(family),
             *(_inner(family, each) for each in family.inner),
             *(_model(family, base, generates) for base, generates in _classes(family).items()),
@@ -100,7 +102,9 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
     title, part, between = _title(family), family.language_model, any(each.between for each in sources)
     names = {family.pretrained, *family.heads.values()}
     for each in sources:
-        names |= {each.layer, each.heads["Model"]} | globals_read(each)
+        names |= {each.heads["Model"]}
+        for layer in each.layers:
+            names |= {layer.name} | globals_read(layer)
     mixins = [
         *(["HyperConnectionComposite"] if part else []),
         *(["HyperConnectionOuterModel"] if family.inner else []),
@@ -109,11 +113,11 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
         "HyperConnectionPreTrainedModel",
     ]
     of_streams = [*(["for_every_stream"] if between else []), "reduce_recorded_streams"]
-    names_sub_layers = any(each.cut.sub_layers != SUB_LAYERS for each in sources)
+    names_sub_layers = any(layer.cut.sub_layers != SUB_LAYERS for each in sources for layer in each.layers)
     return "\n".join(
         [
             LICENCE,
-            *(_origin(family) if any(map(is_cut, sources)) else []),
+            *(_origin(family) if any(is_cut(layer) for each in sources for layer in each.layers) else []),
             f'"""{title}{", whose language model has hyper-connections" if part else " with hyper-connections"}."""',
             "",
             *(["from transformers import GenerationMixin", ""] if family.generative else []),
@@ -132,19 +136,21 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
 
 def _pretrained(family: FamilySource) -> str:
     bases = ["HyperConnectionPreTrainedModel", family.pretrained]
-    if family.inner:
-        layers = ", ".join(f"HC{each.source.layer}" for each in family.inner)
-        line = f"layer_classes = ({layers}{',' * (len(family.inner) == 1)})"
-    elif family.language_model:
-        line = f"decoder_layer_class = HC{family.language_model.name}.decoder_layer_class"
+    if family.language_model:
+        line = f"layer_classes = HC{family.language_model.name}.layer_classes"
     else:
-        line = f"decoder_layer_class = HC{family.layer}"
+        sources = [each.source for each in family.inner] or [family]
+        line = _layer_classes([layer for each in sources for layer in each.layers])
     head = class_with(f"HC{family.pretrained}", bases, f"What the HC-{_title(family)} classes share.")
     return f"{head}\n\n    config: HC{family.config}\n    {line}\n{assigned('auto_map', auto_map(family))}"
 
 
+def _layer_classes(layers: Sequence[LayerSource]) -> str:
+    return f"layer_classes = ({', '.join(f'HC{layer.name}' for layer in layers)}{',' * (len(layers) == 1)})"
+
+
 def _inner(family: FamilySource, inner: InnerModel) -> str:
-    lines = [f"decoder_layer_class = HC{inner.source.layer}", *_of_stack(inner.source)]
+    lines = [_layer_classes(inner.source.layers), *_of_stack(inner.source)]
     return _written(inner.name, ["HyperConnectionModel", f"HC{family.pretrained}", inner.name], lines)
 
 
