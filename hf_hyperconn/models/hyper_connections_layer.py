@@ -45,6 +45,7 @@ class HyperConnectionDecoderLayer:
     parts: the sub-layers of the layer, in their order.
     count: the field of the config that says how many layers there are.
     positional: names of the arguments, besides hidden states, that the family's model gives a layer by their place.
+    packed: whether hidden states are `[S, D]`, tokens of all sequences one after the other, and streams `[S, N, D]`.
     widened: the attribute of the layer that says whether the streams are float32; None where they have the dtype of
         the hidden states.
     returned: what the layer returns after hidden states, in a tuple: names that branches give with what they add. None
@@ -60,6 +61,7 @@ class HyperConnectionDecoderLayer:
     parts: tuple[SubLayer, ...] = SUB_LAYERS
     count = "num_hidden_layers"
     positional: tuple[str, ...] = ()
+    packed = False
     widened: str | None = None
     returned: tuple[str, ...] | None = None
     settings: dict[str, object] = {}
@@ -173,6 +175,11 @@ class HyperConnectionDecoderLayer:
         """The connection and the branch of each sub-layer, in their order."""
         return [(getattr(self, each.connection), getattr(self, each.branch)) for each in self.parts]
 
+    @classmethod
+    def are_streams(cls, states: torch.Tensor) -> bool:
+        """Whether states are streams, not hidden states."""
+        return states.dim() == (3 if cls.packed else 4)
+
     def read_out(self, streams: torch.Tensor) -> torch.Tensor:
         """Hidden states `[B, S, D]` of streams, by the readout of the config."""
         if has_readout_module(self.config):
@@ -203,8 +210,9 @@ class HyperConnectionDecoderLayer:
                 f"decoder layer {self.layer_idx} received {', '.join(given)}, for which it has no hyper-connection. "
                 f"Leave that out."
             )
-        expands = self.is_first and hidden_states.dim() != 4  # a first layer may be there once more, further up
-        if not expands and hidden_states.dim() != 4:
+        has_streams = self.are_streams(hidden_states)
+        expands = self.is_first and not has_streams  # a first layer may be there once more, further up
+        if not expands and not has_streams:
             raise ValueError(
                 f"decoder layer {self.layer_idx} received hidden states of shape {tuple(hidden_states.shape)}, but "
                 f"takes the streams [batch, sequence, streams, size] of the layer before it. Stages of a pipeline "

@@ -24,7 +24,8 @@ def reduce_recorded_streams(forward):
         may_exit_early = names_count and self.layer_classes[0].count == "num_hidden_layers"
         self.place_layers(self.config.num_hidden_layers if may_exit_early else None)
         outputs = forward(self, *args, return_dict=True, **kwargs)
-        if outputs[0].dim() == 4:
+        are_streams = self.layer_classes[0].are_streams
+        if are_streams(outputs[0]):
             raise ValueError(
                 "no decoder layer has read the streams out: the last one is inside a wrapper, or something else "
                 "stands in its place. Remove it from the list of layers, and wrap layers after that. Stages of a "
@@ -32,7 +33,7 @@ def reduce_recorded_streams(forward):
             )
         if outputs.get("hidden_states") is not None:
             outputs["hidden_states"] = tuple(
-                self.decoder_layers[-1].read_out(state) if state is not None and state.dim() == 4 else state
+                self.decoder_layers[-1].read_out(state) if state is not None and are_streams(state) else state
                 for state in outputs["hidden_states"]
             )
         return outputs if return_dict else outputs.to_tuple()
@@ -48,7 +49,7 @@ def for_every_stream(method):
 
     @wraps(method)
     def wrapper(self, hidden_states, *args, **kwargs):
-        if hidden_states.dim() == 3:
+        if not self.layer_classes[0].are_streams(hidden_states):
             return method(self, hidden_states, *args, **kwargs)
         if self.config.connection == "attnres":
             raise ValueError(

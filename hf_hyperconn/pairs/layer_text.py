@@ -37,6 +37,8 @@ def _body(layer: LayerSource, count: str) -> str:
         settings["count"] = count
     if layer.positional:
         settings["positional"] = layer.positional
+    if layer.packed:
+        settings["packed"] = True
     if layer.cut.widened:
         settings["widened"] = layer.cut.widened
     if layer.cut.returned is not None:

@@ -82,6 +82,7 @@ class LayerSource:
     cut: its branches.
     cut_from: digest of its `forward`.
     positional: names of the arguments, besides the stream, that the model gives a layer by their place.
+    packed: whether it takes the tokens of all sequences one after the other.
     predicting_norm: the attribute that dynamic coefficients take their norm from; None without any.
     norm: the initial value of each parameter of that norm.
     """
@@ -90,6 +91,7 @@ class LayerSource:
     cut: Cut
     cut_from: str
     positional: tuple[str, ...]
+    packed: bool
     predicting_norm: str | None
     norm: dict[str, float]
 
@@ -238,6 +240,7 @@ def _of_layer(layer: Definition, of_config: Definition, how: LayerLoop) -> Layer
         cut=cut,
         cut_from=digest(ast.get_source_segment(of_forward.text, forward)),
         positional=tuple(argument.arg for argument in forward.args.args[2 : 2 + how.positional]),
+        packed=any(argument.arg == "cu_seqlens" for argument in (*forward.args.args, *forward.args.kwonlyargs)),
         predicting_norm=norm,
         norm=values,
     )
