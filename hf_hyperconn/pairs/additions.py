@@ -102,6 +102,14 @@ def changes_in_place(statement: ast.stmt, streams: set[str]) -> bool:
     return False
 
 
+def tuple_returned(statement: ast.Return, before: ast.stmt) -> ast.Return | None:
+    """`return (X, Y)` for `name = (X, Y)` and `return name`; None for other statements."""
+    match before, statement:
+        case ast.Assign([ast.Name(name)], ast.Tuple() as value), ast.Return(ast.Name(returned)) if name == returned:
+            return ast.Return(value)
+    return None
+
+
 def names_returned(statement: ast.stmt) -> list[str] | None:
     """The names in `return stream` or `return stream, name`; None for another statement."""
     match statement:

@@ -11,6 +11,7 @@ the second line. The stream is followed by name: what is given to the layer, its
 
 import ast
 import hashlib
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -24,10 +25,13 @@ from .additions import (
     is_copy,
     names_returned,
     reshapes,
+    tuple_returned,
     widens,
 )
+from .inlining import Inliner
 from .names import attributes_called, global_names, made, read, read_before_made
-from .settings import Settled, Statement
+from .settings import Settled, Statement, settled_by
+from .source_files import Definition
 
 USUAL_ATTENTION = "hidden_states = self.input_layernorm(hidden_states)"
 USUAL_MLP = "hidden_states = self.post_attention_layernorm(hidden_states)\nhidden_states = self.mlp(hidden_states)"
@@ -130,7 +134,7 @@ class _Part:
     streams: the names that the stream has in it; reshaped: those that it has in another shape; copies: of these, the
         ones that only an addition may read.
     statements: those that are not copies of the stream.
-    added: the expression that is added.
+    added: the expression that is added, and its source.
     given: the argument without which it is left out; None for none.
     after: what changes the stream once that is added.
     """
@@ -140,6 +144,7 @@ class _Part:
     copies: set[str] = field(default_factory=set)
     statements: list[Statement] = field(default_factory=list)
     added: ast.expr | None = None
+    source: str = ""
     given: str | None = None
     after: list[Statement] = field(default_factory=list)
 
@@ -157,15 +162,16 @@ def cut_branches(
     forward: ast.FunctionDef,
     source: str,
     layer: str,
-    fields: Mapping[str, tuple[str, object]] | None = None,
-    always: frozenset[str] = frozenset(),
+    definition: Definition | None = None,
+    config: Definition | None = None,
+    known: Mapping[str, object] | None = None,
 ) -> Cut:
     """The branches of a decoder layer's `forward`.
 
     source: in which the positions of `forward` are; layer: the name of its class.
-    fields: the field of the config behind an expression, as `self.use_parallel_residual`, and its default. Where the
-        form of the layer depends on them, it is that with the defaults.
-    always: the attributes that every layer of the class has.
+    definition, config: of the class and of its config, where their source is to be read: where the form of the layer
+        depends on fields of the config, it is that with their defaults, and additions may stand in its modules.
+    known: fields of the config that this layer always has with these values.
 
     Raises `UnsupportedCheckpointError` when it is not a chain of additions to the stream, or a branch needs what an
     earlier one made.
@@ -175,26 +181,35 @@ def cut_branches(
         raise refusal(layer, "nothing is added to the stream that it takes")
     line, lines = body[0].lineno - 1, source.splitlines()
     try:
-        return _cut([*Settled(lines).statements(body, line)], forward, source, layer)
+        return _cut([*Settled(lines).statements(body, line)], forward, layer, None)
     except UnsupportedCheckpointError:
-        optional = frozenset(_optional(forward.args)) - made([*ast.walk(forward)])
-        settled = Settled(lines, fields or {}, optional, always)
+        if definition is None or config is None:
+            settled, inliner = Settled(lines, optional=_optional(forward)), None
+        else:
+            settled = settled_by(definition, config, lines, known or {}, _optional(forward))
+            inliner = Inliner(definition, settled)
         statements = [*settled.statements(body, line)]
-        if not settled.required and not settled.absent and not any(each.given for each in statements):
-            raise
-    cut = _cut(statements, forward, source, layer)
+        cut = _cut(statements, forward, layer, inliner)
     return replace(cut, settings=tuple(settled.required.items()), absent=tuple(sorted(settled.absent)))
 
 
-def _cut(statements: list[Statement], forward: ast.FunctionDef, source: str, layer: str) -> Cut:
+def _cut(statements: list[Statement], forward: ast.FunctionDef, layer: str, inliner: Inliner | None) -> Cut:
     """The branches of a forward that runs these statements."""
     taken = [argument.arg for argument in (*forward.args.posonlyargs, *forward.args.args)]
     if len(taken) < 2 or taken[0] != "self":
         raise refusal(layer, "it takes no stream")
     streams, widened = {taken[1]}, None
     parts, part = [], _Part({taken[1]})
-    *statements, (last, *_) = statements
-    for statement in statements:
+    *others, (last, *_) = statements
+    if others and isinstance(last, ast.Return) and (whole := tuple_returned(last, others[-1].node)) is not None:
+        last = whole
+        others.pop()
+    ahead = deque(others)
+    while ahead:
+        statement = ahead.popleft()
+        if inliner is not None and (found := inliner.expanded(statement, streams)) is not None:
+            ahead.extendleft(reversed(found))
+            continue
         node = statement.node
         is_new = not part.statements and part.streams == streams and len(streams) == 1
         if parts and is_new and streams == {STREAM} and changes_each_alike(node, streams):
@@ -208,6 +223,7 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, source: str, lay
             raise refusal(layer, f"what depends on {part.given or statement.given} is no branch by itself")
         if (added := added_to(node, streams) or added_in_another_shape(node, part.reshaped)) is not None:
             part.added = added
+            part.source = ast.get_source_segment(statement.text, added) or ast.unparse(added)
             parts.append(part)
             streams = {node.targets[0].id}
             part = _Part({node.targets[0].id})
@@ -228,7 +244,7 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, source: str, lay
                 part.reshaped.add(node.targets[0].id)
             streams -= made([*ast.walk(node)])
             part.statements.append(statement)
-    if any(isinstance(node, ast.Return) for each in statements for node in ast.walk(each.node)):
+    if any(isinstance(node, ast.Return) for each in others for node in ast.walk(each.node)):
         raise refusal(layer, "it returns at several places")
     if not parts:
         raise refusal(layer, "nothing is added to the stream that it takes")
@@ -238,13 +254,11 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, source: str, lay
     if stream not in streams or part.statements:
         raise refusal(layer, "it changes the stream by more than additions")
     is_tuple = isinstance(last.value, ast.Tuple)
-    branches = tuple(_branches(parts, forward, source, layer, returned))
+    branches = tuple(_branches(parts, forward, layer, returned))
     return Cut(branches, widened, tuple(returned) if is_tuple else None)
 
 
-def _branches(
-    parts: list[_Part], forward: ast.FunctionDef, source: str, layer: str, returned: list[str]
-) -> Iterator[Branch]:
+def _branches(parts: list[_Part], forward: ast.FunctionDef, layer: str, returned: list[str]) -> Iterator[Branch]:
     earlier = set()
     arguments = {argument.arg for argument in ast.walk(forward.args) if isinstance(argument, ast.arg)}
     others = forward.args.kwarg.arg if forward.args.kwarg else None
@@ -274,7 +288,7 @@ def _branches(
             statements="\n".join(
                 [*(f"{name} = {stream}" for name in copies), *(each.text for each in part.statements)]
             ),
-            result=ast.get_source_segment(source, part.added) or ast.unparse(part.added),
+            result=part.source,
             returned=tuple(name for name in returned if name in made(part.nodes)),
             names=global_names([*part.nodes, *defaults], arguments | part.streams | {"self"})
             | global_names([node for each in after for node in ast.walk(each)], {"self"}),
@@ -300,14 +314,14 @@ def refusal(layer: str, reason: str) -> UnsupportedCheckpointError:
     )
 
 
-def _optional(arguments: ast.arguments) -> Iterator[str]:
-    """The arguments whose default is None."""
+def _optional(forward: ast.FunctionDef) -> frozenset[str]:
+    """The arguments whose default is None, and that stay what they are."""
+    arguments = forward.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
     pairs = [*zip(positional, defaults, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    for argument, default in pairs:
-        if isinstance(default, ast.Constant) and default.value is None:
-            yield argument.arg
+    found = {each.arg for each, value in pairs if isinstance(value, ast.Constant) and value.value is None}
+    return frozenset(found - made([*ast.walk(forward)]))
 
 
 def _signature(arguments: ast.arguments, taken: set[str] | None) -> tuple[tuple[str, ...], list[ast.AST]]:

@@ -7,7 +7,7 @@ from textwrap import dedent
 from typing import NamedTuple
 
 from .names import attributes_called
-from .source_files import Definition
+from .source_files import Definition, SourceFile
 
 
 class Statement(NamedTuple):
@@ -46,6 +46,19 @@ def modules_of_every_layer(layer: Definition) -> frozenset[str]:
     return frozenset(target.attr for target in targets if isinstance(target, ast.Attribute))
 
 
+def statement_of(text: str, given: str | None = None) -> Statement:
+    """A statement of its source; positions in the node are those in the text."""
+    return Statement(ast.parse(text).body[0], text, given)
+
+
+def settled_by(
+    layer: Definition, config: Definition, lines: list[str], known: Mapping[str, object], optional: frozenset[str]
+) -> "Settled":
+    """The choice between the statements of a layer's forward, by the fields of its config."""
+    fields, always = fields_of_layer(layer, config), modules_of_every_layer(layer)
+    return Settled(lines, fields, optional, always, known=known, config=config)
+
+
 @dataclass
 class Settled:
     """A choice between the statements of a forward.
@@ -57,6 +70,8 @@ class Settled:
         what needs another is left out.
     required: the value of each field that the choice rests on.
     absent: the arguments that it takes as not given.
+    known: fields of the config that have these values in any case.
+    config: where the defaults of fields are from.
     """
 
     lines: list[str]
@@ -65,6 +80,13 @@ class Settled:
     always: frozenset[str] = frozenset()
     required: dict[str, object] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
+    known: Mapping[str, object] = field(default_factory=dict)
+    config: Definition | None = None
+
+    def for_class(self, owner: Definition | None, file: SourceFile) -> "Settled":
+        """The choice between the statements of a class that the layer uses, or of a function; it rests on the same."""
+        fields = {} if owner is None or self.config is None else fields_of_layer(owner, self.config)
+        return Settled(file.text.splitlines(), fields, required=self.required, known=self.known, config=self.config)
 
     def statements(self, body: list[ast.stmt], line: int, given: str | None = None) -> Iterator[Statement]:
         """The statements that run.
@@ -85,10 +107,8 @@ class Settled:
     def _statement(self, node: ast.stmt, line: int, given: str | None) -> Statement:
         match node:
             case ast.AugAssign(ast.Name(name), ast.Mult(), factor):  # in place it would change what others have, too
-                product = ast.BinOp(ast.Name(name, ast.Load()), ast.Mult(), factor)
-                node = ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], product, lineno=node.lineno), node)
-                return Statement(node, ast.unparse(node), given)
-        return Statement(node, dedent("\n".join(self.lines[line : node.end_lineno])).strip("\n"), given)
+                return statement_of(f"{name} = {name} * {ast.unparse(factor)}", given)
+        return statement_of(dedent("\n".join(self.lines[line : node.end_lineno])).strip("\n"), given)
 
     def _given(self, node: ast.If) -> str | None:
         """The argument in `if argument is not None`, where what that adds is made by modules of every layer."""
@@ -117,23 +137,32 @@ class Settled:
         """Whether the test of an `if` holds; None when that is not for these fields to say."""
         match test:
             case ast.Attribute() if (written := ast.unparse(test)) in self.fields:
-                name, value = self.fields[written]
-                used[name] = value
-                return bool(value)
+                return bool(self._field(written, used))
             case ast.UnaryOp(ast.Not(), operand):
                 value = self._value(operand, used)
                 return None if value is None else not value
             case ast.BoolOp(operator, operands):
-                values = [self._value(operand, used) for operand in operands]
-                if None in values:
-                    return None
-                return all(values) if isinstance(operator, ast.And) else any(values)
+                decisive = isinstance(operator, ast.Or)  # one such value decides
+                values = []
+                for operand in operands:
+                    of_operand: dict[str, object] = {}
+                    values.append(self._value(operand, of_operand))
+                    if values[-1] is decisive:
+                        used |= of_operand
+                        return decisive
+                    used |= of_operand
+                return None if None in values else not decisive
             case ast.Compare(ast.Attribute() as left, [ast.Eq()], [ast.Constant(constant)]):
                 if (written := ast.unparse(left)) in self.fields:
-                    name, value = self.fields[written]
-                    used[name] = value
-                    return value == constant
+                    return self._field(written, used) == constant
         return None
+
+    def _field(self, written: str, used: dict[str, object]) -> object:
+        name, value = self.fields[written]
+        if name in self.known:
+            return self.known[name]
+        used[name] = value
+        return value
 
 
 def _adds(node: ast.AST) -> bool:

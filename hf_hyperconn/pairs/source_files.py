@@ -121,6 +121,12 @@ class SourceFile:
         """The names of the classes in this file that say themselves that they are made of a config."""
         return [name for name, node in self._classes.items() if config in _annotations(node)]
 
+    def function(self, name: str) -> ast.FunctionDef | None:
+        """A function that is defined in this file."""
+        return next(
+            (node for node in self._tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None
+        )
+
     def classes_in(self, variable: str) -> list[str]:
         """The names of the classes in a table of this file, as `LAYERS = {"attention": AttentionLayer}`."""
         for node in self._tree.body:

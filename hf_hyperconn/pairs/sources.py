@@ -11,7 +11,6 @@ from .classes import class_names, first_with, made_by, module_of, path_of, withi
 from .language_models import APART, find_language_model
 from .loops import LayerLoop, read_layer_loop
 from .norms import norm_of
-from .settings import fields_of_layer, modules_of_every_layer
 from .source_files import Definition, release, source_file, table
 from .stacks import Stack, find_inner_models, find_stack
 
@@ -211,9 +210,9 @@ def _of_stack(of_family: dict, base: Definition, of_config: Definition, stack: S
         connections = [[part.connection for part in layer.cut.sub_layers] for layer in (layers[0], each)]
         if connections[0] != connections[1] or layers[0].norm.keys() != each.norm.keys():
             raise refusal(each.name, f"it has other sub-layers than {layers[0].name}")
-    defaults, renamed = of_config.constants(), {"num_hidden_layers": stack.count, **of_config.renamed()}
-    if stack.count == "num_hidden_layers":
-        renamed.pop("num_hidden_layers")
+    defaults, renamed = of_config.constants(), of_config.renamed()
+    if stack.count != "num_hidden_layers":
+        renamed.setdefault("num_hidden_layers", stack.count)
     sizes = {usual: defaults.get(renamed.get(usual, usual)) for usual in SIZES}
     return FamilySource(
         **of_family,
@@ -230,8 +229,7 @@ def _of_stack(of_family: dict, base: Definition, of_config: Definition, stack: S
 
 def _of_layer(layer: Definition, of_config: Definition, how: LayerLoop) -> LayerSource:
     forward, of_forward = layer.method("forward")
-    fields, always = fields_of_layer(layer, of_config), modules_of_every_layer(layer)
-    cut = cut_branches(forward, of_forward.text, layer.name, fields, always)
+    cut = cut_branches(forward, of_forward.text, layer.name, layer, of_config)
     if how.takes_first != (cut.returned is not None):
         raise refusal(layer.name, "it returns other than its model takes")
     norm, values = norm_of(layer)

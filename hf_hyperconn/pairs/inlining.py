@@ -1,0 +1,213 @@
+"""Additions that stand in a module of a layer, in a method or in a function: put where these are called.
+
+Of `x = self.output(x, stream)`, where `output` adds to its second argument, what stands there is its `forward`, with
+`self.output` for `self` and an assignment for each argument that has another name there.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .additions import added_to, is_copy
+from .names import made, read
+from .settings import Settled, Statement, statement_of
+from .source_files import Definition, SourceFile
+
+
+@dataclass(frozen=True)
+class Callee:
+    """What is called.
+
+    body: of a function, without its docstring. arguments: of it, without `self`.
+    file: in which it stands. owner: the class that it is a method of; None for a function.
+    path: what `self` is there, seen from the layer; None for a function.
+    """
+
+    body: list[ast.stmt]
+    arguments: ast.arguments
+    file: SourceFile
+    owner: Definition | None
+    path: str | None
+
+
+@dataclass
+class Inliner:
+    """What puts the statements of callees into those of a layer.
+
+    layer: whose forward it is.
+    settled: the choice between its statements.
+    """
+
+    layer: Definition
+    settled: Settled
+
+    def expanded(self, statement: Statement, streams: set[str]) -> list[Statement] | None:
+        """The statements that stand for one that calls what adds to the stream; None for another."""
+        match statement.node:
+            case ast.Assign([target], ast.Call(ast.Name("apply_chunking_to_forward"), [function, _, _, given], [])):
+                call = ast.Call(function, [given], [])
+                self.settled.required["chunk_size_feed_forward"] = 0  # with which nothing is cut into chunks
+            case ast.Assign([target], ast.Call() as call):
+                pass
+            case _:
+                return None
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if not any(isinstance(each, ast.Name) and each.id in streams for each in given):
+            return None
+        callee = self._callee(call.func)
+        if callee is None or (bound := _bound(call, callee.arguments)) is None:
+            return None
+        of_stream = {name for name, value in bound.items() if isinstance(value, ast.Name) and value.id in streams}
+        body = [*self._statements(callee)]
+        if not body or not self._adds(body[:-1], of_stream):
+            return None
+        if (arguments := _assignments(bound, of_stream, body)) is None or (ends := _ends(target, body)) is None:
+            return None
+        before, after = ends
+        *others, last = body[:-1]
+        texts = [*arguments, *(each.text for each in others), *before, last.text, *after]
+        return [statement_of(text, statement.given) for text in texts]
+
+    def _statements(self, callee: Callee) -> Iterator[Statement]:
+        settled = self.settled.for_class(callee.owner, callee.file)
+        for each in settled.statements(callee.body, callee.body[0].lineno - 1):
+            text = each.text if callee.path in (None, "self") else re.sub(r"(?<![\w.])self\b", callee.path, each.text)
+            yield statement_of(text, each.given)
+
+    def _adds(self, body: list[Statement], streams: set[str]) -> bool:
+        """Whether something is added to what a callee takes as the stream."""
+        names = set(streams)
+        for each in body:
+            if added_to(each.node, names) is not None or self.expanded(each, names) is not None:
+                return True
+            if is_copy(each.node, names):
+                names.add(each.node.targets[0].id)
+            else:
+                names -= made([*ast.walk(each.node)])
+        return False
+
+    def _callee(self, function: ast.expr) -> Callee | None:
+        if isinstance(function, ast.Name):
+            found = self.layer.file.function(function.id)
+            return None if found is None else _callee_of(found, found.args.args, self.layer.file, None, None)
+        if not ast.unparse(function).startswith("self."):
+            return None
+        if (module := self._module(function)) is not None and (forward := module.method("forward")) is not None:
+            node, file = forward
+            return _callee_of(node, node.args.args[1:], file, module, ast.unparse(function))
+        match function:
+            case ast.Attribute(value, name) if (owner := self._module(value)) is not None:
+                if (method := owner.method(name)) is not None:
+                    node, file = method
+                    return _callee_of(node, node.args.args[1:], file, owner, ast.unparse(value))
+        return None
+
+    def _module(self, path: ast.expr) -> Definition | None:
+        """The class of `self`, `self.name`, `self.name.name` or `self.names[i]`, where the source shows it."""
+        match path:
+            case ast.Name("self"):
+                return self.layer
+            case ast.Attribute(value, name) if (owner := self._module(value)) is not None:
+                return next(_assigned(owner, name), None)
+            case ast.Subscript(ast.Attribute(value, name), index) if (owner := self._module(value)) is not None:
+                found = [*self._appended(owner, name)]
+                place = ast.literal_eval(index) if isinstance(index, ast.Constant | ast.UnaryOp) else len(found)
+                return found[place] if -len(found) <= place < len(found) else None
+        return None
+
+    def _appended(self, owner: Definition, name: str) -> Iterator[Definition]:
+        """The classes of what an `__init__` appends to a list."""
+        if (init := owner.method("__init__")) is None:
+            return
+        node, file = init
+        for statement in self.settled.for_class(owner, file).statements(node.body, node.body[0].lineno - 1):
+            match statement.node:
+                case ast.Expr(ast.Call(function, [ast.Call(ast.Name(layer))])):
+                    if ast.unparse(function) == f"self.{name}.append" and (found := file.find(layer)) is not None:
+                        yield found
+
+
+def _callee_of(
+    node: ast.FunctionDef,
+    arguments: list[ast.arg],
+    file: SourceFile,
+    owner: Definition | None,
+    path: str | None,
+) -> Callee:
+    has_docstring = isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
+    taken = ast.arguments(
+        [], arguments, None, node.args.kwonlyargs, node.args.kw_defaults, node.args.kwarg, node.args.defaults
+    )
+    return Callee(node.body[1:] if has_docstring else node.body, taken, file, owner, path)
+
+
+def _assigned(owner: Definition, name: str) -> Iterator[Definition]:
+    """The class in `self.name = Class(...)` of an `__init__`."""
+    if (init := owner.method("__init__")) is None:
+        return
+    for node in ast.walk(init[0]):
+        match node:
+            case ast.Assign([ast.Attribute(ast.Name("self"), attribute)], ast.Call(ast.Name(class_name))):
+                if attribute == name and (found := init[1].find(class_name)) is not None:
+                    yield found
+
+
+def _bound(call: ast.Call, arguments: ast.arguments) -> dict[str, ast.expr] | None:
+    """What a call gives each argument; None when it gives others, or more than the source shows."""
+    if any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > len(arguments.args):
+        return None
+    names = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
+    defaults = [*[None] * (len(arguments.args) - len(arguments.defaults)), *arguments.defaults, *arguments.kw_defaults]
+    bound = {name: default for name, default in zip(names, defaults, strict=True) if default is not None}
+    bound |= {name: value for name, value in zip(names, call.args, strict=False)}
+    for keyword in call.keywords:
+        if keyword.arg is None:  # **kwargs
+            if arguments.kwarg is None or ast.unparse(keyword.value) != arguments.kwarg.arg:
+                return None
+        elif keyword.arg not in names:
+            return None
+        else:
+            bound[keyword.arg] = keyword.value
+    return bound if bound.keys() >= set(names) else None
+
+
+def _assignments(bound: dict[str, ast.expr], streams: set[str], body: list[Statement]) -> list[str] | None:
+    """An assignment for each argument that has another name where it is used; None when one would spoil another."""
+    used = {name for each in body for name in read([*ast.walk(each.node)])}
+    used |= {name for each in body if isinstance(each.node, ast.AugAssign) for name in made([*ast.walk(each.node)])}
+    ordered = sorted(bound, key=lambda name: name not in streams)
+    found, spoilt = [], set()
+    for name in ordered:
+        if ast.unparse(bound[name]) == name or (name not in used and name not in streams):
+            continue
+        if spoilt & read([*ast.walk(bound[name])]):
+            return None
+        found.append(f"{name} = {ast.unparse(bound[name])}")
+        spoilt.add(name)
+    return found
+
+
+def _ends(target: ast.expr, body: list[Statement]) -> tuple[list[str], list[str]] | None:
+    """What is assigned of a callee's results before its last statement and after it; None for other results."""
+    if len(body) < 2 or not isinstance(body[-1].node, ast.Return) or body[-1].node.value is None:
+        return None
+    value = body[-1].node.value
+    match target, value:
+        case ast.Tuple(targets), ast.Tuple(values) if len(targets) == len(values):
+            pairs = [*zip(targets, values, strict=True)]
+        case ast.Name(), ast.Name() | ast.BinOp():
+            pairs = [(target, value)]
+        case _:
+            return None
+    if not all(isinstance(each, ast.Name) for each, _ in pairs):
+        return None
+    by_last, before, after = made([*ast.walk(body[-2].node)]), [], []
+    for each, result in pairs:
+        text = f"{each.id} = {ast.unparse(result)}"
+        if each.id == "_" or each.id == ast.unparse(result):
+            continue
+        (after if by_last & {node.id for node in ast.walk(result) if isinstance(node, ast.Name)} else before).append(
+            text
+        )
+    return before, after
