@@ -10,12 +10,14 @@ INSTALLED_DOCS := $(VENV)/.installed-docs
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST_TRITON := OMP_NUM_THREADS=1 $(BIN)/python tests/triton/run.py -n 2
 
-.PHONY: demo test test-slow test-oldest test-range test-transformers test-engines test-quantised evidence fuzz sweep docs lint style clean
+.PHONY: demo test test-fast test-slow test-oldest test-range test-transformers test-engines test-quantised evidence fuzz sweep docs dist lint style clean
 
 demo: $(INSTALLED)
 	$(BIN)/hf-hyperconn demo
 
-test: lint
+test: lint test-fast
+
+test-fast: $(INSTALLED)
 	$(PYTEST) -m "not slow"
 	$(PYTEST_TRITON) -m "not slow"
 
@@ -61,6 +63,12 @@ test-range: $(INSTALLED)
 # the documentation as a site, in build/site; a warning is an error
 docs: $(INSTALLED_DOCS)
 	$(BIN)/mkdocs build --strict
+
+# the sdist and the wheel, in dist, as PyPI gets them
+dist: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
