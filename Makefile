@@ -73,6 +73,7 @@ dist: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 style: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -296,6 +296,7 @@ def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
 
     from .equivalent import hyper_connection_tensors
 
+    assert plan.weights.stack is not None
     tensors = hyper_connection_tensors(plan.config, plan.family, plan.weights.stack)
     replace_file(work / plan.hc_shard, save(tensors, metadata={"format": "pt"}))
     weight_map = {name: plan.shards[tensor.file] for name, tensor in plan.weights.tensors.items()}

@@ -69,6 +69,6 @@ def measure_drift(
         layer, sub_layer = place_of(k, parts(config))
         drifts.append(Drift(layer, sub_layer.name, *map(float, changes)))
     initial = readout_of(config).values(config, family.norm)
-    changes = [np.abs(read(f"{readout_name(config, stack)}.{name}") - initial[name]).max() for name in initial]
-    of_readout = float(max(changes)) if changes else None
+    of_parameters = [np.abs(read(f"{readout_name(config, stack)}.{name}") - initial[name]).max() for name in initial]
+    of_readout = float(max(of_parameters)) if of_parameters else None
     return has_changed or bool(of_readout), tuple(drifts), of_readout

@@ -28,15 +28,15 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
     of_layers = {name: LAYER.match(name[len(prefix) :]) for name in names}
     if unknown := next((name for name, match in of_layers.items() if match is None), None):
         return f"the tensor {unknown!r:.80} is of no layer"
-    found = {int(match[1]) for match in of_layers.values()}
+    found = {int(match[1]) for match in of_layers.values() if match}
     absent = next((index for index in range(layers) if index not in found), None)
     if absent is not None:
         return f"num_hidden_layers is {layers}, and there is no layer {absent} (they count from 0)"
     beyond = len(found) - layers
     if beyond not in (0, config.get("num_nextn_predict_layers", 0)):  # these predict further tokens, in training
         return f"num_hidden_layers is {layers}, and there are {len(found)}"
-    if "embed_tokens" in family.source.modules and (found := _of_embedding(config, weights, family)):
-        return found
+    if "embed_tokens" in family.source.modules and (fault := _of_embedding(config, weights, family)):
+        return fault
     for parameter in family.norm if "norm" in family.source.modules else ():
         norm = weights.tensors.get(name := f"{prefix}norm.{parameter}")
         if norm is None and family.of_layers is None:

@@ -42,7 +42,7 @@ def _classes(family: Family) -> list[str]:
         f"class HC{config}(HyperConnectionConfig, {config}): ...",
         *(
             f"class HC{name}(HyperConnectionPreTrainedModel, {name}): ..."
-            for name in family.heads.values()
+            for name in dict.fromkeys(family.heads.values())
             if _is_of(name, family)
         ),
     ]

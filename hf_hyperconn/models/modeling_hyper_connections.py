@@ -9,6 +9,7 @@ import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from transformers import initialization as init
 
 from .dynamic_activations import replace_norms
 from .hyper_connections import InitialisedModule
-from .hyper_connections_layer import has_readout_module
+from .hyper_connections_layer import HyperConnectionDecoderLayer, has_readout_module
 from .sub_layers import ADDED, READOUT, is_of_connection
 from .transformers_seam import declare, share_implementation_of_experts, share_names_of_weights
 
@@ -25,17 +26,24 @@ from .transformers_seam import declare, share_implementation_of_experts, share_n
 _loads_a_base: ContextVar[bool] = ContextVar("_loads_a_base", default=False)
 _loading = threading.RLock()
 
+if TYPE_CHECKING:  # what the mixins below stand before
+    Base = PreTrainedModel
+else:
+    Base = object
 
-class HyperConnectionPreTrainedModel:
+
+class HyperConnectionPreTrainedModel(Base):
     """Mixin before a family's `PreTrainedModel`.
 
+    config_class: the family's config, with the fields of hyper-connections.
     decoder_layer_class: the family's decoder layer on residual streams.
     auto_map: `file.Class` behind every Auto class; a saved model ships these files.
     """
 
-    decoder_layer_class: type[nn.Module]
+    config_class: Any
+    decoder_layer_class: type[HyperConnectionDecoderLayer]
     auto_map: dict[str, str]
-    _pp_plan = None
+    _pp_plan: Any = None
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -74,7 +82,7 @@ class HyperConnectionPreTrainedModel:
         # the base's own __init__ has collected the layer classes of the modules that were replaced since
         self.__dict__.pop("_no_split_modules", None)
         if has_readout_module(self.config.of_layers):
-            self._keep_in_fp32_modules_strict = {*self._keep_in_fp32_modules_strict, READOUT}
+            self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), READOUT}
         if _loads_a_base.get():
             self._keys_to_ignore_on_load_missing = {*(self._keys_to_ignore_on_load_missing or ()), ADDED.pattern}
         self.add_model_tags(["hyper-connections", "hf-hyperconn", f"hc-x{self.config.of_layers.hc_mult}"])
@@ -100,10 +108,10 @@ class HyperConnectionPreTrainedModel:
             for name, value in module.initial_values().items():
                 parameter = getattr(module, name)
                 init.copy_(parameter, _sharded_like(value, parameter))
-        elif (name := getattr(module, "hc_output_projection", None)) is not None:
+        elif (projection := getattr(module, "hc_output_projection", None)) is not None:
             config = self.config.of_layers
             std = getattr(config, "initializer_range", 0.02) * config.hc_mult**-0.5
-            init.normal_(getattr(module, name), mean=0.0, std=std)
+            init.normal_(getattr(module, projection), mean=0.0, std=std)
 
     def materialise_connections(self, device: torch.device) -> None:
         """Create and initialise what hyper-connections have on the meta device, where loading leaves new weights."""
@@ -115,7 +123,7 @@ class HyperConnectionPreTrainedModel:
                 module.apply(innermost._init_weights)
 
     @classmethod
-    def prepare_distribute_model(cls, distributed_config, **kwargs):
+    def prepare_distribute_model(cls, distributed_config, *args, **kwargs):
         """As Transformers' own, which reads `from_pretrained(distributed_config=...)`, but no pipeline.
 
         Raises `ValueError` when one is asked for.
@@ -127,13 +135,13 @@ class HyperConnectionPreTrainedModel:
                 f"from stage to stage; between layers of {cls.__name__} there are [batch, sequence, streams, hidden]. "
                 f"Use fsdp_size or tp_size."
             )
-        return super().prepare_distribute_model(distributed_config, **kwargs)
+        return super().prepare_distribute_model(distributed_config, *args, **kwargs)
 
-    def save_pretrained(self, save_directory, **kwargs):
+    def save_pretrained(self, save_directory, *args, **kwargs):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""
         self.config.auto_map = dict(self.auto_map)
         with without_fsdp_prefix(type(self)):
-            super().save_pretrained(save_directory, **kwargs)
+            super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
@@ -211,7 +219,7 @@ class HyperConnectionPreTrainedModel:
         return (model, info) if with_info else model
 
 
-class HyperConnectionModel:
+class HyperConnectionModel(Base):
     """Mixin before a family's base model: its decoder layers work on residual streams.
 
     The family's `forward` stays, inside `reduce_recorded_streams`.
@@ -219,6 +227,7 @@ class HyperConnectionModel:
     stack: where it has its layers.
     """
 
+    decoder_layer_class: Any
     stack = "layers"
 
     def __init__(self, config):
@@ -231,7 +240,7 @@ class HyperConnectionModel:
         self.post_init()
 
     @property
-    def decoder_layers(self) -> nn.ModuleList:
+    def decoder_layers(self) -> Any:
         """Its layers, wherever the family has them."""
         return self.get_submodule(self.stack)
 
@@ -245,7 +254,7 @@ class HyperConnectionModel:
         Raises `ValueError` when the streams could not be expanded or read out once, by a layer that can.
         """
         layers = self.decoder_layers
-        running = list(layers)[:count]
+        running: list[Any] = list(layers)[:count]
         if not running:
             return
         first, last = running[0], running[-1]
@@ -277,14 +286,14 @@ class HyperConnectionModel:
             last.lent_readout = lent
 
 
-class HyperConnectionComposite:
+class HyperConnectionComposite(Base):
     """Mixin before a family's base model that has a language model in it: that has the layers.
 
     language_model_class: of the language model.
     stack: where it has its layers.
     """
 
-    language_model_class: type[PreTrainedModel]
+    language_model_class: type[HyperConnectionPreTrainedModel]
     stack = "language_model.layers"
 
     def __init__(self, config):
@@ -296,15 +305,15 @@ class HyperConnectionComposite:
         self.post_init()
 
     @property
-    def decoder_layers(self) -> nn.ModuleList:
+    def decoder_layers(self) -> Any:
         """The layers of its language model."""
         return self.get_submodule(self.stack)
 
 
-class HyperConnectionHead:
+class HyperConnectionHead(Base):
     """Mixin before a family's class with a head: its base model is `model_class`."""
 
-    model_class: type[PreTrainedModel]
+    model_class: type[HyperConnectionPreTrainedModel]
 
     def __init__(self, config):
         let_auto_model_find(config, self.model_class)
@@ -314,11 +323,12 @@ class HyperConnectionHead:
             super().__init__(empty)
         of_base = self.model_class.__name__.removeprefix("HC")
         names = [name for name, child in self.named_children() if type(child).__name__ == of_base]
-        setattr(self, *names or [self.base_model_prefix], self.model_class(config))
+        (name,) = names or [self.base_model_prefix]
+        setattr(self, name, self.model_class(config))
         self.post_init()
 
 
-def let_auto_model_find(config, model_class: type[PreTrainedModel]) -> None:
+def let_auto_model_find(config, model_class: type[HyperConnectionPreTrainedModel]) -> None:
     """Register a class with AutoModel, which some bases ask for a part of theirs."""
     # the file of this config may have been loaded more than once
     if type(config).__name__ == model_class.config_class.__name__ and type(config) not in MODEL_MAPPING:
@@ -369,4 +379,5 @@ def _sharded_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         return value
     from torch.distributed.tensor import distribute_tensor  # not part of every build of torch
 
-    return distribute_tensor(value, parameter.device_mesh, parameter.placements)
+    sharded: Any = parameter
+    return distribute_tensor(value, sharded.device_mesh, sharded.placements)

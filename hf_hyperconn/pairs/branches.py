@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from textwrap import dedent
+from typing import Any
 
 from ..errors import UnsupportedCheckpointError
 from ..models.sub_layers import SUB_LAYERS, SubLayer
@@ -114,7 +115,7 @@ class _Part:
 
     streams: set[str]
     statements: list[tuple[int, ast.stmt]] = field(default_factory=list)
-    added: ast.expr | None = None
+    added: Any = None
 
     def reads(self, name: str) -> bool:
         """Whether the statements so far read what a name was before them, and that was not the stream."""
@@ -154,7 +155,7 @@ def cut_branches(
     return replace(cut, settings=tuple(settled.required.items()), absent=tuple(sorted(settled.absent)))
 
 
-def _cut(statements: list[tuple[int, ast.stmt]], forward: ast.FunctionDef, source: str, layer: str) -> Cut:
+def _cut(statements: list[tuple[int, Any]], forward: ast.FunctionDef, source: str, layer: str) -> Cut:
     """The branches of a forward that runs these statements, each with the line that its own lines come after."""
     taken = [argument.arg for argument in (*forward.args.posonlyargs, *forward.args.args)]
     if len(taken) < 2 or taken[0] != "self":
@@ -183,8 +184,8 @@ def _cut(statements: list[tuple[int, ast.stmt]], forward: ast.FunctionDef, sourc
         raise refusal(layer, "it returns at several places")
     if not parts:
         raise refusal(layer, "nothing is added to the stream that it takes")
-    stream, *returned = _returned(last) or [None]
-    if stream is None or not all(any(name in made(each.nodes) for each in parts) for name in returned):
+    stream, *returned = _returned(last) or [""]
+    if not stream or not all(any(name in made(each.nodes) for each in parts) for name in returned):
         raise refusal(layer, "it returns more than the stream")
     if stream not in streams or part.statements:
         raise refusal(layer, "it changes the stream by more than additions")
@@ -194,7 +195,8 @@ def _cut(statements: list[tuple[int, ast.stmt]], forward: ast.FunctionDef, sourc
 def _branches(
     parts: list[_Part], forward: ast.FunctionDef, source: str, layer: str, returned: list[str]
 ) -> Iterator[Branch]:
-    lines, earlier = source.splitlines(), set()
+    lines = source.splitlines()
+    earlier: set[str] = set()
     arguments = {argument.arg for argument in ast.walk(forward.args) if isinstance(argument, ast.arg)}
     others = forward.args.kwarg.arg if forward.args.kwarg else None
     for part in parts:
@@ -221,7 +223,7 @@ def _branches(
             stream=stream,
             arguments=signature,
             statements="\n".join(text),
-            result=ast.get_source_segment(source, part.added),
+            result=ast.get_source_segment(source, part.added) or "",
             returned=tuple(name for name in returned if name in made(part.nodes)),
             names=global_names([*part.nodes, *defaults], arguments | part.streams | {"self"}),
             modules=tuple(dict.fromkeys(_called(part.nodes))),
@@ -250,7 +252,7 @@ def _returned(statement: ast.stmt) -> list[str] | None:
         case ast.Return(ast.Name(name)):
             return [name]
         case ast.Return(ast.Tuple(elements)) if all(isinstance(each, ast.Name) for each in elements):
-            return [each.id for each in elements]
+            return [each.id for each in elements if isinstance(each, ast.Name)]
     return None
 
 

@@ -38,7 +38,7 @@ def read_layer_loop(forward: ast.FunctionDef, model: str, layers: str = "layers"
     for loop in loops:
         if any(isinstance(node, ast.Continue | ast.Break) for node in ast.walk(loop)):
             continue
-        calls = [call for statement in loop.body if (call := _layer_call(statement, ast.unparse(loop.target)))]
+        calls = [each for statement in loop.body if (each := _layer_call(statement, ast.unparse(loop.target)))]
         if len(calls) != 1:
             continue
         ((call, stream, positional),) = calls

@@ -47,10 +47,11 @@ class Settled:
             if isinstance(node, ast.If) and (runs := self._decide(node)) is not None:
                 chosen = node.body if runs else node.orelse
                 if chosen:
-                    yield from self.statements(chosen, node.test.end_lineno if runs else chosen[0].lineno - 1)
+                    before = node.test.end_lineno if runs else chosen[0].lineno - 1
+                    yield from self.statements(chosen, before or line)
             else:
                 yield line, node
-            line = node.end_lineno
+            line = node.end_lineno or line
 
     def _decide(self, node: ast.If) -> bool | None:
         match node.test:

@@ -4,6 +4,7 @@ import ast
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ..errors import UnsupportedCheckpointError
 from .branches import Cut, cut_branches, digest, refusal
@@ -112,14 +113,13 @@ def read_family(model_type: str) -> FamilySource:
         raise UnsupportedCheckpointError(f"Transformers {release()} has no base model of {own_type!r} in a file.")
     file = source_file(_path(modeling))
     found = {suffix: definition for suffix, name in named.items() if name and (definition := file.find(name))}
-    base = found.get("Model")
-    if base is None or source_file(_path(configuration)).find(config) is None:
+    base, of_config = found.get("Model"), source_file(_path(configuration)).find(config)
+    if base is None or of_config is None:
         raise UnsupportedCheckpointError(f"transformers.models.{modeling} defines no {named['Model']}.")
-    of_config = source_file(_path(configuration)).find(config)
     pretrained = next((each.name for each in base.lineage() if "PreTrainedModel" in each.bases), None)
     if pretrained is None:
         raise UnsupportedCheckpointError(f"{base.name} is no PreTrainedModel that its source shows.")
-    of_family = {
+    of_family: dict[str, Any] = {
         "model_type": model_type,
         "configuration": configuration,
         "modeling": modeling,
@@ -157,7 +157,7 @@ def read_family(model_type: str) -> FamilySource:
         raise UnsupportedCheckpointError(f"{base.name} takes no language model of a type that a config chooses.")
     renamed = of_config.renamed()
     stack = find_stack(base, ("num_hidden_layers", renamed.get("num_hidden_layers")))
-    forward, of_forward = stack.layer.method("forward")
+    forward, of_forward = _method(stack.layer, "forward")
     loop = stack.owner.method("forward")
     if loop is None:
         raise UnsupportedCheckpointError(f"{base.name} has no forward that its source shows.")
@@ -177,7 +177,7 @@ def read_family(model_type: str) -> FamilySource:
         layer=stack.layer.name,
         renamed=renamed,
         cut=cut,
-        cut_from=digest(ast.get_source_segment(of_forward.text, forward)),
+        cut_from=digest(ast.get_source_segment(of_forward.text, forward) or ""),
         stack=stack.path,
         positional=tuple(argument.arg for argument in forward.args.args[2 : 2 + how.positional]),
         takes_index=stack.takes_index,
@@ -221,6 +221,13 @@ def _first_with(model: str | None) -> str | None:
     return next((each for each in of_model if _module("modeling", each)), None)
 
 
+def _method(definition: Definition, name: str) -> tuple[ast.FunctionDef, SourceFile]:
+    """A method that the class is known to have."""
+    found = definition.method(name)
+    assert found is not None
+    return found
+
+
 def _made_by(head: Definition) -> set[str]:
     """The classes that a head's `__init__` names: some have no more of a model than what it looks with."""
     made = head.method("__init__")
@@ -230,7 +237,7 @@ def _made_by(head: Definition) -> set[str]:
 def _attributes(base: Definition) -> frozenset[str]:
     """The names of `self.name = ...` in a class's `__init__`."""
     found = set()
-    for node in ast.walk(base.method("__init__")[0]):
+    for node in ast.walk(_method(base, "__init__")[0]):
         match node:
             case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)]):
                 found.add(name)
@@ -243,8 +250,8 @@ def _norm_of(layer: Definition) -> tuple[str | None, dict[str, float]]:
     The norm before the MLP where there is one of the usual name, else the layer's first. It is None where there is
     none of which the source tells how its parameters start; an RMSNorm of torch then stands for it.
     """
-    init, file = layer.method("__init__")
-    norms = {}
+    init, file = _method(layer, "__init__")
+    norms: dict[str, ast.expr] = {}
     for node in ast.walk(init):
         match node:
             case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)], value=value) if (
@@ -272,7 +279,8 @@ def _start_of(call: ast.Call, file: SourceFile) -> dict[str, float] | None:
             return None
         found |= next((NORMS_OF_TORCH[base] for base in each.bases if base in NORMS_OF_TORCH), {})
         found |= _parameters(each.node)
-    return None if None in found.values() else found
+    known = {name: value for name, value in found.items() if value is not None}
+    return known if len(known) == len(found) else None
 
 
 def _has_modules(definition: ast.ClassDef) -> bool:
@@ -292,6 +300,6 @@ def _parameters(definition: ast.ClassDef) -> dict[str, float | None]:
             case ast.Assign(
                 targets=[ast.Attribute(ast.Name("self"), name)], value=ast.Call(func=made, args=[value, *_])
             ) if ast.unparse(made) in ("nn.Parameter", "torch.nn.Parameter"):
-                function = ast.unparse(value.func) if isinstance(value, ast.Call) else None
+                function = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
                 found[name] = {"torch.ones": 1.0, "torch.zeros": 0.0}.get(function)
     return found

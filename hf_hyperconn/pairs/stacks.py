@@ -73,6 +73,7 @@ def _takes_index(call: ast.Call, index: str, layer: Definition) -> bool | None:
     if (init := layer.method("__init__")) is None:
         return None
     names = [argument.arg for argument in init[0].args.args[1:]]
+    given: list[tuple[str | None, str]]
     given = [(name, ast.unparse(node)) for name, node in zip(names, call.args, strict=False)]
     given += [(keyword.arg, ast.unparse(keyword.value)) for keyword in call.keywords]
     for values in (["config"], ["config", index]):

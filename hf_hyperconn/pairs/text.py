@@ -216,7 +216,7 @@ def _globals(family: FamilySource) -> set[str]:
 
 def _of_layer(family: FamilySource) -> str:
     """The body of the layer's class, after its docstring."""
-    settings = {}
+    settings: dict[str, object] = {}
     if _is_cut(family):
         settings["cut_from"] = (release(), family.cut_from)
     if family.predicting_norm != "post_attention_layernorm":
