@@ -70,9 +70,8 @@ class Values:
             tensors = query.to(compute_dtype(self.residual.dtype)), self.residual, *self.values
             if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
                 return _Read.apply(form == "sum", eps, *tensors)
-            return _Read.forward(
-                form == "sum", eps, *tensors
-            )  # Dynamo would call it with a context, as one without `setup_context`
+            # Dynamo would call it with a context, as one without `setup_context`
+            return _Read.forward(form == "sum", eps, *tensors)
 
 
 class AttentionResidual(Connection):

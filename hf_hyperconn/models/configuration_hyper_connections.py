@@ -295,9 +295,8 @@ class HyperConnectionCompositeConfig(ShippedConfig):
             for name, value in _without_its_folder(config.to_dict()).items()
         }
         base["text_config"] = cls.text_config_class.from_prenorm(config.text_config, **fields)
-        own: dict[str, Any] = {
-            name: {"": value} for name, value in implementations(config).items()
-        }  # other parts keep theirs
+        # other parts keep theirs
+        own: dict[str, Any] = {name: {"": value} for name, value in implementations(config).items()}
         return cls(**base, **_base_on_the_hub(config), **own)
 
 

@@ -9,7 +9,7 @@ import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # what the mixins below stand before
     Base = PreTrainedModel
 else:
     Base = object
+Model = TypeVar("Model", bound="HyperConnectionPreTrainedModel")
 
 
 class HyperConnectionPreTrainedModel(Base):
@@ -144,7 +145,7 @@ class HyperConnectionPreTrainedModel(Base):
             super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
-    def from_pretrained(cls, *args, **kwargs):
+    def from_pretrained(cls: type[Model], *args, **kwargs) -> Model:
         """As Transformers' own, but threads load one after the other.
 
         While it builds a model, it exchanges functions and the default dtype that all threads use; two threads at once
@@ -155,7 +156,7 @@ class HyperConnectionPreTrainedModel(Base):
 
     @classmethod
     def from_prenorm(
-        cls,
+        cls: type[Model],
         pretrained_model_name_or_path,
         *,
         hc_mult: int | None = None,
@@ -166,7 +167,7 @@ class HyperConnectionPreTrainedModel(Base):
         hc_history: str = "type",
         hc_block: int = 1,
         **kwargs,
-    ):
+    ) -> Model:
         """Load a base checkpoint as this class, with hyper-connections at the equivalent initialisation.
 
         The result computes the same logits as the base, bit for bit (but for `hc_readout="sum"`).
@@ -196,9 +197,10 @@ class HyperConnectionPreTrainedModel(Base):
         with_info = kwargs.pop("output_loading_info", False)
         token = _loads_a_base.set(True)
         try:
-            model, info = cls.from_pretrained(
+            loaded: Any = cls.from_pretrained(
                 pretrained_model_name_or_path, config=config, output_loading_info=True, **kwargs
             )
+            model, info = loaded
         finally:
             _loads_a_base.reset(token)
         new = {name for name, _ in model.named_parameters() if is_of_connection(name)}
@@ -216,7 +218,8 @@ class HyperConnectionPreTrainedModel(Base):
                 "Save a conversion first (hf-hyperconn convert) and load that."
             )
         model.materialise_connections(model.device)
-        return (model, info) if with_info else model
+        asked_for: Any = (model, info) if with_info else model
+        return asked_for
 
 
 class HyperConnectionModel(Base):
