@@ -12,7 +12,6 @@ from .pages import REPOSITORY, read
 from .run_range import RANGE
 
 WORKFLOWS = sorted(path.relative_to(REPOSITORY).as_posix() for path in REPOSITORY.glob(".github/workflows/*.yml"))
-PINNED = re.search(r"^transformers==(.*)$", read("constraints.txt"), re.MULTILINE)[1]
 
 
 def jobs(workflow: str) -> dict[str, dict]:
@@ -39,7 +38,7 @@ def test_tests_run_on_what_is_supported():
     project = pytest.importorskip("tomllib").loads(read("pyproject.toml"))["project"]
     assert matrix["python"] == re.findall(r"Python :: (3\.\d+)", str(project["classifiers"]))
     assert project["requires-python"] == f">={matrix['python'][0]}"
-    assert matrix["transformers"] == [RANGE["transformers"][0], PINNED]
+    assert matrix["transformers"] == [RANGE["transformers"][0], "newest"]
 
 
 def test_another_release_is_pinned_as_asked_for(tmp_path):
@@ -48,7 +47,7 @@ def test_another_release_is_pinned_as_asked_for(tmp_path):
         (tmp_path / "constraints.txt").write_text(read("constraints.txt"))
         assert run(steps[job], "sed", tmp_path, RELEASE="5.16.1") == 0
         lines = (tmp_path / "constraints.txt").read_text().splitlines()
-        assert [line for line in lines if line.startswith("transformers")] == expected
+        assert sorted({line for line in lines if line.startswith("transformers")}) == expected
         assert any(line.startswith("torch==") for line in lines)
 
 
