@@ -59,3 +59,4 @@ def test_nothing_is_fetched_from_elsewhere(site):
     for path in site.rglob("*.html"):
         html = path.read_text(encoding="utf-8")
         assert not re.findall(r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]*)"', html), path
+        assert 'data-md-component="source"' not in html, "its script asks GitHub for stars"

@@ -24,4 +24,4 @@ def test_the_page_of_versions_says_the_format():
 
 
 def test_the_site_links_to_the_repository():
-    assert f"repo_url: {PROJECT['urls']['Repository']}\n" in read("mkdocs.yml")
+    assert f"link: {PROJECT['urls']['Repository']}\n" in read("mkdocs.yml")

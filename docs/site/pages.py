@@ -45,6 +45,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if files.get_file_from_path(place) is not None:
             return "../" * depth + place
         kind = "tree" if (REPOSITORY / path).is_dir() else "blob"
-        return f"{config.repo_url}/{kind}/main/{path}"
+        return f"{config.extra['social'][0]['link']}/{kind}/main/{path}"
 
     return ESCAPED.sub(lambda code: code[0].replace("\\|", "|"), LINK.sub(target, markdown))
