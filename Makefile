@@ -4,17 +4,20 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_SLOW := $(VENV)/.installed-slow
+INSTALLED_DOCS := $(VENV)/.installed-docs
 # two processes of one thread each: tests are too small for more threads; files in their order, as those with few tests are
 # long ones, and would come last
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST_TRITON := OMP_NUM_THREADS=1 $(BIN)/python tests/triton/run.py -n 2
 
-.PHONY: demo test test-slow test-oldest test-range test-transformers test-engines test-quantised evidence fuzz sweep lint style clean
+.PHONY: demo test test-fast test-slow test-oldest test-range test-transformers test-engines test-quantised evidence fuzz sweep docs dist lint style clean
 
 demo: $(INSTALLED)
 	$(BIN)/hf-hyperconn demo
 
-test: lint
+test: lint test-fast
+
+test-fast: $(INSTALLED)
 	$(PYTEST) -m "not slow"
 	$(PYTEST_TRITON) -m "not slow"
 
@@ -57,9 +60,20 @@ test-oldest: $(INSTALLED)
 test-range: $(INSTALLED)
 	$(BIN)/python -m tests.run_range --write
 
+# the documentation as a site, in build/site; a warning is an error
+docs: $(INSTALLED_DOCS)
+	$(BIN)/mkdocs build --strict
+
+# the sdist and the wheel, in dist, as PyPI gets them
+dist: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 style: $(INSTALLED)
 	$(BIN)/ruff check --fix .
@@ -71,9 +85,14 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-# evaluation, exports and quantisation, 1.1 GB that only slow tests need
+# evaluation, exports, quantisation and the site, 1.1 GB that only slow tests need
 $(INSTALLED_SLOW): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,eval,onnx,openvino,quantization]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+		--editable ".[dev,docs,eval,onnx,openvino,quantization]"
+	touch $@
+
+$(INSTALLED_DOCS): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs]"
 	touch $@
 
 clean:

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_hyperconn.errors import CardError
 from hf_hyperconn.kinds import kind_of
@@ -97,14 +97,16 @@ def _render(
     before = "" if existing is None else existing.text
     data, values = metadata_of(facts, evaluation), _values(facts, evaluation, of_base)
     card = ModelCard.from_template(data, template_path=str(TEMPLATE), trainer=trainer_facts(before), **values)
-    text, kept = stamp(card.text), ()
+    text = stamp(card.text)
+    kept: tuple[str, ...] = ()
     if is_by_trainer(before):
         text = f"{text}\n{written_into(before)}"
     elif existing is not None:
         text, kept = merge(before, text)
     card.text = f"\n{text.strip()}\n"
     if existing is not None:
-        card.data = joined(existing.data, data, theirs_first=not is_by_trainer(before))
+        theirs: Any = existing.data
+        card.data = joined(theirs, data, theirs_first=not is_by_trainer(before))
     return card, kept
 
 
@@ -112,6 +114,7 @@ def _values(facts: Facts, evaluation: Evaluation | None, of_base: Evaluation | N
     """What the template shows besides the metadata."""
     found = facts.inspection
     kind = kind_of(found.fields)
+    base: str | None
     if facts.base is not None:
         base = f"[{facts.base}](https://huggingface.co/{facts.base})"
     else:

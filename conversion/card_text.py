@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_hyperconn.errors import CardError
 
@@ -56,7 +56,8 @@ def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
         if not content.lstrip().startswith("---"):
             content = f"---\n\n---\n{content}"
         card = ModelCard(content, ignore_metadata_errors=lenient)
-        card.data.language = _languages(card.data.language)
+        data: Any = card.data
+        data.language = _languages(data.language)
         json.dumps(card.data.to_dict(), ensure_ascii=False, default=str, skipkeys=True).encode()
         return card
     except OSError as error:

@@ -30,7 +30,7 @@ class Score:
     task: str
     metric: str
     filter: str
-    shots: int | None
+    shots: int | float | None
     value: float
     error: float | None
     dataset: str | None
@@ -129,7 +129,7 @@ def hub_results(evaluation: Evaluation) -> "list[EvalResultEntry]":
             chosen[score.task] = score
     return [
         EvalResultEntry(
-            dataset_id=score.dataset,
+            dataset_id=str(score.dataset),
             task_id=score.subset or "default",
             value=score.value,
             notes=f"{score.task}, {_described(score)}, lm-eval {evaluation.settings['lm-eval']}",

@@ -1,6 +1,7 @@
 """What may be asked of a conversion."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from hf_hyperconn.errors import ConversionError
 from hf_hyperconn.kinds import CONVERTIBLE, FIELDS, KINDS
@@ -37,14 +38,15 @@ class HyperConnectionFields:
                 f"{kind.no_equivalent}, so no pretrained model computes the same. Train from scratch, with "
                 f"connection={kind.name!r} and hc_mult={kind.default_streams} in the config."
             )
-        if self.hc_mult < 1:
-            raise ConversionError(f"{self.hc_mult} residual streams were asked for; give -n 1 or more.")
-        if self.hc_mult < kind.least:
+        n: Any = self.hc_mult
+        if n < 1:
+            raise ConversionError(f"{n} residual streams were asked for; give -n 1 or more.")
+        if n < kind.least:
             raise ConversionError(
                 f"{kind.name} needs at least {kind.least} residual streams; give -n {kind.least} or more."
             )
-        if kind.most is not None and self.hc_mult > kind.most:
-            raise ConversionError(f"{kind.name} has no {self.hc_mult} streams; give -n {kind.most}, or none.")
+        if kind.most is not None and n > kind.most:
+            raise ConversionError(f"{kind.name} has no {n} streams; give -n {kind.most}, or none.")
         if self.hc_start not in STARTS:
             raise ConversionError(
                 f"start {self.hc_start!r} was asked for; a conversion takes {' or '.join(map(repr, STARTS))}."

@@ -186,8 +186,8 @@ def _state_of(
         with open_tensors(source, weights, "numpy") as read:
             trained, drift, of_readout = measure_drift(read, config, family, weights.stacks(family))
         return trained, None, drift, of_readout
-    trained = _by_digest(source, weights, record)
-    return trained, "its weights would tell, which were not downloaded" if trained is None else None, None, None
+    differ = _by_digest(source, weights, record)
+    return differ, "its weights would tell, which were not downloaded" if differ is None else None, None, None
 
 
 def _by_digest(source: Source, weights: Weights, record: dict | None) -> bool | None:

@@ -6,6 +6,7 @@ From headers alone: the model and the tensors are made without memory behind the
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import getLogger
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -47,7 +48,7 @@ def fault_by_headers(source: Source, config: dict, family: Family, weights: Weig
     """
     if "quantization_config" in config:  # its tensors are packed
         return None
-    model_class = base_class(source, config, family)
+    model_class: Any = base_class(source, config, family)
     shapes = {name: tensor.shape for name, tensor in weights.tensors.items() if not is_of_connection(name)}
     plain = {name: _number(value) for name, value in config.items() if name not in ("auto_map", "architectures")}
     try:

@@ -50,6 +50,7 @@ def contents_of(folder: Path) -> Contents | None:
         record = read_record(LocalSource(folder))
     except UnsupportedCheckpointError:
         return None
+    assert record is not None  # its file is there
     return Contents(files, _not_made(folder, files, record))
 
 

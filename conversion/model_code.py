@@ -61,7 +61,7 @@ def _named(config: dict) -> dict[str, tuple[str, str]]:
     if not isinstance(auto_map, dict):
         return {}
     matches = {auto: REFERENCE.fullmatch(value) for auto, value in auto_map.items() if isinstance(value, str)}
-    return {auto: match.groups() for auto, match in matches.items() if match}
+    return {auto: (match[1], match[2]) for auto, match in matches.items() if match}
 
 
 def _text(source: Source, name: str) -> str:

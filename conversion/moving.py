@@ -124,6 +124,7 @@ def _exchange(place: Place) -> None:
     old = place.out.lstat()
     try:
         rename_new(place.out, place.previous)
+        assert place.replaced is not None
         if not _holds(place.previous, place.replaced):
             raise ConversionError(f"'{place.out}' changed while it was replaced, so it stays. Look what is new there.")
         rename_new(place.work, place.out)

@@ -3,6 +3,7 @@
 import gc
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import torch
@@ -106,8 +107,8 @@ def compare_models(
     results = []
     for dtype in dict.fromkeys([DTYPES.get(base[1].dtype, torch.float32), torch.float32]):
         ran = []
-        for each in ((plain_class, *base), (hc_class, *target)):
-            ran.append(_run(*each, family, dtype, layers))
+        for model_class, (source, weights) in ((plain_class, base), (hc_class, target)):
+            ran.append(_run(model_class, source, weights, family, dtype, layers))
             if fault := ran[-1]["fault"]:
                 raise VerificationError(fault)
         results.append(_compare(str(dtype).removeprefix("torch."), *ran))
@@ -119,7 +120,7 @@ def _run(model_class, source: Source, weights: Weights, family: Family, dtype: t
 
     `fault` says which weights are no numbers, or that those it has lead to none; None where all is well.
     """
-    model = _load(model_class, source, weights, family, dtype, layers)
+    model: Any = _load(model_class, source, weights, family, dtype, layers)
     inputs, new_tokens = _inputs(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some models draw what they mask

@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hf_hyperconn import __version__
 from hf_hyperconn.analysis.costs import connection_parameters
@@ -213,7 +214,8 @@ def plan_conversion(
         raise UnsupportedCheckpointError(f"{source.name!r} lists {outside[0]!r}, a path outside it. Do not trust it.")
     check_no_code(source, companions)
     if out is None:
-        out = f"{Path(os.path.abspath(model)).name}-{KINDS[fields.connection].suffix(fields.hc_mult)}"
+        streams: Any = fields.hc_mult
+        out = f"{Path(os.path.abspath(model)).name}-{KINDS[fields.connection].suffix(streams)}"
     out = Path(out)
     plan = ConversionPlan(
         source=source,
@@ -234,7 +236,7 @@ def plan_conversion(
     return _with_space_checked(plan)
 
 
-def gigabytes(count: int) -> str:
+def gigabytes(count: float) -> str:
     """A number of bytes for people."""
     for unit in ("bytes", "KB", "MB"):
         if count < 1000:

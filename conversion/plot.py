@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.kinds import kind_of
@@ -141,7 +141,8 @@ def _figures(folder: str, text: str, against: str | None) -> "dict[str, Callable
     base = None if against is None else open_base(against, source)
     batches = batches_of(text, load_tokenizer(source))
     model = load_model(source)
-    tokens, largest = model.get_input_embeddings().num_embeddings, max((int(ids.max()) for ids in batches), default=0)
+    embeddings: Any = model.get_input_embeddings()
+    tokens, largest = embeddings.num_embeddings, max((int(ids.max()) for ids in batches), default=0)
     if largest >= tokens:
         raise HyperConnError(
             f"the tokenizer in '{folder}' gives a token {largest}, and the model has {tokens} from 0. Copy the "
@@ -150,7 +151,7 @@ def _figures(folder: str, text: str, against: str | None) -> "dict[str, Callable
     found = study(model, batches)
     del model
     similarity = {Path(os.path.realpath(folder)).name: found.similarity}
-    if base is not None:
+    if base is not None and against is not None:
         one_stream = convert_model(load_model(base), hc_mult=1, connection="shc")
         name = Path(os.path.realpath(against)).name
         similarity[against if name in similarity else name] = study(one_stream, batches).similarity

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hf_hyperconn
 from hf_hyperconn.errors import PushError
@@ -110,7 +110,7 @@ def plan_push(
 
     api = HfApi(library_name="hf_hyperconn", library_version=hf_hyperconn.__version__)
     with explained(repo_id):
-        base, present = checked.base and _info(api, checked.base), _info(api, repo_id)
+        base, present = _info(api, checked.base) if checked.base else None, _info(api, repo_id)
         if present and base and present.id == base.id and not create_pr and revision in (None, "main"):
             raise PushError(
                 f"{repo_id!r} is the base, whose weights would be replaced. Give another repo, or a branch of this "
@@ -146,7 +146,7 @@ def carry_out_push(plan: PushPlan, *, say: Say = lambda line: None) -> PushResul
             target, new_branch = _branch(api, repo_id, revision, make=not plan.create_pr)
             plan = replace(plan, target=target, new_branch=new_branch)
         if plan.new_branch:
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
+            api.create_branch(repo_id, branch=str(revision), exist_ok=True)
             target, _ = _branch(api, repo_id, revision, make=False)
             plan = replace(plan, target=target, new_branch=False)
         return _commit(plan, say)
@@ -182,17 +182,20 @@ def _copies(api: "HfApi", checked: CheckedFolder, say: Say) -> "dict[str, Commit
     from huggingface_hub import CommitOperationCopy
     from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
-    files, commit = checked.source.files, checked.commit
-    shards = {s["source"]: s["file"] for s in checked.record["base_shards"] if s["file"] in checked.names}
+    files, base, commit, record = checked.source.files, checked.base, checked.commit, checked.record
+    assert base is not None
+    assert commit is not None
+    assert record is not None
+    shards = {s["source"]: s["file"] for s in record["base_shards"] if s["file"] in checked.names}
     if not shards:
         return {}
     if "src_repo_id" not in CommitOperationCopy.__dataclass_fields__:
         say("base weights  uploaded: this release of huggingface_hub can't have them copied")
         return {}
     try:
-        theirs = api.get_paths_info(checked.base, list(shards), revision=commit)
+        theirs: list[Any] = api.get_paths_info(base, list(shards), revision=commit)
     except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
-        say(f"base weights  uploaded: {checked.base!r} can't be read at the commit {commit[:7]}")
+        say(f"base weights  uploaded: {base!r} can't be read at the commit {commit[:7]}")
         return {}
     copies = {}
     for file in theirs:
@@ -200,10 +203,10 @@ def _copies(api: "HfApi", checked: CheckedFolder, say: Say) -> "dict[str, Commit
         # the Hub copies only what is in its Xet storage
         if file.lfs and file.xet_hash and file.size == files[ours] and file.lfs.sha256 == checked.digest(ours):
             copies[ours] = CommitOperationCopy(
-                file.path, ours, src_revision=commit, src_repo_id=checked.base, src_repo_type="model"
+                file.path, ours, src_revision=commit, src_repo_id=base, src_repo_type="model"
             )
     if not copies:
-        say(f"base weights  uploaded: {checked.base!r} has none of them that the Hub can copy")
+        say(f"base weights  uploaded: {base!r} has none of them that the Hub can copy")
     return copies
 
 
@@ -211,7 +214,8 @@ def _commit(plan: PushPlan, say: Say) -> PushResult:
     """Commit what the branch lacks, and take away weights that would be loaded instead."""
     from huggingface_hub import CommitOperationDelete
 
-    api, target, checked, files = plan.api, plan.target, plan.folder, plan.files
+    target: Any = plan.target
+    api, checked, files = plan.api, plan.folder, plan.files
     uploaded, copied, unchanged, removed, left = ([f.name for f in files if f.fate == fate] for fate in FATES)
 
     def result(url: str, commit: str) -> PushResult:
@@ -245,7 +249,7 @@ def _commit(plan: PushPlan, say: Say) -> PushResult:
     try:
         return commit([*changes, *(plan.base_copies[name] for name in copied)])
     except Exception as error:
-        if not (copied and refuses_copies(error, checked.base)):
+        if not (copied and refuses_copies(error, str(checked.base))):
             raise
         say(f"base weights  uploaded: the Hub doesn't copy them from {checked.base!r}")
         changes += map(checked.addition, copied)

@@ -44,7 +44,8 @@ class CheckedFolder:
 
     def __init__(self, source: LocalSource, include: Iterable[str], trained: bool):
         config = read_config(source)
-        self.source, self.record, self._contents = source, read_record(source), {}
+        self.source, self.record = source, read_record(source)
+        self._contents: dict = {}
         # verification has just compared the weights of an untrained conversion with these
         shards = self.record["base_shards"] if self.record and not trained else ()
         self._digests = {shard["file"]: shard["sha256"] for shard in shards if shard["sha256"]}
@@ -178,7 +179,7 @@ def _check_changes(
         as_converted=report.as_converted,
         digest_of=checked.digest,
     )
-    changes = [change for change in changes if change.name in checked.names]
+    changes = tuple(change for change in changes if change.name in checked.names)
     if changes and not accept_changes:
         raise PushError(
             f"'{folder}' is not as it was written: {'; '.join(map(str, changes))}. Look at that, and publish it as "

@@ -56,8 +56,9 @@ def read_json(path: str | Path, largest: int = LARGEST) -> Any:
 
 def finite(value: object) -> int | float | None:
     """A value that is a number and can be written as one, or None."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and abs(value) < HUGE else None
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < HUGE:
+        return value
+    return None
 
 
 def _without_waiting(path: str, flags: int) -> int:

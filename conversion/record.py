@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 
@@ -17,7 +18,7 @@ SHA256 = re.compile("[0-9a-f]{64}")
 TEXT_OR_NONE = (str, type(None))
 BASE = {"model": str, "commit": TEXT_OR_NONE}
 SHARD = {"file": str, "source": str, "size": int, "sha256": TEXT_OR_NONE}
-OTHERS = {
+OTHERS: dict[str, dict[str, Any]] = {
     "arguments": {"hc_mult": int, "connection": str, "hc_tanh": bool},
     "versions": {"hf_hyperconn": str},
     "base_card": {},
@@ -103,8 +104,9 @@ def _fault(record: dict) -> str | None:
     for name in ("hyper_connection_shard", "hyper_connection_sha256"):
         if not isinstance(record.get(name), TEXT_OR_NONE):
             return f"{name} is {record[name]!r:.40}"
-    verification = record.get("verification")
+    verification: Any = record.get("verification")
     comparisons = verification.get("comparisons") if isinstance(verification, dict) else None
+    parts: list[tuple[str, Any, dict[str, Any]]]
     parts = [("base", record.get("base"), BASE), *(("base_shards", shard, SHARD) for shard in shards)]
     parts += [(name, record[name], fields) for name, fields in OTHERS.items() if record.get(name) is not None]
     if isinstance(comparisons, list):

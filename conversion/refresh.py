@@ -143,6 +143,7 @@ def _make(place: Place, found: Refreshed, texts: dict[str, bytes], config: dict,
     make_folder(place.work, like=place.out)
     (place.work / MARK).touch()
     written = {*texts, *found.removed, CONFIG, *([RECORD] if record else [])}
+    assert place.replaced is not None
     _link(place, (name for name in place.replaced.files if name not in written))
     for name, content in texts.items():
         replace_file(place.work / name, content)

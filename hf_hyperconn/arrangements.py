@@ -5,6 +5,7 @@ Sections 3.1, 3.2, Appendices G and H). `arrange` sets them in a model.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -85,7 +86,7 @@ def connections_of(model: PreTrainedModel) -> list[HyperConnection]:
 
     Raises `HyperConnError` when there are none.
     """
-    found = [module for module in model.modules() if type(module).__name__ == HyperConnection.__name__]
+    found: list[Any] = [module for module in model.modules() if type(module).__name__ == HyperConnection.__name__]
     if not found:
         raise HyperConnError(f"{type(model).__name__} has no static or dynamic hyper-connections ('shc' or 'dhc').")
     return found

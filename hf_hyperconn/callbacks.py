@@ -1,5 +1,7 @@
 """Watching hyper-connections during training."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback
@@ -36,14 +38,15 @@ class HCMonitorCallback(TrainerCallback):
 
         Raises `HyperConnError` when the training examples hold no `input_ids`, or the model no connections to watch.
         """
-        example = next(iter(trainer.train_dataset or ()), {})
+        example: dict = next(iter(trainer.train_dataset or ()), {})
         if "input_ids" not in example:
             raise HyperConnError(
                 f"the first training example holds {', '.join(example) or 'nothing'}, and no input_ids to watch the "
                 "connections on. Tokenise the dataset before it is given to the Trainer."
             )
         self.input_ids = torch.as_tensor(example["input_ids"]).flatten()[None, : self.tokens]
-        with observe(trainer.model, lambda seen: None):
+        model: Any = trainer.model
+        with observe(model, lambda seen: None):
             self.trainer = trainer
         trainer.callback_handler.callbacks.insert(0, self)
         return self
@@ -56,8 +59,10 @@ class HCMonitorCallback(TrainerCallback):
 
     def measure(self) -> dict[str, float]:
         """The figures for the model as it is now."""
-        with self.trainer.compute_loss_context_manager():
-            return hc_figures(self.trainer.model, self.input_ids.to(self.trainer.args.device), self.per_layer)
+        trainer: Any = self.trainer
+        ids: Any = self.input_ids
+        with trainer.compute_loss_context_manager():
+            return hc_figures(trainer.model, ids.to(trainer.args.device), self.per_layer)
 
 
 @torch.no_grad()
@@ -103,7 +108,8 @@ class _Meter:
             self.cosine = pair_cosine(seen.streams).mean()
 
     def figures(self, per_layer: bool) -> dict[str, float]:
-        sums = self.product.abs().sum(-1).amax(-1), self.product.abs().sum(-2).amax(-1)
+        product: Any = self.product
+        sums = product.abs().sum(-1).amax(-1), product.abs().sum(-2).amax(-1)
         values = {f"hc/{name}": torch.stack([layer[name] for layer in self.layers]).mean() for name in self.layers[0]}
         values["hc/gain_max"] = torch.maximum(*sums).mean()
         if self.cosine is not None:

@@ -9,6 +9,7 @@ import inspect
 import sys
 import textwrap
 from functools import cache
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from torch import nn
@@ -38,14 +39,14 @@ class _GenericDecoderLayer(HyperConnectionDecoderLayer):
 
 
 class _GenericPreTrainedModel(HyperConnectionPreTrainedModel):
-    def save_pretrained(self, save_directory, **kwargs):
+    def save_pretrained(self, save_directory, *args, **kwargs):
         """Refuse: nothing could load the folder.
 
         Raises `UnsupportedCheckpointError`.
         """
         raise UnsupportedCheckpointError(self._no_code())
 
-    def push_to_hub(self, *args, **kwargs):
+    def push_to_hub(self, *args, **kwargs):  # type: ignore[override]  # whatever it is given
         """Refuse, before a repo is made.
 
         Raises `UnsupportedCheckpointError`.
@@ -61,7 +62,7 @@ class _GenericPreTrainedModel(HyperConnectionPreTrainedModel):
         )
 
 
-def hyper_connection_class(model: PreTrainedModel) -> type[PreTrainedModel]:
+def hyper_connection_class(model: PreTrainedModel) -> type[HyperConnectionPreTrainedModel]:
     """The hyper-connection class for the class of `model`, made now.
 
     Raises `UnsupportedCheckpointError` when its decoder layers are not of the form that hyper-connections replace.
@@ -71,11 +72,14 @@ def hyper_connection_class(model: PreTrainedModel) -> type[PreTrainedModel]:
         raise UnsupportedCheckpointError(
             f"{type(model).__name__} has no `layers` of one class, so it can't be converted."
         )
-    return _make_class(type(model), type(model.base_model), type(layers[0]), type(model.config))
+    classes: list[Any] = [type(part) for part in (model, model.base_model, layers[0], model.config)]
+    return _make_class(*classes)
 
 
 @cache
-def _make_class(model_class: type, base_class: type, layer_class: type, config_class: type) -> type[PreTrainedModel]:
+def _make_class(
+    model_class: type, base_class: Any, layer_class: Any, config_class: Any
+) -> type[HyperConnectionPreTrainedModel]:
     attributes = layer_attributes(layer_class)
     forward, *_ = source_of_forward(base_class)
     loop = read_layer_loop(forward, base_class.__name__)
@@ -84,15 +88,15 @@ def _make_class(model_class: type, base_class: type, layer_class: type, config_c
     names = [*inspect.signature(layer_class.forward).parameters][2 : 2 + loop.positional]
     shared_class = next(cls for cls in base_class.__mro__ if PreTrainedModel in cls.__bases__)
 
-    def new(transformers_class: type, *mixins: type, last: tuple[type, ...] = (), **namespace) -> type:
+    def new(transformers_class: type, *mixins: type, last: tuple[type, ...] = (), **namespace) -> Any:
         bases = (*mixins, transformers_class, *last)
         return type(f"HC{transformers_class.__name__}", bases, {"__module__": __name__, **namespace})
 
-    types = {"model_type": f"hc_{config_class.model_type}", "base_model_type": config_class.model_type}
+    types: dict[str, Any] = {"model_type": f"hc_{config_class.model_type}", "base_model_type": config_class.model_type}
     types["save_pretrained"] = PreTrainedConfig.save_pretrained  # without code, of which there is none
-    config = strict(new(config_class, HyperConnectionConfig, **types))
+    config: type = strict(new(config_class, HyperConnectionConfig, **types))
     layer = new(layer_class, _GenericDecoderLayer, positional=tuple(names), **attributes)
-    adopted = {"config_class": config, "layer_classes": (layer,), "auto_map": {}}
+    adopted: dict[str, Any] = {"config_class": config, "layer_classes": (layer,), "auto_map": {}}
     shared = new(shared_class, _GenericPreTrainedModel, **adopted)
     of_streams = {"forward": reduce_recorded_streams(base_class.forward), "hc_layerdrop": loop.layerdrop}
     if loop.between:
@@ -104,7 +108,7 @@ def _make_class(model_class: type, base_class: type, layer_class: type, config_c
     return new(model_class, HyperConnectionHead, shared, last=generation, model_class=hc_base)
 
 
-def layer_attributes(layer_class: type[nn.Module]) -> dict[str, object]:
+def layer_attributes(layer_class: type[nn.Module]) -> dict[str, Any]:
     """What a decoder layer on residual streams has of its own: its branches, as methods cut from the base's `forward`.
 
     Raises `UnsupportedCheckpointError` when its forward is of another form than `cut_branches` takes.
@@ -135,6 +139,6 @@ def source_of_forward(cls: type) -> tuple[ast.FunctionDef, str, type]:
         source = textwrap.dedent(inspect.getsource(owner))
     except (OSError, TypeError) as error:
         raise UnsupportedCheckpointError(f"the source of {owner.__name__} can't be read.") from error
-    tree = ast.parse(source).body[0]
+    tree: Any = ast.parse(source).body[0]
     forward = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "forward")
     return forward, source, owner

@@ -6,6 +6,7 @@ import os
 import stat
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -49,7 +50,7 @@ def hc_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
     Raises `HyperConnectionFileError` when the connections themselves carry adapters.
     """
-    parameters = {}
+    parameters: dict[str, nn.Parameter] = {}
     for path, module in _transformers_model(model).named_modules():
         if is_of_connection(path.rpartition(".")[2]):
             parameters |= {f"{path}.{name}": value for name, value in _active_copy(module).named_parameters()}
@@ -160,7 +161,7 @@ def _of_layers(config):
     return config if hasattr(config, "hc_mult") else config.text_config
 
 
-def _active_copy(module: nn.Module) -> nn.Module:
+def _active_copy(module: Any) -> nn.Module:
     """The connection that computes, when `module` is PEFT's wrapper for `modules_to_save`."""
     if not hasattr(module, "original_module"):
         return module

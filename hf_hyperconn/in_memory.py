@@ -112,7 +112,9 @@ def convert_with_fields(
     return converted
 
 
-def _class_of_family(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+def _class_of_family(
+    model_class: type[PreTrainedModel], config: PreTrainedConfig
+) -> type[HyperConnectionPreTrainedModel] | None:
     """The hyper-connection class for a class of Transformers; None for a class that is not one behind an Auto class.
 
     Raises `UnsupportedCheckpointError` when the family's layers are of another form.

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .errors import HyperConnError
+from .models.hyper_connections import Connection
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Observation:
     alpha, beta: A `[B, S, N, reads + N]`, reads before mixes, and b `[B, S, N]`, float32.
     """
 
-    connection: nn.Module
+    connection: Connection
     streams: torch.Tensor
     branch_input: torch.Tensor
     alpha: torch.Tensor

@@ -1,6 +1,7 @@
 """Making the Auto classes of Transformers know the hyper-connection models."""
 
 from collections.abc import Hashable
+from typing import Any
 
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -37,7 +38,7 @@ def register(family: Family) -> None:
         _auto(suffix).register(config_class, getattr(modeling, f"HC{base}"), exist_ok=True)
 
 
-def _auto(suffix: str) -> type | None:
+def _auto(suffix: str) -> Any:
     """An Auto class, where this release has it."""
     return getattr(transformers, "AutoModel" + suffix.removeprefix("Model"), None)
 

@@ -5,6 +5,7 @@ all, so it is left alone, and so are scales; what predicts the dynamic part deca
 """
 
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -45,7 +46,8 @@ def hc_param_groups(
 
 def decayed_names(model: nn.Module) -> list[str]:
     """Names of the parameters that weight decay applies to."""
-    decays = dict.fromkeys(Trainer.get_decay_parameter_names(None, model), True)  # reads nothing of a trainer
+    nobody: Any = None  # nothing of a trainer is read
+    decays = dict.fromkeys(Trainer.get_decay_parameter_names(nobody, model), True)
     for path, module in model.named_modules():
         if hasattr(module, "decayed"):
             for name, _ in module.named_parameters(path, recurse=False):
@@ -92,7 +94,13 @@ def _no_connections(model: nn.Module) -> HyperConnError:
     return HyperConnError(f"{type(model).__name__} has no hyper-connections. Convert it first (`convert_model`).")
 
 
-class HCTrainerMixin:
+if TYPE_CHECKING:  # what the mixin below stands before
+    Base = Trainer
+else:
+    Base = object
+
+
+class HCTrainerMixin(Base):
     """Before a Trainer class: weight decay and learning rate of hyper-connections. See `hc_param_groups`.
 
     hc_lr: learning rate of the connections, to be scheduled like that of the rest, which is the default.
@@ -122,14 +130,15 @@ class HCTrainerMixin:
             return self.accelerator.autocast()
         return super().autocast_smart_context_manager(*args, **kwargs)
 
-    def get_decay_parameter_names(self, model: PreTrainedModel) -> list[str]:
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         return decayed_names(model)
 
     def create_optimizer(self, model: PreTrainedModel | None = None) -> torch.optim.Optimizer:
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if is_new and self.hc_lr is not None:
-            named = (model or self.model).named_parameters()
+            whole: Any = model or self.model
+            named = whole.named_parameters()
             _give_rate(optimizer, {id(parameter) for name, parameter in named if is_of_connection(name)}, self.hc_lr)
         return optimizer
 

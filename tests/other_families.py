@@ -15,7 +15,7 @@ from hf_hyperconn.families import TESTED, find_family
 from .families import FAMILIES
 from .pages import read
 
-RELEASE = re.search(r"^transformers==(.*)$", read("constraints.txt"), re.MULTILINE)[1]
+RELEASE = re.search(r"^transformers==([\d.]+)", read("constraints.txt"), re.MULTILINE)[1]
 
 # asked of every config that knows the field
 FIELDS = {

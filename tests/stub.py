@@ -30,7 +30,7 @@ def _imports() -> list[str]:
         if names
     ]
     mixins = [
-        "from .models.configuration_hyper_connections import HyperConnectionConfig",
+        "from .models.configuration_hyper_connections import HyperConnectionCompositeConfig, HyperConnectionConfig",
         "from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel",
     ]
     return [*named, *exported, *mixins]
@@ -38,11 +38,12 @@ def _imports() -> list[str]:
 
 def _classes(family: Family) -> list[str]:
     config = family.source.config
+    mixin = "HyperConnectionConfig" if family.of_layers is None else "HyperConnectionCompositeConfig"
     return [
-        f"class HC{config}(HyperConnectionConfig, {config}): ...",
+        f"class HC{config}({mixin}, {config}): ...",
         *(
             f"class HC{name}(HyperConnectionPreTrainedModel, {name}): ..."
-            for name in family.heads.values()
+            for name in dict.fromkeys(family.heads.values())
             if _is_of(name, family)
         ),
     ]

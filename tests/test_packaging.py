@@ -1,6 +1,8 @@
 """The wheel and the sdist, as a user gets them."""
 
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -10,8 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from hf_hyperconn.conversion.demo import byte_tokenizer
+
+from .conftest import llama_config
+from .pages import REPOSITORY, snippets
+
+MODEL = "meta-llama/Llama-3.2-1B"
 
 pytestmark = pytest.mark.slow
 
@@ -45,24 +53,36 @@ def test_contents(dist):
     assert {"README.md", "LICENSE", "pyproject.toml", "conversion/convert.py"} <= members
 
 
-def test_the_wheel_works_in_a_clean_environment(dist, llama_folder, tmp_path):
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """A tiny Llama with a tokenizer, where the README's commands look for theirs."""
+    folder = tmp_path_factory.mktemp("bases") / MODEL
+    LlamaForCausalLM(llama_config(vocab_size=256, initializer_range=0.2)).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
+def test_it_runs_the_readme_in_a_clean_environment(dist, base, pattern, tmp_path):
     """With this environment's torch and transformers, but without its checkout or editable install."""
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    (wheel,) = dist.glob("*.whl")
-    run(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel)
+    (package,) = dist.glob(pattern)
+    run(python, "-m", "pip", "install", "--no-deps", package)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    place = {"cwd": tmp_path, "env": environment}
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables["PATH"] = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    place = {"cwd": tmp_path, "env": variables}
+    shutil.copytree(base, tmp_path / MODEL)
 
     location = run(python, "-c", "import hf_hyperconn.conversion.convert as c; print(c.__file__)", **place)
     assert Path(location.strip()).is_relative_to(site)
-    script = python.with_name("hf-hyperconn")
-    assert "convert" in run(script, "--help", **place)
-    assert run(script, "convert", llama_folder, "out", **place) == "out\n"
-    assert run(script, "card", "out", **place) == "out/README.md\n"
-    assert "It equals its base until it is trained" in (tmp_path / "out" / "README.md").read_text()
-    assert "bit for bit" in run(
-        python, "-m", "hf_hyperconn.conversion", "verify", "out", "--against", llama_folder, **place
-    )
+    code = dict(reversed(snippets("README.md")))  # the first of each language
+    printed = [run(*shlex.split(line), **place) for line in code["bash"].splitlines()]
+    assert printed[1] == "Llama-3.2-1B-HCx4\n"
+    assert "bit for bit" in printed[2]
+    assert run(python, "-c", code["python"], **place).startswith("Hyper-Connections are")
+    assert run("hf-hyperconn", "card", "Llama-3.2-1B-HCx4", **place) == "Llama-3.2-1B-HCx4/README.md\n"
+    card = (tmp_path / "Llama-3.2-1B-HCx4" / "README.md").read_text(encoding="utf-8")
+    assert "It equals its base until it is trained" in card

@@ -112,7 +112,7 @@ def test_the_table_of_installation_has_every_extra():
     project = tomllib.loads(read("pyproject.toml"))["project"]
     rows = dict(re.findall(r"`pip install \"\.\[(\w+)\]\"` \| ([^|]+) \|", read("README.md")))
     extras = {name: ", ".join(packages) for name, packages in project["optional-dependencies"].items()}
-    assert rows == {name: packages for name, packages in extras.items() if name != "dev"}
+    assert rows == {name: packages for name, packages in extras.items() if name not in ("dev", "docs")}
     (required,) = re.findall(r"`pip install \.` \| ([^|]+) \|", read("README.md"))
     for package in project["dependencies"]:
         if ">=" in package:
@@ -120,7 +120,7 @@ def test_the_table_of_installation_has_every_extra():
 
 
 def test_links_lead_somewhere():
-    for page in (*pages(), "CONTRIBUTING.md"):
+    for page in (*pages(), "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", read(page)):
             path = ((REPOSITORY / page).parent / target) if target else REPOSITORY / page
             assert path.exists(), f"{page}: {target}"

@@ -82,7 +82,7 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
         else:
             met_by_all += prod(shape)
     if routed:
-        met_by_all += routed * experts_met(config) // number_of_experts(config)
+        met_by_all += routed * _of_a_layer(config, MET) // _of_a_layer(config, EXPERTS)
     return 2 * met_by_all
 
 

@@ -156,10 +156,11 @@ def reference_figure(layers: int = 6) -> Figure:
 
 def similarity_figure(percentiles: dict[str, torch.Tensor]) -> Figure:
     """Similarity of neighbouring inputs of several models, by name."""
-    ax = _axes(None)
+    figure = plt.figure(layout="constrained")
+    ax = figure.add_subplot()
     for index, (name, of_model) in enumerate(percentiles.items()):
         plot_similarity(of_model, ax, label=name, index=index)
-    return ax.figure
+    return figure
 
 
 def streams_figure(streams: StreamStatistics) -> Figure:

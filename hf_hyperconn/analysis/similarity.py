@@ -17,7 +17,7 @@ class LayerSimilarity:
 
     def __init__(self, sub_layers: int):
         self.samples = [Sample() for _ in range(sub_layers - 1)]
-        self.before: torch.Tensor | None = None
+        self.before: torch.Tensor  # from sub-layer 0 on
 
     def see(self, seen: Observation) -> None:
         """Take in a sub-layer of a forward; they come in order."""

@@ -26,7 +26,7 @@ class Moments:
     @property
     def deviation(self) -> torch.Tensor:
         """The standard deviation, as of a whole population."""
-        return (self.squares / self.count).sqrt()
+        return torch.as_tensor(self.squares / self.count).sqrt()
 
 
 class Sample:

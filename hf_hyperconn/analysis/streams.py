@@ -36,7 +36,7 @@ class StreamMeter:
         self.similarity, self.reads, self.writes, self.gains = (
             [Moments() for _ in range(sub_layers)] for _ in range(4)
         )
-        self.product: torch.Tensor | None = None
+        self.product: torch.Tensor  # from sub-layer 0 on
 
     def see(self, seen: Observation) -> None:
         """Take in a sub-layer of a forward; they come in order."""

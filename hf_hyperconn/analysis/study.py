@@ -36,15 +36,11 @@ def study(model: PreTrainedModel, batches: Iterable[torch.Tensor]) -> Study:
     Raises `HyperConnError` for a model without hyper-connections, or when there is no batch.
     """
     connections = sub_layers(usual_names(model.config.to_dict()))
-    meters = (
-        Unfolding(connections, readout_of(model)),
-        LayerSimilarity(connections),
-        StreamMeter(connections),
-        CoefficientMeter(connections),
-    )
+    unfolding, similarity = Unfolding(connections, readout_of(model)), LayerSimilarity(connections)
+    streams, coefficients = StreamMeter(connections), CoefficientMeter(connections)
 
     def see(observation):
-        for meter in meters:
+        for meter in (unfolding, similarity, streams, coefficients):
             meter.see(observation)
 
     empty = True
@@ -54,7 +50,7 @@ def study(model: PreTrainedModel, batches: Iterable[torch.Tensor]) -> Study:
             empty = False
     if empty:
         raise HyperConnError("there was no text to study. Give a longer one.")
-    return Study(*(meter.result() for meter in meters))
+    return Study(unfolding.result(), similarity.result(), streams.result(), coefficients.result())
 
 
 def batches_of(

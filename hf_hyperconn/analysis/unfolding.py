@@ -11,9 +11,9 @@ output. C^(i) has the weights in stream i, once mixed, instead. Pre-Norm's matri
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import HyperConnError
@@ -51,7 +51,7 @@ class Unfolding:
         self.sub_layers, self.readout = sub_layers, readout
         self.rows = [Moments() for _ in range(sub_layers + 1)]
         self.stream_rows = [Moments() for _ in range(sub_layers)]
-        self.weights: torch.Tensor | None = None
+        self.weights: torch.Tensor  # from sub-layer 0 on
 
     def see(self, seen: Observation) -> None:
         """Take in a sub-layer of a forward; they come in order."""
@@ -81,14 +81,14 @@ class Unfolding:
     def result(self) -> ConnectionMatrices:
         """The matrices of what was seen so far."""
         return ConnectionMatrices(
-            inputs=torch.stack([row.mean for row in self.rows]),
-            streams=torch.stack([row.mean for row in self.stream_rows], dim=1),
+            inputs=torch.stack([torch.as_tensor(row.mean) for row in self.rows]),
+            streams=torch.stack([torch.as_tensor(row.mean) for row in self.stream_rows], dim=1),
             inputs_deviation=torch.stack([row.deviation for row in self.rows]),
             tokens=self.rows[-1].count,
         )
 
 
-def readout_of(model: nn.Module) -> str | torch.Tensor:
+def readout_of(model: PreTrainedModel) -> str | torch.Tensor:
     """How a model reads its streams out, for `Unfolding`: "sum", "mean" or weights `[N]`.
 
     A learned readout, whose weights each token predicts, takes the mean, at which it starts.
@@ -104,7 +104,7 @@ def unfold_static(model: PreTrainedModel) -> ConnectionMatrices:
 
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
-    connections = [module for module in model.modules() if hasattr(type(module), "matrices")]
+    connections: list[Any] = [module for module in model.modules() if hasattr(type(module), "matrices")]
     if not connections:
         raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to unfold.")
     connections.sort(key=lambda connection: connection.sub_layer)
@@ -112,7 +112,7 @@ def unfold_static(model: PreTrainedModel) -> ConnectionMatrices:
 
 
 @torch.no_grad()
-def _static_part(connection: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+def _static_part(connection: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """A and b of a connection, static."""
     if hasattr(connection, "static_alpha"):
         return connection.static_alpha.detach(), connection.static_beta.detach()

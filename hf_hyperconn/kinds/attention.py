@@ -30,7 +30,7 @@ class AttentionResidual(Kind):
     most = 1
     has_matrices = extends_hyper_connections = False
     fields = ("hc_block",)
-    readout: Readout = AttentionReadout()
+    readout = AttentionReadout()
 
     def suffix(self, n):
         return "AttnRes"

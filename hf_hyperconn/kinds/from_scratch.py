@@ -12,7 +12,7 @@ class Keel(Kind):
     no_history = "Keel has one stream"
     most = 1
     has_matrices = extends_hyper_connections = False
-    readout: Readout = Joined()
+    readout = Joined()
 
     def shapes(self, config, norm):
         return {f"norm.{name}": (config["hidden_size"],) for name in norm}
@@ -47,7 +47,7 @@ class Dual(Kind):
     no_history = "one of ResiDual's streams is normed"
     least = most = 2
     has_matrices = extends_hyper_connections = False
-    readout: Readout = NormedReadout()
+    readout = NormedReadout()
 
     def shapes(self, config, norm):
         return {f"norm.{name}": (config["hidden_size"],) for name in norm}

@@ -1,11 +1,12 @@
 """Hyper-connections, static and dynamic, and what is computed as they are: frac-connections and AltUp."""
 
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 import numpy as np
 
 from ..models.history_start import HISTORIES, written_streams
-from .kind import NORM, SCALE, Kind, Readout, Shapes, Values, float32, largest_change, parts, setting, sub_layers
+from .kind import NORM, SCALE, Kind, Shapes, Values, float32, largest_change, parts, setting, sub_layers
 from .readouts import Joined
 
 
@@ -13,7 +14,7 @@ class Static(Kind):
     """`HyperConnection` without a norm."""
 
     name, title, paper = "shc", "static hyper-connections", "2409.19606"
-    fields = ("hc_start", "hc_history")
+    fields: ClassVar[tuple[str, ...]] = ("hc_start", "hc_history")
 
     def fault(self, config):
         if found := super().fault(config):
@@ -53,7 +54,7 @@ class Dynamic(Static):
     """`HyperConnection` with a norm."""
 
     name, title = "dhc", "dynamic hyper-connections"
-    fields = ("hc_tanh", *Static.fields)
+    fields: ClassVar[tuple[str, ...]] = ("hc_tanh", *Static.fields)
 
     def shapes(self, config, norm):
         return {**super().shapes(config, norm), **_prediction(config["hidden_size"], config["hc_mult"] + 1, norm)}
@@ -82,7 +83,7 @@ class Frac(Dynamic):
     name, title, paper = "frac", "frac-connections", "2503.14125"
     no_history = "frac-connections have parts of one stream instead of several streams"
     fields = ("hc_tanh",)
-    readout: Readout = Joined()
+    readout = Joined()
 
     def streams(self, config):
         return f"the hidden state in {config['hc_mult']} parts"

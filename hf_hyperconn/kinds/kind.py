@@ -7,7 +7,7 @@ lack any. `norm` has, by name, the initial value of each parameter of a family's
 
 from collections.abc import Iterable, Mapping
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ Values = dict[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
 
 # the fields of `HyperConnectionConfig`, with their defaults
-FIELDS = {
+FIELDS: dict[str, Any] = {
     "connection": "dhc",
     "hc_mult": 4,
     "hc_tanh": True,

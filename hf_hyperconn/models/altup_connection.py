@@ -16,6 +16,7 @@ and is computed as one. At the start p is the identity and g is 1.
 """
 
 import torch
+from torch import nn
 
 from .hyper_connections import HyperConnection, compute_dtype
 from .hyper_connections_types import CoefficientParameters
@@ -29,6 +30,8 @@ class AltUpConnection(HyperConnection):
     """
 
     decayed = ()
+    prediction: nn.Parameter
+    correction: nn.Parameter
 
     def __init__(self, hidden_size: int, hc_mult: int, sub_layer: int, selection: str = "alternating"):
         self.selected = sub_layer % hc_mult if selection == "alternating" else 0

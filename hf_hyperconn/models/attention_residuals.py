@@ -18,8 +18,10 @@ streams that the layer took, so that these are copied once a layer.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
 from .hyper_connections import Connection, WideModule, compute_dtype, expand_streams
 from .hyper_connections_autograd import returned
@@ -65,10 +67,11 @@ class Values:
     def read(self, query: torch.Tensor, form: str, eps: float) -> torch.Tensor:
         """h, `[B, S, D]`, in the dtype of r."""
         with without_autocast(self.residual):
-            inputs = (form == "sum", eps, query.to(compute_dtype(self.residual.dtype)), self.residual, *self.values)
-            if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs[2:]):
-                return _Read.apply(*inputs)
-            return _Read.forward(*inputs)  # Dynamo would call it with a context, as one without `setup_context`
+            tensors = query.to(compute_dtype(self.residual.dtype)), self.residual, *self.values
+            if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+                return _Read.apply(form == "sum", eps, *tensors)
+            # Dynamo would call it with a context, as one without `setup_context`
+            return _Read.forward(form == "sum", eps, *tensors)
 
 
 class AttentionResidual(Connection):
@@ -79,6 +82,8 @@ class AttentionResidual(Connection):
     form: "sum" or "mean".
     eps: of the norm of the values.
     """
+
+    query: nn.Parameter
 
     def __init__(self, hidden_size: int, sub_layer: int, block: int = 1, form: str = "sum", eps: float = 1e-6):
         super().__init__(hidden_size, 1, sub_layer)
@@ -112,6 +117,8 @@ class AttentionReadout(WideModule):
     hidden_size: D. form, eps: as for `AttentionResidual`.
     """
 
+    query: nn.Parameter
+
     def __init__(self, hidden_size: int, form: str = "sum", eps: float = 1e-6):
         super().__init__()
         self.hidden_size, self.form, self.eps = hidden_size, form, eps
@@ -138,7 +145,9 @@ class _Read(torch.autograd.Function):
         wide = [value.to(query.dtype) for value in values]
         weights = _weights(_scores(wide, query, eps)[0])
         weights = weights - 1 if adds_residual else weights / weights.shape[-1]
-        read = sum((weight * value).sum(-2) for weight, value in zip(_by_tensor(weights, wide), wide, strict=True))
+        read: Any = sum(
+            (weight * value).sum(-2) for weight, value in zip(_by_tensor(weights, wide), wide, strict=True)
+        )
         return returned((residual.to(query.dtype) + read if adds_residual else read).to(residual.dtype))
 
     @staticmethod

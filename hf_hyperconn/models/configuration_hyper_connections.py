@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers import PreTrainedConfig
 
@@ -32,14 +32,20 @@ OF_A_FOLDER = ("model_type", "architectures", "auto_map", "transformers_version"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
-class ShippedConfig:
+if TYPE_CHECKING:  # what the mixins below stand before
+    Base = PreTrainedConfig
+else:
+    Base = object
+
+
+class ShippedConfig(Base):
     """Mixin of configs with which code is saved.
 
     base_model_type: the model type of the base.
     """
 
     base_model_type: ClassVar[str]
-    base_model_pp_plan: ClassVar[None] = None  # pipeline stages exchange [B, S, D]; streams are [B, S, N, D]
+    base_model_pp_plan: ClassVar[Any] = None  # pipeline stages exchange [B, S, D]; streams are [B, S, N, D]
 
     def __init_subclass__(cls, *args, **kwargs):
         super().__init_subclass__(*args, **kwargs)
@@ -242,7 +248,9 @@ class HyperConnectionCompositeConfig(ShippedConfig):
     text_config_class: what `text_config` is, with the fields of `HyperConnectionConfig`.
     """
 
-    text_config_class: ClassVar[type[PreTrainedConfig]]
+    text_config_class: ClassVar[type[HyperConnectionConfig]]
+    if TYPE_CHECKING:  # a field of the base's
+        text_config: Any
 
     @property
     def of_layers(self):
@@ -287,7 +295,8 @@ class HyperConnectionCompositeConfig(ShippedConfig):
             for name, value in _without_its_folder(config.to_dict()).items()
         }
         base["text_config"] = cls.text_config_class.from_prenorm(config.text_config, **fields)
-        own = {name: {"": value} for name, value in implementations(config).items()}  # other parts keep theirs
+        # other parts keep theirs
+        own: dict[str, Any] = {name: {"": value} for name, value in implementations(config).items()}
         return cls(**base, **_base_on_the_hub(config), **own)
 
 
@@ -295,7 +304,7 @@ def _without_its_folder(config: dict) -> dict:
     return {name: value for name, value in config.items() if name not in OF_A_FOLDER}
 
 
-def _base_on_the_hub(config: PreTrainedConfig) -> dict[str, str]:
+def _base_on_the_hub(config: PreTrainedConfig) -> dict[str, Any]:
     """The name of a base that was loaded from the Hub, as `hc_base_model`."""
     name = config.name_or_path or ""
     return {"hc_base_model": name} if HUB_ID.fullmatch(name) and not os.path.isdir(name) else {}
@@ -307,6 +316,7 @@ def save_code(package: str, modules: set[str], folder: str | os.PathLike) -> Non
     while pending:
         name = pending.pop()
         done.add(name)
-        source = find_spec(f"{package}.{name}").loader.get_source(f"{package}.{name}")
+        spec: Any = find_spec(f"{package}.{name}")
+        source = spec.loader.get_source(f"{package}.{name}")
         Path(folder, f"{name}.py").write_text(source, encoding="utf-8")
         pending |= set(re.findall(r"^\s*from \.(\w+) import", source, re.MULTILINE)) - done

@@ -29,6 +29,11 @@ class DynamicActivation(InitialisedModule):
     alpha: its initial value.
     """
 
+    weight: nn.Parameter
+    alpha: nn.Parameter
+    shift: nn.Parameter
+    bias: nn.Parameter
+
     def __init__(self, size: int, kind: str, alpha: float):
         super().__init__()
         self.size, self.kind, self.initial_alpha = size, kind, alpha
@@ -54,6 +59,8 @@ class DynamicActivation(InitialisedModule):
 
 class EmbeddingScale(InitialisedModule):
     """Embeddings times a learned scalar, the root of the hidden size at the start (DyT paper, Appendix A)."""
+
+    weight: nn.Parameter
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -95,7 +102,8 @@ def initial_alphas(config) -> tuple[float, float]:
     nearest = min(ALPHAS, key=lambda width: abs(width - config.hidden_size))
     by_default = ALPHAS[nearest] if config.norm == "dyt" else (DERF_ALPHA, DERF_ALPHA)
     given = (config.norm_alpha_attention, config.norm_alpha_other)
-    return tuple(default if value is None else value for value, default in zip(given, by_default, strict=True))
+    attention, other = (default if value is None else value for value, default in zip(given, by_default, strict=True))
+    return attention, other
 
 
 def _width(norm: nn.Module) -> int | None:

@@ -25,6 +25,7 @@ float32, without any reduced-precision matrix product, and each stream is rounde
 
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -34,6 +35,20 @@ from .hyper_connections_step import StepCarry, Streams, step, without_autocast
 from .hyper_connections_torch import compute_dtype, products_on
 from .hyper_connections_types import CoefficientParameters
 from .norm_forms import NormForm, form_of
+
+
+class Written(Protocol):
+    """Streams on their way to a connection: what its `take` gives, or what a carry has written."""
+
+    def written(self) -> torch.Tensor:
+        """The streams, `[B, S, N, D]`."""
+
+
+class Writer(Protocol):
+    """What any width connection leaves for its branch's output."""
+
+    def write(self, branch_output: torch.Tensor) -> Written:
+        """The next streams, of a branch output `[B, S, D]`."""
 
 
 @dataclass(eq=False)
@@ -173,11 +188,11 @@ class Connection(WideModule):
         """From streams `[B, S, N, D]`, the branch input `[B, S, D]` in their dtype, and H' and b of `Carry`."""
         raise NotImplementedError
 
-    def take(self, streams: torch.Tensor) -> Streams:
+    def take(self, streams: torch.Tensor) -> Written:
         """Streams `[B, S, N, D]` as `forward` takes them."""
         return Streams(streams)
 
-    def forward(self, streams: Streams) -> tuple[torch.Tensor, Carry]:
+    def forward(self, streams: Any) -> tuple[torch.Tensor, Writer]:
         """The width connection; a forward, so that hooks and wrappers of the module see it.
 
         streams: what `take` gives, or what the carry of the sub-layer before has written.
@@ -193,7 +208,7 @@ class Connection(WideModule):
         """What writes a branch's output to H', with b, as streams of a dtype."""
         return Carry(mixed, beta, dtype)
 
-    def width_connection(self, streams: torch.Tensor) -> tuple[torch.Tensor, Carry]:
+    def width_connection(self, streams: torch.Tensor) -> tuple[torch.Tensor, Writer]:
         """`forward`, of streams `[B, S, N, D]` as a tensor."""
         return self(self.take(streams))
 
@@ -206,6 +221,8 @@ class WeightedReadout(WideModule):
 
     weights: one for each stream, at the start.
     """
+
+    static_gamma: nn.Parameter
 
     def __init__(self, weights: tuple[float, ...]):
         super().__init__()
@@ -225,7 +242,7 @@ class WeightedReadout(WideModule):
         with without_autocast(streams):
             values = streams.to(compute_dtype(streams.dtype))
             weights, first = self.static_gamma.to(values.dtype), values[..., 0, :]
-            others = sum(weights[i] * (values[..., i, :] - first) for i in range(1, len(weights)))
+            others: Any = sum(weights[i] * (values[..., i, :] - first) for i in range(1, len(weights)))
             return (weights.sum() * first + others).to(streams.dtype)
 
     def extra_repr(self) -> str:
@@ -243,7 +260,13 @@ class HyperConnection(Connection):
         the paper's start, where it reads stream k mod N and writes to all.
     """
 
-    decayed = ("dynamic_alpha_fn", "dynamic_beta_fn")
+    decayed: tuple[str, ...] = ("dynamic_alpha_fn", "dynamic_beta_fn")
+    static_alpha: nn.Parameter
+    static_beta: nn.Parameter
+    dynamic_alpha_fn: nn.Parameter
+    dynamic_beta_fn: nn.Parameter
+    dynamic_alpha_scale: nn.Parameter
+    dynamic_beta_scale: nn.Parameter
 
     def __init__(
         self,
@@ -274,11 +297,10 @@ class HyperConnection(Connection):
             beta = torch.tensor([float(i in self.written) for i in range(rows)], dtype=torch.float32)
         values = {"static_alpha": alpha, "static_beta": beta}
         if self.norm is not None:
-            d, float32 = self.stream_size, {"dtype": torch.float32}
-            values["dynamic_alpha_fn"] = torch.zeros(d, columns, **float32)
-            values["dynamic_beta_fn"] = torch.zeros(d, **float32)
-            values["dynamic_alpha_scale"] = torch.full((1,), 0.01, **float32)
-            values["dynamic_beta_scale"] = torch.full((1,), 0.01, **float32)
+            values["dynamic_alpha_fn"] = torch.zeros(self.stream_size, columns, dtype=torch.float32)
+            values["dynamic_beta_fn"] = torch.zeros(self.stream_size, dtype=torch.float32)
+            values["dynamic_alpha_scale"] = torch.full((1,), 0.01, dtype=torch.float32)
+            values["dynamic_beta_scale"] = torch.full((1,), 0.01, dtype=torch.float32)
         return values
 
     @property
@@ -346,7 +368,7 @@ class HyperConnection(Connection):
             tanh=self.tanh,
         )
 
-    def forward(self, streams: Streams) -> tuple[torch.Tensor, Carry | StepCarry]:
+    def forward(self, streams: Streams) -> tuple[torch.Tensor, Writer]:
         if not is_transformed():
             with without_autocast(streams.values):
                 parameters = self.coefficient_parameters(compute_dtype(streams.values.dtype))

@@ -4,6 +4,7 @@
 import hashlib
 import inspect
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -35,7 +36,13 @@ def has_readout_module(config) -> bool:
     return config.hc_readout in ("learned", "weighted") or config.connection in ("attnres", "dual")
 
 
-class HyperConnectionDecoderLayer:
+if TYPE_CHECKING:  # what the mixin below stands before
+    Base = nn.Module
+else:
+    Base = object
+
+
+class HyperConnectionDecoderLayer(Base):
     """Mixin before a family's decoder layer: its residual additions become hyper-connections.
 
     A branch is whatever the family computes between reading the residual stream and adding to it. Here it is norm +
@@ -58,6 +65,12 @@ class HyperConnectionDecoderLayer:
         removed or added (`HyperConnectionModel.place_layers`).
     """
 
+    # what the branches below are made of
+    input_layernorm: Any
+    self_attn: Any
+    post_attention_layernorm: Any
+    mlp: Any
+
     parts: tuple[SubLayer, ...] = SUB_LAYERS
     count = "num_hidden_layers"
     positional: tuple[str, ...] = ()
@@ -68,11 +81,12 @@ class HyperConnectionDecoderLayer:
     absent: tuple[str, ...] = ()
     cut_from: tuple[str, str] | None = None
     predicting_norm: str | None = "post_attention_layernorm"
+    hc_head: InitialisedModule
     lent_readout: tuple[InitialisedModule, ...] = ()  # in a tuple, so that its parameters keep the one name they have
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        if "cut_from" in vars(cls):
+        if "cut_from" in vars(cls) and cls.cut_from is not None:
             warn_of_another_forward(cls.__bases__[-1], *cls.cut_from)
 
     def connect(self, config, layer_idx: int, layers: int) -> None:
@@ -114,7 +128,7 @@ class HyperConnectionDecoderLayer:
         for path, _ in list(self.named_parameters()):
             owner, _, name = path.rpartition(".")
             if path.removesuffix(".weight").rpartition(".")[2] in OUTPUT_PROJECTIONS and "norm" not in path:
-                module = self.get_submodule(owner)
+                module: Any = self.get_submodule(owner)
                 module.hc_output_projection, module._is_hf_initialized = name, False
 
     def add_readout(self) -> None:
@@ -169,6 +183,7 @@ class HyperConnectionDecoderLayer:
                 return AltUpConnection(size, n, sub_layer, config.hc_selection)
             case "dual":
                 return DualResidual(size, sub_layer, norm=self.make_norm())
+        raise ValueError(f"connection is {config.connection!r}, of which no connection can be made.")
 
     @property
     def sub_layers(self) -> list[tuple[Connection, Callable[..., torch.Tensor]]]:
@@ -194,7 +209,7 @@ class HyperConnectionDecoderLayer:
         """Norm and MLP, `[B, S, D]` to `[B, S, D]`."""
         return self.mlp(self.post_attention_layernorm(hidden_states))
 
-    def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor | tuple:
+    def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> Any:
         """One decoder layer on streams `[B, S, N, D]`; the first takes and the last returns `[B, S, D]`.
 
         Where the family's layer returns more, so does this one.
@@ -226,7 +241,7 @@ class HyperConnectionDecoderLayer:
         first, _ = sub_layers[0]
         streams = first.take(first.expand_streams(hidden_states) if expands else hidden_states)
 
-        also = {}
+        also: dict[str, object] = {}
         for part, (connection, branch) in zip(self.parts, sub_layers, strict=True):
             if part.given is not None and kwargs.get(part.given) is None:
                 continue

@@ -19,6 +19,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -214,7 +215,8 @@ class _Step(torch.autograd.Function):
             with without_autocast(grad_streams):
                 return None, None, *_by_autograd(ctx.settings, (streams, coefficients, branch_output, *tensors), grads)
         parameters = None if ctx.settings is None else CoefficientParameters(*tensors, *ctx.settings)
-        result = None if parameters is None else Read(None, *values)
+        not_kept: Any = None  # what the branch read
+        result = None if parameters is None else Read(not_kept, *values)
         is_dynamic = parameters is not None and parameters.fn is not None
         with without_autocast(grad_streams):
             grads = _kernels(ctx.name, grad_streams.device).step_backward(
@@ -247,6 +249,8 @@ def _by_autograd(
         _, *written = tensors[:3]
         of_written = gradients(lambda *written: (write(*written),), written, (of_streams,))
         return [of_streams, *of_written, *(None,) * 6]
+
+    assert of_coefficients is not None
 
     def step(streams, coefficients, branch_output, *of_parameters):
         return write_and_read(streams, coefficients, branch_output, CoefficientParameters(*of_parameters, *settings))

@@ -58,15 +58,15 @@ def steps_of(products: Products) -> Kernels:
         grad_beta: torch.Tensor | None,
         wants_fn: bool,
     ) -> StepGrads:
-        of_parameters, of_written = None, (None, None)
+        of_parameters, of_beta, of_output = None, None, None
         if parameters is not None:
             if coefficients is not None:
                 streams = write(streams, coefficients, branch_output, products)
             grads = grad_streams, grad_input, grad_beta
             grad_streams, of_parameters = read_backward(streams, parameters, result, *grads, wants_fn, products)
         if coefficients is not None:
-            of_written = write_backward(grad_streams, coefficients, branch_output, products)
-        return StepGrads(grad_streams, of_parameters, *of_written)
+            of_beta, of_output = write_backward(grad_streams, coefficients, branch_output, products)
+        return StepGrads(grad_streams, of_parameters, of_beta, of_output)
 
     return Kernels(step_forward, step_backward)
 
@@ -109,7 +109,7 @@ def write_backward(
 def read(streams: torch.Tensor, parameters: CoefficientParameters, products: Products) -> Read:
     """The branch input x = A_m^T H of streams `[B, S, N, D]`, and the coefficients."""
     values = streams.to(parameters.static_alpha.dtype)
-    coefficients, rest = parameters.static(), ()
+    coefficients, predicted, deviation, mean = parameters.static(), None, None, None
     if parameters.fn is not None:
         mean = values.mean(-1) if parameters.centred else None
         centred = _centred(values, mean)
@@ -117,9 +117,8 @@ def read(streams: torch.Tensor, parameters: CoefficientParameters, products: Pro
         deviation = variance.add_(parameters.eps).rsqrt_()
         predicted = products.dots(centred, parameters.fn).mul_(deviation.unsqueeze(-1))
         coefficients = coefficients + parameters.scale() * parameters.squash(predicted)
-        rest = predicted, deviation, mean
     branch_input = products.mixed(coefficients[..., :1], values).squeeze(-2)
-    return Read(branch_input.to(streams.dtype), coefficients, *rest)
+    return Read(branch_input.to(streams.dtype), coefficients, predicted, deviation, mean)
 
 
 def read_backward(

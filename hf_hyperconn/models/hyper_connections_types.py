@@ -32,7 +32,9 @@ class CoefficientParameters(NamedTuple):
         return torch.cat([self.static_alpha, self.static_beta.unsqueeze(-1)], dim=-1)
 
     def scale(self) -> torch.Tensor:
-        """`[N+2]`."""
+        """`[N+2]`, of dynamic coefficients."""
+        assert self.alpha_scale is not None
+        assert self.beta_scale is not None
         return torch.cat([self.alpha_scale.expand(self.static_alpha.shape[-1]), self.beta_scale])
 
     def squash(self, predicted: torch.Tensor) -> torch.Tensor:

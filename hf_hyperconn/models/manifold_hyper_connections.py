@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import nn
 
-from .hyper_connections import Carry, Connection, WideModule, compute_dtype, stream_mean
+from .hyper_connections import Connection, WideModule, Writer, compute_dtype, stream_mean
 from .hyper_connections_autograd import gradients, is_transformed, needs_autograd
 from .hyper_connections_step import Streams, implementation, without_autocast
 from .hyper_connections_torch import products_on
@@ -67,6 +68,9 @@ class ManifoldHyperConnection(Connection):
     """
 
     decayed = ("fn",)
+    fn: nn.Parameter
+    base: nn.Parameter
+    scale: nn.Parameter
 
     def __init__(
         self,
@@ -108,8 +112,8 @@ class ManifoldHyperConnection(Connection):
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """H_pre and H_post `[B, S, N]` and H_res `[B, S, N, N]` (None for iHC), float32."""
         dtype = compute_dtype(streams.dtype)
-        parameters = (parameter.to(dtype) for parameter in (self.fn, self.base, self.scale))
-        return coefficients(streams.to(dtype), *parameters, *self.settings)
+        fn, base, scale = (parameter.to(dtype) for parameter in (self.fn, self.base, self.scale))
+        return coefficients(streams.to(dtype), fn, base, scale, *self.settings)
 
     def matrices(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """H_pre and H_res as the A of `HyperConnection.matrices`, `[B, S, N, 1 + N]`, and H_post `[B, S, N]`."""
@@ -122,7 +126,7 @@ class ManifoldHyperConnection(Connection):
         read, write, mix = self.coefficients(streams)
         return *read_and_mix(streams, read, mix), write
 
-    def forward(self, streams: Streams) -> tuple[torch.Tensor, Carry | ManifoldCarry]:
+    def forward(self, streams: Streams) -> tuple[torch.Tensor, Writer]:
         """The width connection, by the fused kernels or in plain torch, as `set_hc_implementation` says."""
         values = streams.written()
         if implementation(values) == "torch" or is_transformed():
@@ -141,6 +145,9 @@ class LearnedReadout(WideModule):
     """
 
     decayed = ("hc_fn",)
+    hc_fn: nn.Parameter
+    hc_base: nn.Parameter
+    hc_scale: nn.Parameter
 
     def __init__(self, hidden_size: int, hc_mult: int, eps: float = 1e-6):
         super().__init__()
@@ -149,11 +156,11 @@ class LearnedReadout(WideModule):
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """Every parameter at the start, float32."""
-        n, float32 = self.hc_mult, {"dtype": torch.float32}
+        n = self.hc_mult
         return {
-            "hc_fn": torch.zeros(n, n * self.hidden_size, **float32),
-            "hc_base": torch.full((n,), _logit(1 / n - self.eps), **float32),
-            "hc_scale": torch.full((1,), 0.01, **float32),
+            "hc_fn": torch.zeros(n, n * self.hidden_size, dtype=torch.float32),
+            "hc_base": torch.full((n,), _logit(1 / n - self.eps), dtype=torch.float32),
+            "hc_scale": torch.full((1,), 0.01, dtype=torch.float32),
         }
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
@@ -222,10 +229,10 @@ class _Depth(torch.autograd.Function):
 
 
 def _width(
-    settings: tuple[bool, int, float], streams: torch.Tensor, *parameters: torch.Tensor
+    settings: tuple[bool, int, float], streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What the gradients that `_Width` receives belong to, by the algebra: H_res x, the branch input and H_post."""
-    read, write, mix = coefficients(streams.float(), *parameters, *settings)
+    read, write, mix = coefficients(streams.float(), fn, base, scale, *settings)
     branch_input, mixed = read_and_mix(streams, read, mix)
     return mixed, branch_input, write
 

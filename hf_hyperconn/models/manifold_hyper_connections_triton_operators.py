@@ -89,7 +89,9 @@ def _grid(count: int, size: int, sizes: dict[str, int | bool]) -> tuple[int, int
     return triton.cdiv(count, sizes["T"]), triton.cdiv(size, sizes["BLOCK"])
 
 
-def _width_results(streams: torch.Tensor, mixes: bool) -> tuple[torch.Tensor, ...]:
+def _width_results(
+    streams: torch.Tensor, mixes: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     *tokens, n, size = streams.shape
     shapes = [(n,), (n,), (n, n), (n * n + 2 * n if mixes else 2 * n,), ()]
     read, write, mix, predicted, deviation = (
@@ -147,7 +149,9 @@ def width_backward(
     return results
 
 
-def _width_backward_results(streams: torch.Tensor, predicted: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _width_backward_results(
+    streams: torch.Tensor, predicted: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     grad_streams = torch.empty(streams.shape, dtype=streams.dtype, device=streams.device)
     return grad_streams, torch.empty_like(predicted), torch.empty_like(predicted)
 
@@ -189,7 +193,8 @@ def depth_forward(
     results = _depth_results(streams, branch_output)
     h, f = _tokens(streams, 2), _tokens(branch_output, 1)
     if h.numel() > 0:
-        sizes = _sizes(*h.shape[1:], mixes)["write"]
+        _, n, size = h.shape
+        sizes = _sizes(n, size, mixes)["write"]
         with torch.cuda.device_of(h):
             _write[_grid(h.shape[0], h.shape[-1], sizes)](
                 h, *_strides(h), write.contiguous(), mix.contiguous(), f, *_strides(f), results, h.shape[0],

@@ -11,6 +11,7 @@ are given their classes with hyper-connections (`adopt`).
 import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ from transformers.utils import logging
 
 from .dynamic_activations import replace_norms
 from .hyper_connections import InitialisedModule
-from .hyper_connections_layer import has_readout_module
+from .hyper_connections_layer import HyperConnectionDecoderLayer, has_readout_module
 from .sub_layers import ADDED, READOUT, is_of_connection
 from .transformers_seam import declare, share_implementation_of_experts, share_names_of_weights
 
@@ -30,17 +31,25 @@ logger = logging.get_logger(__name__)
 _loads_a_base: ContextVar[bool] = ContextVar("_loads_a_base", default=False)
 _loading = threading.RLock()
 
+if TYPE_CHECKING:  # what the mixins below stand before
+    Base = PreTrainedModel
+else:
+    Base = object
+Model = TypeVar("Model", bound="HyperConnectionPreTrainedModel")
 
-class HyperConnectionPreTrainedModel:
+
+class HyperConnectionPreTrainedModel(Base):
     """Mixin before a family's `PreTrainedModel`.
 
+    config_class: the family's config, with the fields of hyper-connections.
     layer_classes: the family's decoder layers on residual streams.
     auto_map: `file.Class` behind every Auto class; a saved model ships these files.
     """
 
-    layer_classes: tuple[type[nn.Module], ...]
+    config_class: Any
+    layer_classes: tuple[type[HyperConnectionDecoderLayer], ...]
     auto_map: dict[str, str]
-    _pp_plan = None
+    _pp_plan: Any = None
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -77,7 +86,7 @@ class HyperConnectionPreTrainedModel:
         for name in ("_no_split_modules", "_keep_in_fp32_modules_strict"):
             self.__dict__.pop(name, None)
         if has_readout_module(self.config.of_layers):
-            self._keep_in_fp32_modules_strict = {*self._keep_in_fp32_modules_strict, READOUT}
+            self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), READOUT}
         if _loads_a_base.get():
             self._keys_to_ignore_on_load_missing = {*(self._keys_to_ignore_on_load_missing or ()), ADDED.pattern}
         self.add_model_tags(["hyper-connections", "hf-hyperconn", f"hc-x{self.config.of_layers.hc_mult}"])
@@ -103,10 +112,10 @@ class HyperConnectionPreTrainedModel:
             for name, value in module.initial_values().items():
                 parameter = getattr(module, name)
                 init.copy_(parameter, _sharded_like(value, parameter))
-        elif (name := getattr(module, "hc_output_projection", None)) is not None:
+        elif (projection := getattr(module, "hc_output_projection", None)) is not None:
             config = self.config.of_layers
             std = getattr(config, "initializer_range", 0.02) * config.hc_mult**-0.5
-            init.normal_(getattr(module, name), mean=0.0, std=std)
+            init.normal_(getattr(module, projection), mean=0.0, std=std)
 
     def materialise_connections(self, device: torch.device) -> None:
         """Create and initialise what hyper-connections have on the meta device, where loading leaves new weights."""
@@ -118,7 +127,7 @@ class HyperConnectionPreTrainedModel:
                 module.apply(innermost._init_weights)
 
     @classmethod
-    def prepare_distribute_model(cls, distributed_config, **kwargs):
+    def prepare_distribute_model(cls, distributed_config, *args, **kwargs):
         """As Transformers' own, which reads `from_pretrained(distributed_config=...)`, but no pipeline.
 
         Raises `ValueError` when one is asked for.
@@ -130,16 +139,16 @@ class HyperConnectionPreTrainedModel:
                 f"from stage to stage; between layers of {cls.__name__} there are [batch, sequence, streams, hidden]. "
                 f"Use fsdp_size or tp_size."
             )
-        return super().prepare_distribute_model(distributed_config, **kwargs)
+        return super().prepare_distribute_model(distributed_config, *args, **kwargs)
 
-    def save_pretrained(self, save_directory, **kwargs):
+    def save_pretrained(self, save_directory, *args, **kwargs):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""
         self.config.auto_map = dict(self.auto_map)
         with without_fsdp_prefix(type(self)):
-            super().save_pretrained(save_directory, **kwargs)
+            super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
-    def from_pretrained(cls, *args, **kwargs):
+    def from_pretrained(cls: type[Model], *args, **kwargs) -> Model:
         """As Transformers' own, but threads load one after the other.
 
         While it builds a model, it exchanges functions and the default dtype that all threads use; two threads at once
@@ -150,7 +159,7 @@ class HyperConnectionPreTrainedModel:
 
     @classmethod
     def from_prenorm(
-        cls,
+        cls: type[Model],
         pretrained_model_name_or_path,
         *,
         hc_mult: int | None = None,
@@ -161,7 +170,7 @@ class HyperConnectionPreTrainedModel:
         hc_history: str = "type",
         hc_block: int = 1,
         **kwargs,
-    ):
+    ) -> Model:
         """Load a base checkpoint as this class, with hyper-connections at the equivalent initialisation.
 
         The result computes the same logits as the base, bit for bit (but for `hc_readout="sum"`).
@@ -191,9 +200,10 @@ class HyperConnectionPreTrainedModel:
         with_info = kwargs.pop("output_loading_info", False)
         token = _loads_a_base.set(True)
         try:
-            model, info = cls.from_pretrained(
+            loaded: Any = cls.from_pretrained(
                 pretrained_model_name_or_path, config=config, output_loading_info=True, **kwargs
             )
+            model, info = loaded
         finally:
             _loads_a_base.reset(token)
         new = {name for name, _ in model.named_parameters() if is_of_connection(name)}
@@ -211,10 +221,11 @@ class HyperConnectionPreTrainedModel:
                 "Save a conversion first (hf-hyperconn convert) and load that."
             )
         model.materialise_connections(model.device)
-        return (model, info) if with_info else model
+        asked_for: Any = (model, info) if with_info else model
+        return asked_for
 
 
-class HyperConnectionModel:
+class HyperConnectionModel(Base):
     """Mixin before a family's base model: its decoder layers work on residual streams.
 
     The family's `forward` stays, inside `reduce_recorded_streams`.
@@ -224,6 +235,7 @@ class HyperConnectionModel:
         done here: without the first layer there would be no streams. None where there is none.
     """
 
+    layer_classes: Any
     stack = "layers"
     hc_layerdrop: str | None = None
 
@@ -241,7 +253,7 @@ class HyperConnectionModel:
         self.post_init()
 
     @property
-    def decoder_layers(self) -> nn.ModuleList:
+    def decoder_layers(self) -> Any:
         """Its layers, wherever the family has them."""
         return self.get_submodule(self.stack)
 
@@ -255,7 +267,7 @@ class HyperConnectionModel:
         Raises `ValueError` when the streams could not be expanded or read out once, by a layer that can.
         """
         layers = self.decoder_layers
-        running = list(layers)[:count]
+        running: list[Any] = list(layers)[:count]
         if not running:
             return
         owner = self.get_submodule(self.stack.rpartition(".")[0])
@@ -291,14 +303,14 @@ class HyperConnectionModel:
             last.lent_readout = lent
 
 
-class HyperConnectionComposite:
+class HyperConnectionComposite(Base):
     """Mixin before a family's base model that has a language model in it: that has the layers.
 
     language_model_class: of the language model.
     stack: where it has its layers.
     """
 
-    language_model_class: type[PreTrainedModel]
+    language_model_class: type[HyperConnectionPreTrainedModel]
     stack = "language_model.layers"
 
     def __init__(self, config, *args, **kwargs):
@@ -312,12 +324,12 @@ class HyperConnectionComposite:
         self.post_init()
 
     @property
-    def decoder_layers(self) -> nn.ModuleList:
+    def decoder_layers(self) -> Any:
         """The layers of its language model."""
         return self.get_submodule(self.stack)
 
 
-class HyperConnectionOuterModel:
+class HyperConnectionOuterModel(Base):
     """Mixin before a family's base model that has its layers in models of the same config: an encoder, a decoder.
 
     inner: the class of each, by its attribute.
@@ -341,10 +353,10 @@ class HyperConnectionOuterModel:
         return getattr(self, [*self.inner][-1]).decoder_layers
 
 
-class HyperConnectionHead:
+class HyperConnectionHead(Base):
     """Mixin before a family's class with a head: its base model is `model_class`."""
 
-    model_class: type[PreTrainedModel]
+    model_class: type[HyperConnectionPreTrainedModel]
 
     def __init__(self, config):
         let_auto_model_find(config, self.model_class)
@@ -357,12 +369,11 @@ class HyperConnectionHead:
         self.post_init()
 
 
-def adopt(model: PreTrainedModel, hc_class: type[PreTrainedModel]) -> None:
+def adopt(model: Any, hc_class: type[PreTrainedModel]) -> None:
     """Make a model that a base's `__init__` has built one of its class with hyper-connections."""
     if not isinstance(model, hc_class):
-        PreTrainedModel.__init__(
-            hc_class.__new__(hc_class), model.config
-        )  # Transformers meets a class at its first model
+        # Transformers meets a class at its first model
+        PreTrainedModel.__init__(hc_class.__new__(hc_class), model.config)
         model.__class__ = hc_class
         model.connect()
 
@@ -373,7 +384,7 @@ def plain_class(hc_class: type) -> type:
     return found
 
 
-def let_auto_model_find(config, model_class: type[PreTrainedModel]) -> None:
+def let_auto_model_find(config, model_class: type[HyperConnectionPreTrainedModel]) -> None:
     """Register a class with AutoModel, which some bases ask for a part of theirs."""
     # the file of this config may have been loaded more than once
     if type(config).__name__ == model_class.config_class.__name__ and type(config) not in MODEL_MAPPING:
@@ -396,4 +407,5 @@ def _sharded_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         return value
     from torch.distributed.tensor import distribute_tensor  # not part of every build of torch
 
-    return distribute_tensor(value, parameter.device_mesh, parameter.placements)
+    sharded: Any = parameter
+    return distribute_tensor(value, sharded.device_mesh, sharded.placements)

@@ -7,14 +7,14 @@ kernels have classes of their own for the same function.
 
 from collections.abc import Iterator
 from copy import deepcopy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 USUAL_EPS = (1e-5, 1e-6, 1e-8)  # of norms that don't keep theirs in an attribute
 SCALES = (1.0, 30.0, 1e-3, 1e-5)  # of the vectors; in small ones eps is seen
-TOLERANCES = {"rtol": 1e-5, "atol": 1e-6}
+RTOL, ATOL = 1e-5, 1e-6
 
 
 class FoldedNorm(NamedTuple):
@@ -57,10 +57,11 @@ class NormForm(NamedTuple):
         """
         if type(norm) is not self.of:
             return None
-        weight = None if self.added is None else norm.weight
+        weight: Any = None if self.added is None else norm.weight
+        bias: Any = norm.bias if self.has_bias else None
         if self.added:
             weight = self.added + weight
-        return FoldedNorm(weight, norm.bias if self.has_bias else None, self.eps, self.centred)
+        return FoldedNorm(weight, bias, self.eps, self.centred)
 
 
 def form_of(norm: nn.Module, size: int, before: NormForm | None = None) -> NormForm | None:
@@ -91,7 +92,8 @@ def _form_seen(norm: nn.Module, size: int) -> NormForm | None:
         if not isinstance(found, torch.Tensor) or found.shape != vectors.shape:
             return None
         for form in _forms(norm, tensors):
-            if torch.allclose(_normed(vectors, form.fold(twin)), found, **TOLERANCES):
+            folded = form.fold(twin)
+            if folded is not None and torch.allclose(_normed(vectors, folded), found, rtol=RTOL, atol=ATOL):
                 return form
     return None
 

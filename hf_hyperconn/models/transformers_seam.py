@@ -8,6 +8,7 @@ is an error.
 import re
 from collections.abc import Callable
 from functools import wraps
+from typing import Any
 
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -20,6 +21,8 @@ DECLARED = {
     "_no_split_modules": "device_map may split a decoder layer",
     "_keep_in_fp32_modules_strict": "hyper-connections are loaded in the dtype of the model, not in float32",
 }
+
+EXPERTS_ARE_SETTABLE = "_can_set_experts_implementation_cached_value"  # where Transformers keeps what it found
 
 
 def names_are_gone(error: ImportError) -> ImportError:
@@ -75,7 +78,7 @@ def share_names_of_experts(model_type: str, base_model_type: str) -> None:
 @convenience("set_experts_implementation has no effect")
 def share_implementation_of_experts(cls: type[PreTrainedModel], base: type[PreTrainedModel]) -> None:
     """Whether the implementation of experts can be set, which is found in the source file of a class: the base's."""
-    cls._can_set_experts_implementation_cached_value = base._can_set_experts_implementation()
+    setattr(cls, EXPERTS_ARE_SETTABLE, base._can_set_experts_implementation())
 
 
 def share_names_of_weights(model_type: str, base_model_type: str) -> None:
@@ -113,7 +116,7 @@ def declare(cls: type[PreTrainedModel], base: type[PreTrainedModel], **values) -
         setattr(cls, name, value(getattr(base, name, None)))
 
 
-def implementations(config: PreTrainedConfig) -> dict[str, str | None]:
+def implementations(config: PreTrainedConfig) -> dict[str, Any]:
     """The implementations of attention and experts that were chosen for a config, as its constructor takes them."""
     names = ("attn_implementation", "experts_implementation")
     return {name: getattr(config, f"_{name}", None) for name in names}

@@ -75,8 +75,8 @@ def changes_each_alike(statement: ast.stmt, streams: set[str]) -> str | None:
         is_apart = all(isinstance(node, ast.Assign) and _asks_only_its_dtype(node.value, name) for node in others)
         return name if is_apart and all(changes_each_alike(node, streams) == name for node in found) else None
     match statement:
-        case ast.Assign([ast.Name()], ast.Call(function, [ast.Name(first), *others], keywords)) if first == name:
-            used = read([node for each in (*others, *keywords) for node in ast.walk(each)])
+        case ast.Assign([ast.Name()], ast.Call(function, [ast.Name(first), *more], keywords)) if first == name:
+            used = read([node for each in (*more, *keywords) for node in ast.walk(each)])
             return name if ast.unparse(function) == "torch.clamp" and name not in used else None
         case ast.Assign([ast.Name()], ast.BinOp(ast.Name(first), ast.Mult(), ast.Attribute(ast.Name("self")))):
             return name if first == name else None
@@ -116,5 +116,5 @@ def names_returned(statement: ast.stmt) -> list[str] | None:
         case ast.Return(ast.Name(name)):
             return [name]
         case ast.Return(ast.Tuple(elements)) if all(isinstance(each, ast.Name) for each in elements):
-            return [each.id for each in elements]
+            return [each.id for each in elements if isinstance(each, ast.Name)]
     return None

@@ -14,6 +14,7 @@ import hashlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..errors import UnsupportedCheckpointError
 from ..models.sub_layers import SUB_LAYERS, SubLayer
@@ -114,7 +115,7 @@ class Cut:
     def sub_layers(self) -> tuple[SubLayer, ...]:
         """What they are called: two are attention and MLP, others after the module that they run."""
         if len(self.branches) == len(SUB_LAYERS):
-            named = SUB_LAYERS
+            named: tuple[SubLayer, ...] = SUB_LAYERS
         else:
             names: list[str] = []
             for branch in self.branches:
@@ -143,7 +144,7 @@ class _Part:
     reshaped: set[str] = field(default_factory=set)
     copies: set[str] = field(default_factory=set)
     statements: list[Statement] = field(default_factory=list)
-    added: ast.expr | None = None
+    added: Any = None
     source: str = ""
     given: str | None = None
     after: list[Statement] = field(default_factory=list)
@@ -199,7 +200,8 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, layer: str, inli
     if len(taken) < 2 or taken[0] != "self":
         raise refusal(layer, "it takes no stream")
     streams, widened = {taken[1]}, None
-    parts, part = [], _Part({taken[1]})
+    parts: list[_Part] = []
+    part = _Part({taken[1]})
     *others, (last, *_) = statements
     if others and isinstance(last, ast.Return) and (whole := tuple_returned(last, others[-1].node)) is not None:
         last = whole
@@ -248,8 +250,8 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, layer: str, inli
         raise refusal(layer, "it returns at several places")
     if not parts:
         raise refusal(layer, "nothing is added to the stream that it takes")
-    stream, *returned = names_returned(last) or [None]
-    if stream is None or not all(any(name in made(each.nodes) for each in parts) for name in returned):
+    stream, *returned = names_returned(last) or [""]
+    if not stream or not all(any(name in made(each.nodes) for each in parts) for name in returned):
         raise refusal(layer, "it returns more than the stream")
     if stream not in streams or part.statements:
         raise refusal(layer, "it changes the stream by more than additions")
@@ -259,7 +261,7 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, layer: str, inli
 
 
 def _branches(parts: list[_Part], forward: ast.FunctionDef, layer: str, returned: list[str]) -> Iterator[Branch]:
-    earlier = set()
+    earlier: set[str] = set()
     arguments = {argument.arg for argument in ast.walk(forward.args) if isinstance(argument, ast.arg)}
     others = forward.args.kwarg.arg if forward.args.kwarg else None
     for part in parts:
@@ -279,7 +281,7 @@ def _branches(parts: list[_Part], forward: ast.FunctionDef, layer: str, returned
             if is_first
             else "\n".join(map(ast.unparse, statements)) == USUAL_MLP
         )
-        after = [each.node for each in part.after]
+        after: list[ast.AST] = [each.node for each in part.after]
         if (read_before_made(after) - {STREAM}) & (arguments | earlier | made(part.nodes)):
             raise refusal(layer, "what changes the stream depends on more than the layer")
         yield Branch(

@@ -52,8 +52,8 @@ class Inliner:
                 pass
             case _:
                 return None
-        given = [*call.args, *(keyword.value for keyword in call.keywords)]
-        if not any(isinstance(each, ast.Name) and each.id in streams for each in given):
+        values = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if not any(isinstance(each, ast.Name) and each.id in streams for each in values):
             return None
         callee = self._callee(call.func)
         if callee is None or (bound := _bound(call, callee.arguments)) is None:
@@ -177,7 +177,8 @@ def _assignments(bound: dict[str, ast.expr], streams: set[str], body: list[State
     used = {name for each in body for name in read([*ast.walk(each.node)])}
     used |= {name for each in body if isinstance(each.node, ast.AugAssign) for name in made([*ast.walk(each.node)])}
     ordered = sorted(bound, key=lambda name: name not in streams)
-    found, spoilt = [], set()
+    found: list[str] = []
+    spoilt: set[str] = set()
     for name in ordered:
         if ast.unparse(bound[name]) == name or (name not in used and name not in streams):
             continue
@@ -202,12 +203,12 @@ def _ends(target: ast.expr, body: list[Statement]) -> tuple[list[str], list[str]
             return None
     if not all(isinstance(each, ast.Name) for each, _ in pairs):
         return None
-    by_last, before, after = made([*ast.walk(body[-2].node)]), [], []
-    for each, result in pairs:
-        text = f"{each.id} = {ast.unparse(result)}"
-        if each.id == "_" or each.id == ast.unparse(result):
+    by_last = made([*ast.walk(body[-2].node)])
+    before: list[str] = []
+    after: list[str] = []
+    for name, result in ((ast.unparse(each), result) for each, result in pairs):
+        if name in ("_", ast.unparse(result)):
             continue
-        (after if by_last & {node.id for node in ast.walk(result) if isinstance(node, ast.Name)} else before).append(
-            text
-        )
+        is_after = by_last & {node.id for node in ast.walk(result) if isinstance(node, ast.Name)}
+        (after if is_after else before).append(f"{name} = {ast.unparse(result)}")
     return before, after

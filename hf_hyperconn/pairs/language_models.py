@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from ..errors import UnsupportedCheckpointError
 from .source_files import Definition, table
@@ -88,7 +89,7 @@ def _type_of(value: ast.expr, types: dict[str, str]) -> str | None:
     if isinstance(value, ast.Call):
         given = {keyword.arg: keyword.value for keyword in value.keywords}
         if isinstance(named := given.get("model_type"), ast.Constant):
-            return named.value
+            return cast("str | None", named.value)
         value = given.get("config_class", value)
     return types.get(ast.unparse(value))
 

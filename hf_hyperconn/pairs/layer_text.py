@@ -28,7 +28,7 @@ def layer_class(layer: LayerSource, count: str) -> str:
 
 def _body(layer: LayerSource, count: str) -> str:
     """What follows the docstring."""
-    settings = {}
+    settings: dict[str, object] = {}
     if is_cut(layer):
         settings["cut_from"] = (release(), layer.cut_from)
     if layer.predicting_norm != "post_attention_layernorm":

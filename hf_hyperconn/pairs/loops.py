@@ -43,7 +43,7 @@ def read_layer_loop(forward: ast.FunctionDef, model: str, layers: str = "layers"
         body = [*_without_layerdrop(loop.body, layerdrop)] if layerdrop else loop.body
         if any(isinstance(node, ast.Continue | ast.Break) for statement in body for node in ast.walk(statement)):
             continue
-        calls = [call for statement in body if (call := _layer_call(statement, ast.unparse(loop.target)))]
+        calls = [each for statement in body if (each := _layer_call(statement, ast.unparse(loop.target)))]
         if len(calls) != 1:
             continue
         ((call, stream, positional),) = calls

@@ -8,6 +8,7 @@ from importlib.abc import ExecutionLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from pathlib import Path
+from typing import Any
 
 from ..errors import UnsupportedCheckpointError
 from .language_models import APART
@@ -44,7 +45,8 @@ def install() -> None:
 def _model_type(module: str) -> str | None:
     """The model type of a module's name, in which `-` is written as `_`; two, where a config chooses another."""
     found = [_by_stem(f"hc_{name}") for name in module.partition("_hc_")[2].split(APART, 1)]
-    return None if None in found else APART.join(found)
+    known = [name for name in found if name is not None]
+    return APART.join(known) if len(known) == len(found) else None
 
 
 def _by_stem(name: str) -> str | None:
@@ -60,7 +62,7 @@ class _Finder(MetaPathFinder):
             read_family(model_type)
         except UnsupportedCheckpointError:
             return None
-        spec = spec_from_loader(fullname, _Loader(), origin=str(MODELS / f"{name}.py"))
+        spec: Any = spec_from_loader(fullname, _Loader(), origin=str(MODELS / f"{name}.py"))
         spec.has_location = True  # tracebacks, `inspect` and torch.compile name it, as any module's file
         return spec
 

@@ -22,7 +22,8 @@ def read(nodes: list[ast.AST]) -> set[str]:
 
 def read_before_made(parts: list[ast.AST]) -> set[str]:
     """What is read before every path has made it: of a statement with statements inside, all that it reads."""
-    so_far, found = set(), set()
+    so_far: set[str] = set()
+    found: set[str] = set()
     for part in parts:
         nodes = [*ast.walk(part)]
         changed = {

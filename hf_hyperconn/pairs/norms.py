@@ -13,8 +13,8 @@ def norm_of(layer: Definition) -> tuple[str | None, dict[str, float]]:
     The norm before the MLP where there is one of the usual name, else the layer's first. It is None where there is
     none of which the source tells how its parameters start; an RMSNorm of torch then stands for it.
     """
-    init, file = layer.method("__init__")
-    norms = {}
+    init, file = layer.own_method("__init__")
+    norms: dict[str, ast.expr] = {}
     for node in ast.walk(init):
         match node:
             case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)], value=value) if (
@@ -42,7 +42,8 @@ def _start_of(call: ast.Call, file: SourceFile) -> dict[str, float] | None:
             return None
         found |= next((NORMS_OF_TORCH[base] for base in each.bases if base in NORMS_OF_TORCH), {})
         found |= _parameters(each.node)
-    return None if None in found.values() else found
+    known = {name: value for name, value in found.items() if value is not None}
+    return known if len(known) == len(found) else None
 
 
 def _has_modules(definition: ast.ClassDef) -> bool:
@@ -62,6 +63,6 @@ def _parameters(definition: ast.ClassDef) -> dict[str, float | None]:
             case ast.Assign(
                 targets=[ast.Attribute(ast.Name("self"), name)], value=ast.Call(func=made, args=[value, *_])
             ) if ast.unparse(made) in ("nn.Parameter", "torch.nn.Parameter"):
-                function = ast.unparse(value.func) if isinstance(value, ast.Call) else None
+                function = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
                 found[name] = {"torch.ones": 1.0, "torch.zeros": 0.0}.get(function)
     return found

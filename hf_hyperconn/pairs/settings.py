@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from textwrap import dedent
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .names import attributes_called
 from .source_files import Definition, SourceFile
@@ -17,7 +17,7 @@ class Statement(NamedTuple):
     given: an argument that may be None; the statement runs when it is not.
     """
 
-    node: ast.stmt
+    node: Any
     text: str
     given: str | None = None
 
@@ -95,14 +95,15 @@ class Settled:
         """
         for node in body:
             if isinstance(node, ast.If) and given is None and (name := self._given(node)) is not None:
-                yield from self.statements(node.body, node.test.end_lineno, name)
+                yield from self.statements(node.body, node.test.end_lineno or line, name)
             elif isinstance(node, ast.If) and (runs := self._decide(node)) is not None:
                 chosen = node.body if runs else node.orelse
                 if chosen:
-                    yield from self.statements(chosen, node.test.end_lineno if runs else chosen[0].lineno - 1, given)
+                    before = node.test.end_lineno if runs else chosen[0].lineno - 1
+                    yield from self.statements(chosen, before or line, given)
             else:
                 yield self._statement(node, line, given)
-            line = node.end_lineno
+            line = node.end_lineno or line
 
     def _statement(self, node: ast.stmt, line: int, given: str | None) -> Statement:
         match node:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from ..errors import UnsupportedCheckpointError
 
@@ -26,7 +27,8 @@ def package() -> Path:
 @cache
 def release() -> str:
     """The version of the installed Transformers."""
-    return re.search(r'^__version__ = "([^"]+)"', (package() / "__init__.py").read_text("utf-8"), re.MULTILINE)[1]
+    text = (package() / "__init__.py").read_text("utf-8")
+    return next(re.finditer(r'^__version__ = "([^"]+)"', text, re.MULTILINE))[1]
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,15 @@ class Definition:
                     return node, definition.file
         return None
 
-    def constants(self) -> dict[str, object]:
+    def own_method(self, name: str) -> tuple[ast.FunctionDef, "SourceFile"]:
+        """A method that the class is known to have."""
+        found = self.method(name)
+        assert found is not None
+        return found
+
+    def constants(self) -> dict[str, Any]:
         """The defaults of its fields, its own or inherited, that are a number, a string, true, false or None."""
-        found = {}
+        found: dict[str, Any] = {}
         for definition in reversed([*self.lineage()]):
             for node in definition.node.body:
                 match node:
@@ -102,7 +110,7 @@ class SourceFile:
     @cached_property
     def _imported(self) -> dict[str, Path]:
         """The file that each name comes from, of names that come from files beside this one or above it."""
-        found = {}
+        found: dict[str, Path] = {}
         for node in self._tree.body:
             if isinstance(node, ast.ImportFrom) and node.level and node.module:
                 path = self.path.parents[node.level - 1].joinpath(*node.module.split(".")).with_suffix(".py")
@@ -137,7 +145,8 @@ class SourceFile:
 
     def pairs(self, variable: str) -> dict[str, str]:
         """What the table `variable` says: `("key", "value")` or `"key": "value"`, wherever it is made or extended."""
-        found, lines = {}, self.text.splitlines()
+        found: dict[str, str] = {}
+        lines = self.text.splitlines()
         for node in self._tree.body:
             if not re.match(rf"{variable}( = |\.update\()", lines[node.lineno - 1]):
                 continue
@@ -181,6 +190,7 @@ def _strings(keys: list[ast.expr | None], values: list[ast.expr]) -> dict[str, s
     for key, value in zip(keys, values, strict=True):
         if isinstance(value, ast.Tuple) and value.elts:
             value = value.elts[0]
-        if all(isinstance(node, ast.Constant) and isinstance(node.value, str) for node in (key, value)):
-            found[key.value] = value.value
+        match key, value:
+            case ast.Constant(str(name)), ast.Constant(str(text)):
+                found[name] = text
     return found

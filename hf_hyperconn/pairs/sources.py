@@ -3,6 +3,7 @@
 import ast
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from ..errors import UnsupportedCheckpointError
 from ..models.sub_layers import SubLayer
@@ -145,7 +146,7 @@ def read_family(model_type: str) -> FamilySource:
     pretrained = next((each.name for each in base.lineage() if "PreTrainedModel" in each.bases), None)
     if pretrained is None:
         raise UnsupportedCheckpointError(f"{base.name} is no PreTrainedModel that its source shows.")
-    of_family = {
+    of_family: dict[str, Any] = {
         "model_type": model_type,
         "configuration": configuration,
         "modeling": modeling,
@@ -181,12 +182,12 @@ def read_family(model_type: str) -> FamilySource:
         return replace(inner, **of_family, stack=stack, language_model=InnerModel(part.attribute, name, inner))
     if of_language:
         raise UnsupportedCheckpointError(f"{base.name} takes no language model of a type that a config chooses.")
-    if inner := find_inner_models(base):
+    if models := find_inner_models(base):
         sources = []
-        for attribute, each in inner.items():
-            named = {"model_type": f"{model_type}{INNER}{attribute}", "heads": {"Model": each.name}}
-            source = _of_stack({**of_family, **named}, each, of_config, find_stack(each))
-            sources.append(InnerModel(attribute, each.name, source))
+        for attribute, model in models.items():
+            of_model = {"model_type": f"{model_type}{INNER}{attribute}", "heads": {"Model": model.name}}
+            source = _of_stack({**of_family, **of_model}, model, of_config, find_stack(model))
+            sources.append(InnerModel(attribute, model.name, source))
         last = sources[-1]
         stack = f"{last.attribute}.{last.source.stack}"
         return replace(last.source, **of_family, heads=whole_heads, stack=stack, inner=tuple(sources))
@@ -228,7 +229,7 @@ def _of_stack(of_family: dict, base: Definition, of_config: Definition, stack: S
 
 
 def _of_layer(layer: Definition, of_config: Definition, how: LayerLoop) -> LayerSource:
-    forward, of_forward = layer.method("forward")
+    forward, of_forward = layer.own_method("forward")
     cut = cut_branches(forward, of_forward.text, layer.name, layer, of_config)
     if how.takes_first != (cut.returned is not None):
         raise refusal(layer.name, "it returns other than its model takes")
@@ -236,7 +237,7 @@ def _of_layer(layer: Definition, of_config: Definition, how: LayerLoop) -> Layer
     return LayerSource(
         name=layer.name,
         cut=cut,
-        cut_from=digest(ast.get_source_segment(of_forward.text, forward)),
+        cut_from=digest(ast.get_source_segment(of_forward.text, forward) or ""),
         positional=tuple(argument.arg for argument in forward.args.args[2 : 2 + how.positional]),
         packed=any(argument.arg == "cu_seqlens" for argument in (*forward.args.args, *forward.args.kwonlyargs)),
         predicting_norm=norm,
@@ -247,7 +248,7 @@ def _of_layer(layer: Definition, of_config: Definition, how: LayerLoop) -> Layer
 def _attributes(base: Definition) -> frozenset[str]:
     """The names of `self.name = ...` in a class's `__init__`."""
     found = set()
-    for node in ast.walk(base.method("__init__")[0]):
+    for node in ast.walk(base.own_method("__init__")[0]):
         match node:
             case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)]):
                 found.add(name)

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import UnsupportedCheckpointError
 from .source_files import Definition, SourceFile
@@ -31,7 +32,7 @@ def find_inner_models(base: Definition) -> dict[str, Definition]:
     """
     if (made := base.method("__init__")) is None:
         return {}
-    found = {}
+    found: dict[str, Definition] = {}
     for node in ast.walk(made[0]):
         match node:
             case ast.Assign(
@@ -87,7 +88,7 @@ def _is_list(value: ast.expr) -> bool:
     return isinstance(value, ast.Call) and ast.unparse(value.func).endswith("ModuleList")
 
 
-def _fillings(init: ast.FunctionDef, attribute: str, value: ast.Call) -> Iterator[tuple[ast.expr, ast.expr]]:
+def _fillings(init: ast.FunctionDef, attribute: str, value: Any) -> Iterator[tuple[ast.expr, ast.expr]]:
     """What a list is filled by: over what it goes, and each element; in a comprehension, or in a loop that appends."""
     match value.args:
         case [ast.ListComp(element, [ast.comprehension(iter=over)])]:

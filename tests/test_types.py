@@ -1,0 +1,52 @@
+"""What a type checker makes of programs that use the package."""
+
+import re
+
+import pytest
+
+from .pages import REPOSITORY
+
+api = pytest.importorskip("mypy.api")
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import torch
+
+from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCTrainer, convert_model, hc_param_groups, save_hc
+from hf_hyperconn.callbacks import hc_figures
+
+config = HCLlamaConfig(hidden_size=64, hc_mult=4, connection="dhc")
+reveal_type(config.hc_mult)
+reveal_type(config.hidden_size)
+model = HCLlamaForCausalLM(config)
+reveal_type(HCLlamaForCausalLM.from_pretrained("folder"))
+reveal_type(HCLlamaForCausalLM.from_prenorm("base", hc_mult=4))
+reveal_type(convert_model(model, hc_mult=4))
+reveal_type(save_hc(model, "file.safetensors"))
+reveal_type(hc_figures(model, torch.tensor([[1]])))
+torch.optim.AdamW(hc_param_groups(model, lr=1e-4, weight_decay=0.1))
+HCTrainer(model, hc_lr=1e-3)
+"""
+REVEALED = [
+    *("int", "int", *["hf_hyperconn.HCLlamaForCausalLM"] * 2, "transformers.modeling_utils.PreTrainedModel"),
+    *("pathlib.Path", "dict[str, float]"),
+]
+
+
+def check(program: str, place) -> str:
+    """What mypy says of a program, of itself alone."""
+    (place / "program.py").write_text(program)
+    settings = ("--config-file=", f"--cache-dir={place / 'cache'}", "--follow-imports=silent")
+    said, errors, _ = api.run([*settings, "--ignore-missing-imports", str(place / "program.py")])
+    assert not errors
+    return said
+
+
+def test_programs_are_typed(tmp_path, monkeypatch):
+    monkeypatch.setenv("MYPYPATH", str(REPOSITORY))
+    said = check(PROGRAM, tmp_path)
+    assert re.findall(r'Revealed type is "([^"]+)"', said) == REVEALED
+    assert "error:" not in said
+    said = check(f"{PROGRAM}\nconvert_model(model, hc_mult='four')\nfreeze = HCLlamaForCausalLM.from_base\n", tmp_path)
+    assert said.count("error:") == 2
