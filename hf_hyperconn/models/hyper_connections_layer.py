@@ -40,20 +40,20 @@ class HyperConnectionDecoderLayer:
 
     A branch is whatever the family computes between reading the residual stream and adding to it. Here it is norm +
     attention and norm + MLP; a family whose branches are something else has methods cut from Transformers' `forward`.
-    A branch takes what the layer takes besides hidden states.
+    A branch takes what the layer takes besides hidden states, and what branches before it give beside what they add.
 
     parts: the sub-layers of the layer, in their order.
     takes_index: whether the family's layer is made of the config and its index, or of the config alone.
     positional: names of the arguments, besides hidden states, that the family's model gives a layer by their place.
     widened: the attribute of the layer that says whether the streams are float32; None where they have the dtype of
         the hidden states.
-    returned: what the layer returns besides hidden states: names that branches give with what they add.
+    returned: what the layer returns besides hidden states: names that branches give beside what they add.
     settings: the value of each field of the config with which the family's layer has these branches.
     absent: arguments that must be None, as what takes them is no branch of this layer.
     cut_from: the release of Transformers they were cut from, and the digest of that `forward`.
     predicting_norm: the norm of the layer that dynamic coefficients take a copy of; None for an RMSNorm of torch.
     is_first, is_last: whether it expands the streams and reads them out; the model keeps them right when layers are
-        removed or added (`HyperConnectionModel.place_layers`).
+        removed or added (`place_layers`).
     """
 
     parts: tuple[SubLayer, ...] = SUB_LAYERS
@@ -75,6 +75,10 @@ class HyperConnectionDecoderLayer:
     def __init__(self, config, layer_idx: int):
         self.check_settings(config)
         super().__init__(*((config, layer_idx) if self.takes_index else (config,)))
+        self.add_connections(config, layer_idx)
+
+    def add_connections(self, config, layer_idx: int) -> None:
+        """Give a layer that its base has built its connections, and the last one its readout."""
         if config.connection in ("shc", "dhc"):
             self._mark_output_projections()
         self.config = config
@@ -212,18 +216,58 @@ class HyperConnectionDecoderLayer:
         first, _ = sub_layers[0]
         streams = first.take(first.expand_streams(hidden_states) if expands else hidden_states)
 
-        also = {}
         for connection, branch in sub_layers:
             branch_input, carry = connection(streams)
             added = branch(branch_input, **kwargs)
             if isinstance(added, tuple):
                 added, made = added
-                also.update(made)
+                kwargs.update(made)
             streams = carry.write(added)
 
         hidden_states = streams.written()
         hidden_states = self.read_out(hidden_states) if self.is_last else hidden_states
-        return (hidden_states, *(also[name] for name in self.returned)) if self.returned else hidden_states
+        return (hidden_states, *(kwargs[name] for name in self.returned)) if self.returned else hidden_states
+
+
+def place_layers(layers: nn.ModuleList, config, count: int | None = None) -> None:
+    """Tell the first and the last of a model's layers that run now what they are.
+
+    Layers may have been removed or added since the last forward.
+
+    count: how many of the layers run, None for all; an early exit runs fewer.
+
+    Raises `ValueError` when the streams could not be expanded or read out once, by a layer that can.
+    """
+    running = list(layers)[:count]
+    if not running:
+        return
+    first, last = running[0], running[-1]
+    if any(layer is last for layer in running[:-1]):
+        raise ValueError(
+            "the last decoder layer stands at an earlier place, too, where it may not read the streams out. Put a "
+            "copy (copy.deepcopy) of the layer in one of the places."
+        )
+    if config.norm is not None and hasattr(first, "is_first") and not hasattr(first, "embedding_scale"):
+        raise ValueError(
+            "the first decoder layer present has no embedding_scale: that was in a layer that has been removed. "
+            "Set `embedding_scale` of the layer to that module."
+        )
+    readout = getattr(layers[-1], "hc_head", None)
+    if has_readout_module(config) and readout is None:
+        raise ValueError(
+            "the last decoder layer present has no readout: that was in a layer that has been removed. "
+            "Set `hc_head` of the layer to that module."
+        )
+    for layer in running:
+        if not hasattr(layer, "is_first"):
+            continue  # something that passes the streams on
+        if layer.is_first != (layer is first):
+            layer.is_first = layer is first
+        if layer.is_last != (layer is last):
+            layer.is_last = layer is last
+    lent = () if readout is None or last is layers[-1] else (readout,)
+    if getattr(last, "lent_readout", lent) != lent:
+        last.lent_readout = lent
 
 
 def warn_of_another_forward(layer_class: type[nn.Module], release: str, digest: str) -> None:

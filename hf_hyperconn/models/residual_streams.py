@@ -6,6 +6,8 @@ from inspect import unwrap
 
 import torch
 
+from .hyper_connections_layer import place_layers
+
 
 def reduce_recorded_streams(forward):
     """Make the `hidden_states` that a base model's `forward` records `[B, S, D]`, by the model's own readout.
@@ -21,7 +23,7 @@ def reduce_recorded_streams(forward):
         return_dict = kwargs.pop("return_dict", None)
         if return_dict is None:
             return_dict = getattr(self.config, "return_dict", True)
-        self.place_layers(self.config.num_hidden_layers if may_exit_early else None)
+        place_layers(self.decoder_layers, self.config, self.config.num_hidden_layers if may_exit_early else None)
         outputs = forward(self, *args, return_dict=True, **kwargs)
         if outputs[0].dim() == 4:
             raise ValueError(

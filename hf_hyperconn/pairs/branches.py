@@ -18,7 +18,7 @@ from textwrap import dedent
 from ..errors import UnsupportedCheckpointError
 from ..models.sub_layers import SUB_LAYERS, SubLayer
 from .names import global_names, made, read, read_before_made
-from .settings import Settled
+from .settings import OfLayer, Settled
 
 USUAL_ATTENTION = "hidden_states = self.input_layernorm(hidden_states)"
 USUAL_MLP = "hidden_states = self.post_attention_layernorm(hidden_states)\nhidden_states = self.mlp(hidden_states)"
@@ -40,7 +40,7 @@ class Branch:
     arguments: the names and defaults it takes besides that, as they are written in a signature.
     statements: its lines up to the addition, with their comments.
     result: the expression that was added.
-    returned: the names it makes that the layer returns besides the stream.
+    returned: the names it makes that the layer returns besides the stream, or that later branches read.
     names: what it reads that is neither its own nor the layer's: globals of the layer's module.
     modules: the attributes of the layer that it calls.
     has_usual_statements: whether those are a norm, and attention or an MLP.
@@ -116,6 +116,17 @@ class _Part:
     statements: list[tuple[int, ast.stmt]] = field(default_factory=list)
     added: ast.expr | None = None
 
+    @property
+    def given(self) -> set[str]:
+        """What it reads before it makes it."""
+        return read_before_made([*(node for _, node in self.statements), self.added])
+
+    @property
+    def assured(self) -> set[str]:
+        """What it makes whatever its conditions are."""
+        assigned = (node for _, node in self.statements if isinstance(node, ast.Assign))
+        return made([child for node in assigned for target in node.targets for child in ast.walk(target)])
+
     def reads(self, name: str) -> bool:
         """Whether the statements so far read what a name was before them, and that was not the stream."""
         return name not in self.streams and name in read_before_made([node for _, node in self.statements])
@@ -127,16 +138,21 @@ class _Part:
 
 
 def cut_branches(
-    forward: ast.FunctionDef, source: str, layer: str, fields: Mapping[str, tuple[str, object]] | None = None
+    forward: ast.FunctionDef,
+    source: str,
+    layer: str,
+    fields: Mapping[str, tuple[str, object]] | None = None,
+    module: object = None,
 ) -> Cut:
     """The branches of a decoder layer's `forward`.
 
     source: in which the positions of `forward` are; layer: the name of its class.
     fields: the field of the config behind an expression, as `self.use_parallel_residual`, and its default. Where the
         form of the layer depends on them, it is that with the defaults.
+    module: the layer itself, where there is one. Where the form depends on its attributes, it is that which they have.
 
     Raises `UnsupportedCheckpointError` when it is not a chain of additions to the stream, or a branch needs what an
-    earlier one made.
+    earlier one may not have made.
     """
     body = [node for node in forward.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
     if not body:
@@ -146,6 +162,9 @@ def cut_branches(
         return _cut([*Settled({}, frozenset()).statements(body, line)], forward, source, layer)
     except UnsupportedCheckpointError:
         optional = frozenset(_optional(forward.args)) - made([*ast.walk(forward)])
+        if module is not None:
+            statements = [*OfLayer(module, forward.args.args[1].arg).statements(body, line)]
+            return _cut(statements, forward, source, layer)
         settled = Settled(fields or {}, optional)
         statements = [*settled.statements(body, line)]
         if not settled.required and not settled.absent:
@@ -184,6 +203,8 @@ def _cut(statements: list[tuple[int, ast.stmt]], forward: ast.FunctionDef, sourc
     if not parts:
         raise refusal(layer, "nothing is added to the stream that it takes")
     stream, *returned = _returned(last) or [None]
+    if stream not in streams and streams & set(returned):
+        raise refusal(layer, f"it hands {stream} on, too, a second residual stream")
     if stream is None or not all(any(name in made(each.nodes) for each in parts) for name in returned):
         raise refusal(layer, "it returns more than the stream")
     if stream not in streams or part.statements:
@@ -194,23 +215,24 @@ def _cut(statements: list[tuple[int, ast.stmt]], forward: ast.FunctionDef, sourc
 def _branches(
     parts: list[_Part], forward: ast.FunctionDef, source: str, layer: str, returned: list[str]
 ) -> Iterator[Branch]:
-    lines, earlier = source.splitlines(), set()
+    lines = source.splitlines()
     arguments = {argument.arg for argument in ast.walk(forward.args) if isinstance(argument, ast.arg)}
     others = forward.args.kwarg.arg if forward.args.kwarg else None
-    for part in parts:
-        is_first, statements = part is parts[0], [node for _, node in part.statements]
+    handed_on = [_handed_on(parts, place, layer) for place in range(len(parts))]
+    for place, part in enumerate(parts):
+        is_first, statements = place == 0, [node for _, node in part.statements]
         if {"super", "__class__"} & read(part.nodes):
             raise refusal(layer, "a branch calls a method of its base class")
-        given = read_before_made([*statements, part.added])
-        if foreign := (given - part.streams) & earlier:
-            raise refusal(layer, f"a branch reads {', '.join(sorted(foreign))}, which an earlier one made")
-        stream, *copies = sorted(given & part.streams, key=lambda name: (name != "hidden_states", name)) or [
+        stream, *copies = sorted(part.given & part.streams, key=lambda name: (name != "hidden_states", name)) or [
             "hidden_states"
         ]
         text = [f"{name} = {stream}" for name in copies]
         for line, node in part.statements:
             text += dedent("\n".join(lines[line : node.end_lineno])).strip("\n").splitlines()
-        taken = given & arguments - part.streams
+        later = {name for names in handed_on[place + 1 :] for name in names} - {*returned}
+        perhaps_anew = later & made(part.nodes) & _assured(parts[:place]) - part.assured
+        given = handed_on[place] | perhaps_anew
+        taken = (part.given | perhaps_anew) & arguments - part.streams
         signature, defaults = _signature(forward.args, None if is_first or others in taken else taken)
         usual = (
             _is_usual_attention(statements, forward.args)
@@ -219,15 +241,36 @@ def _branches(
         )
         yield Branch(
             stream=stream,
-            arguments=signature,
+            arguments=(*sorted(given - arguments), *signature),
             statements="\n".join(text),
             result=ast.get_source_segment(source, part.added),
-            returned=tuple(name for name in returned if name in made(part.nodes)),
-            names=global_names([*part.nodes, *defaults], arguments | part.streams | {"self"}),
+            returned=(
+                *(name for name in returned if name in made(part.nodes)),
+                *sorted(later & part.assured | perhaps_anew),
+            ),
+            names=global_names([*part.nodes, *defaults], arguments | part.streams | given | {"self"}),
             modules=tuple(dict.fromkeys(_called(part.nodes))),
             has_usual_statements=usual and len(parts) == len(SUB_LAYERS),
         )
-        earlier |= made(part.nodes) | part.streams
+
+
+def _handed_on(parts: list[_Part], place: int, layer: str) -> set[str]:
+    """What a branch reads, besides the stream, that earlier ones made."""
+    part, earlier = parts[place], parts[:place]
+    before = {name for each in earlier for name in made(each.nodes) | each.streams}
+    foreign = part.given & before - part.streams
+    assured = _assured(earlier) - {name for each in earlier for name in each.streams}
+    if not foreign <= assured:
+        names = ", ".join(sorted(foreign - assured))
+        raise refusal(layer, f"a branch reads {names}, which an earlier one made in some cases, or as its stream")
+    if foreign and not part.given & part.streams:
+        raise refusal(layer, f"a branch reads {', '.join(sorted(foreign))}, which an earlier one made, and no stream")
+    return foreign
+
+
+def _assured(parts: list[_Part]) -> set[str]:
+    """What has been made after these parts whatever their conditions are."""
+    return {name for part in parts for name in part.assured}
 
 
 def digest(forward: str) -> str:
