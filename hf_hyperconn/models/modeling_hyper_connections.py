@@ -273,8 +273,23 @@ class HyperConnectionHead:
             super().__init__(empty)
         of_base = self.model_class.__name__.removeprefix("HC")
         names = [name for name, child in self.named_children() if type(child).__name__ == of_base]
-        setattr(self, *names or [self.base_model_prefix], self.model_class(config))
+        model = self.model_class(config)
+        for name in names:
+            build_as(model, getattr(self, name))
+        setattr(self, *names or [self.base_model_prefix], model)
         self.post_init()
+
+
+def build_as(model: nn.Module, base: nn.Module) -> None:
+    """Give a model the optional parts that its base has, and no others: some heads have no use for a pooler."""
+    modules = dict(model.named_modules())
+    for path, theirs in base.named_modules():
+        ours = modules.get(path)
+        if not isinstance(ours, type(theirs)):
+            continue
+        for name in {*theirs._modules, *theirs._parameters, *ours._modules, *ours._parameters}:
+            if hasattr(theirs, name) and (getattr(theirs, name) is None) != (getattr(ours, name, None) is None):
+                setattr(ours, name, getattr(theirs, name))
 
 
 def let_auto_model_find(config, model_class: type[PreTrainedModel]) -> None:
