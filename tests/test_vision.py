@@ -1,4 +1,4 @@
-"""Classifiers of images: heads whose base model lacks a part."""
+"""Classifiers of images: heads whose base model lacks a part, and studies of what they do on images."""
 
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from transformers import (
 )
 
 from hf_hyperconn import HCViTForImageClassification, convert_model
+from hf_hyperconn.analysis.study import study
+from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.conversion import cli
 
 SIZES = {"image_size": 16, "patch_size": 4, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
@@ -66,3 +68,12 @@ def test_a_classifier_is_converted_on_the_command_line(saved):
     assert model.vit.pooler is None
     assert equal(model, classifier())
     assert equal(HCViTForImageClassification.from_prenorm(saved / "base"), classifier())
+
+
+def test_images_are_studied():
+    model = convert_model(classifier(), hc_mult=2)
+    batches = [{"pixel_values": IMAGES}, {"pixel_values": IMAGES[:1]}]
+    found = study(model, batches)
+    assert torch.equal(found.matrices.inputs, torch.ones(7, 7, dtype=torch.float64).tril())
+    assert found.matrices.tokens == 3 * 17
+    assert hc_figures(model, batches[0])["hc/stream_cosine"] == pytest.approx(1)
