@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from .models.sub_layers import is_of_connection
 from .outermost import config_of, is_of_diffusers
 from .pairs.language_models import FIELD
 
+Model = TypeVar("Model", bound=nn.Module)
 # Transformers' own, for recorded outputs and `enable_input_require_grads`, which a conversion gets anew
 RENEWED_HOOKS = ("output_capturing_hook", "make_inputs_require_grads")
 # what Transformers keeps of `gradient_checkpointing_enable` and `loss_function = ...`
@@ -22,7 +24,7 @@ CARRIED = ("_gradient_checkpointing_func", "_loss_function")
 
 
 def convert_model(
-    model: PreTrainedModel,
+    model: Model,
     *,
     hc_mult: int | None = None,
     connection: str = "dhc",
@@ -31,7 +33,7 @@ def convert_model(
     hc_start: str = "copies",
     hc_history: str = "type",
     hc_block: int = 1,
-) -> PreTrainedModel:
+) -> Model:
     """Give a loaded model hyper-connections at the equivalent initialisation.
 
     The returned model shares the parameters and buffers of `model`: training one trains the other. It computes the
@@ -60,8 +62,8 @@ def convert_model(
 
 
 def convert_with_fields(
-    model: PreTrainedModel, fields: dict, check: Callable[[PreTrainedModel], object] = lambda converted: None
-) -> PreTrainedModel:
+    model: Model, fields: dict, check: Callable[[Model], object] = lambda converted: None
+) -> Model:
     """`convert_model`, with any of the fields of `HyperConnectionConfig`.
 
     check: is called with the conversion before its hyper-connections take memory; what it raises ends the conversion.
@@ -76,9 +78,8 @@ def convert_with_fields(
     if getattr(model, "hf_quantizer", None) is not None:
         raise UnsupportedCheckpointError(f"this {name} is quantised; load it in full precision and convert that.")
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
-        raise UnsupportedCheckpointError(
-            f"this {name} is spread over several devices; use from_prenorm(..., device_map=...) instead."
-        )
+        instead = "load it on one" if of_diffusers else "use from_prenorm(..., device_map=...) instead"
+        raise UnsupportedCheckpointError(f"this {name} is spread over several devices; {instead}.")
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise UnsupportedCheckpointError(
             f"accelerate moves the weights of this {name} between devices while it runs; load it without offloading."

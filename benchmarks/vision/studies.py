@@ -46,7 +46,7 @@ VIT = Task(
     },
     batch=64,
     steps={"scratch": 600, "base": 900, "continued": 200},
-    tried=(5e-4, 1e-3, 2e-3, 4e-3),
+    tried=(2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3),
     taken={"scratch": 1e-3, "continued": 3e-4},
     slower=2.0,
     held_out=(500, 5000),
