@@ -14,7 +14,7 @@ from benchmarks.pretraining.runs import PLAIN, Run
 from benchmarks.timing import markdown, with_tables
 
 from .plots import draw
-from .studies import DIT, STUDIES, TASKS, VIT, Task, classifying, continued, denoising, longer, rates
+from .studies import DIT, STUDIES, TASKS, VIT, Task, classifying, continued, denoising, for_longer, longer, rates
 from .train import CURVES, path_of
 
 FIGURE = DOCS.parent / "figures" / "results_vision.png"
@@ -55,13 +55,14 @@ def name_of(run: Run, task: Task) -> str:
 
 
 def comparison(runs: list[Run], task: Task) -> str:
-    """Markdown: every model against the plain one, over seeds."""
+    """Markdown: every model against the plain one, over seeds, and new ones against that after the same time."""
     by_name: dict[str, dict[int, dict]] = {}
-    for run, result in results(runs).items():
+    after_longer = [run for run in for_longer() if run.family == task.family and run.study == runs[-1].study]
+    for run, result in results([*runs, *after_longer]).items():
         if run.study != "base":
             by_name.setdefault(name_of(run, task), {})[run.seed] = result
     plain = by_name.get(PLAIN, {})
-    for_longer = by_name.get(name_of(longer(task, seed=1), task), {})
+    plain_for_longer = by_name.get(name_of(longer(task, seed=1), task), {})
     has_accuracy = any("held_out_accuracy" in result for of_seeds in by_name.values() for result in of_seeds.values())
     measured = ["seeds", "held-out loss", "against plain, same images", "detectable", "same time"]
     accuracies = ["accuracy", "against plain"] * has_accuracy
@@ -69,7 +70,7 @@ def comparison(runs: list[Run], task: Task) -> str:
     for name, of_seeds in by_name.items():
         has_connections = not name.startswith(PLAIN)
         apart = difference(of_seeds, plain) if has_connections else None
-        same_time = difference(of_seeds, for_longer) if has_connections else None
+        same_time = difference(of_seeds, plain_for_longer) if has_connections else None
         row = [name, str(len(of_seeds)), f"{_mean(of_seeds, 'held_out_loss'):.4f}", str(apart or "")]
         row += [f"{apart.detectable:.4f}" if apart and apart.detectable else "", str(same_time or "")]
         if has_accuracy:

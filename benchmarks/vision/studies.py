@@ -47,7 +47,7 @@ VIT = Task(
     batch=64,
     steps={"scratch": 600, "base": 900, "continued": 200},
     tried=(2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3),
-    taken={"scratch": 1e-3, "continued": 3e-4},
+    taken={"scratch": 5e-4, "continued": 3e-4},
     slower=2.0,
     held_out=(500, 5000),
 )
@@ -71,10 +71,8 @@ def rates() -> list[Run]:
 
 
 def classifying() -> list[Run]:
-    """New ViTs with all seeds, the plain one also for as long as one with connections takes."""
-    models = (PLAIN, *WITH_CONNECTIONS)
-    runs = [_run(VIT, "scratch", model, seed) for seed in SEEDS for model in models]
-    return [*runs, *(longer(VIT, seed) for seed in SEEDS)]
+    """New ViTs with all seeds."""
+    return [_run(VIT, "scratch", model, seed) for seed in SEEDS for model in (PLAIN, *WITH_CONNECTIONS)]
 
 
 def continued() -> list[Run]:
@@ -85,12 +83,22 @@ def continued() -> list[Run]:
 
 
 def denoising() -> list[Run]:
-    """New DiTs with all seeds, the plain one also for as long as one with connections takes."""
-    runs = [_run(DIT, "scratch", model, seed) for seed in SEEDS for model in (PLAIN, "SHC×2")]
-    return [*runs, *(longer(DIT, seed) for seed in SEEDS)]
+    """New DiTs with all seeds."""
+    return [_run(DIT, "scratch", model, seed) for seed in SEEDS for model in (PLAIN, "SHC×2")]
 
 
-STUDIES = {"rates": rates, "classifying": classifying, "continued": continued, "denoising": denoising}
+def for_longer() -> list[Run]:
+    """The plain models for as long as those with connections take, with all seeds."""
+    return [longer(task, seed) for task in TASKS.values() for seed in SEEDS]
+
+
+STUDIES = {
+    "rates": rates,
+    "classifying": classifying,
+    "continued": continued,
+    "denoising": denoising,
+    "for-longer": for_longer,
+}
 
 
 def base() -> Run:
