@@ -145,10 +145,22 @@ def read_written_config(source: Source) -> dict:
     if CONFIG not in source.files:
         if "adapter_config.json" in source.files:
             raise UnsupportedCheckpointError(_adapter(source))
+        if "model_index.json" in source.files:
+            raise UnsupportedCheckpointError(_of_diffusers(source))
         raise UnsupportedCheckpointError(
             f"{source.name!r} has no {CONFIG}; give a checkpoint in the format of Transformers."
         )
-    return read_json(source, CONFIG)
+    config = read_json(source, CONFIG)
+    if "_diffusers_version" in config:
+        raise UnsupportedCheckpointError(_of_diffusers(source))
+    return config
+
+
+def _of_diffusers(source: Source) -> str:
+    return (
+        f"{source.name!r} is a model or a pipeline of diffusers, not of Transformers. Load it with diffusers, and "
+        f"give its transformer to hf_hyperconn.convert_model."
+    )
 
 
 def refuse_other_weights(source: Source, config: dict) -> None:

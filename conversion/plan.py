@@ -24,11 +24,9 @@ from .source import CONFIG, Source, open_source
 LINKS = ("copy", "hard", "symlink")
 
 # model types whose layers are no chain of branches, each added to a residual stream of weight one
-PARALLEL = ("cohere", "cohere2", "cohere2_moe", "falcon")
 SCALED_RESIDUAL = ("minimax",)
 NORMED_RESIDUAL = ("bert", "distilbert", "roberta")
 OTHERWISE = {
-    **dict.fromkeys(PARALLEL, "adds what attention and MLP make of one input one after the other"),
     **dict.fromkeys(SCALED_RESIDUAL, "scales the residual stream itself"),
     **dict.fromkeys(NORMED_RESIDUAL, "norms the residual stream itself"),
 }

@@ -8,7 +8,7 @@ from transformers import Trainer, TrainerCallback
 
 from .analysis.streams import pair_cosine
 from .errors import HyperConnError
-from .observation import Observation, in_evaluation_mode, observe
+from .observation import Inputs, Observation, in_evaluation_mode, observe, run
 
 
 class HCMonitorCallback(TrainerCallback):
@@ -66,17 +66,18 @@ class HCMonitorCallback(TrainerCallback):
 
 
 @torch.no_grad()
-def hc_figures(model: nn.Module, input_ids: torch.Tensor, per_layer: bool = False) -> dict[str, float]:
+def hc_figures(model: nn.Module, inputs: Inputs, per_layer: bool = False) -> dict[str, float]:
     """The figures of `HCMonitorCallback`, for a training loop of one's own.
 
-    model: a hyper-connection model, also inside a wrapper. input_ids: the text, `[B, S]`.
+    model: a hyper-connection model, also inside a wrapper.
+    inputs: a text, `[B, S]` token ids, or what else the model takes, by name, as `{"pixel_values": images}`.
     per_layer: as for `HCMonitorCallback`.
 
     Raises `HyperConnError` for a model without streams.
     """
     meter = _Meter()
     with in_evaluation_mode(model), observe(model, meter.see):
-        model(input_ids=input_ids, use_cache=False)
+        run(model, inputs)
     return meter.figures(per_layer)
 
 

@@ -24,7 +24,7 @@ from .models.modeling_hyper_connections import (
     HyperConnectionPreTrainedModel,
 )
 from .models.residual_streams import for_every_stream, reduce_recorded_streams
-from .pairs.branches import cut_branches, refusal
+from .pairs.branches import Cut, cut_branches, refusal
 from .pairs.loops import read_layer_loop
 
 
@@ -113,8 +113,21 @@ def layer_attributes(layer_class: type[nn.Module]) -> dict[str, Any]:
 
     Raises `UnsupportedCheckpointError` when its forward is of another form than `cut_branches` takes.
     """
-    forward, source, owner = source_of_forward(layer_class)
-    cut = cut_branches(forward, source, layer_class.__name__)
+    return attributes_of(layer_class, cut_of(layer_class))
+
+
+def cut_of(layer_class: type[nn.Module], layer: nn.Module | None = None) -> Cut:
+    """The branches of a layer's class; of one layer as its attributes have them, where it is given.
+
+    Raises `UnsupportedCheckpointError` when its forward is of another form than `cut_branches` takes.
+    """
+    forward, source, _ = source_of_forward(layer_class)
+    return cut_branches(forward, source, layer_class.__name__, module=layer)
+
+
+def attributes_of(layer_class: type[nn.Module], cut: Cut) -> dict[str, object]:
+    """`layer_attributes`, of branches that have been cut."""
+    *_, owner = source_of_forward(layer_class)
     namespace = dict(vars(sys.modules[owner.__module__]))
     for sub_layer, branch in zip(cut.sub_layers, cut.branches, strict=True):
         method = branch.method(sub_layer.branch)

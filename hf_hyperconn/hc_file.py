@@ -14,7 +14,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 
 from .errors import HyperConnectionFileError, UnsupportedCheckpointError
 from .families import name_of_family
@@ -24,6 +23,7 @@ from .kinds import KINDS, READOUTS, kind_of, readout_of
 from .models.configuration_hyper_connections import FORMS, NORMS, SELECTIONS, STARTS, HyperConnectionConfig
 from .models.history_start import HISTORIES
 from .models.sub_layers import is_of_connection
+from .outermost import config_of, is_of_diffusers, outermost_model
 
 FILE = "hyper_connections.safetensors"
 METADATA = "hyper_connections"  # the entry of the file's metadata with model type and connection fields, as JSON
@@ -43,7 +43,7 @@ DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 def hc_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of a model's hyper-connections, by their names in the Transformers model.
+    """The parameters of a model's hyper-connections, by their names in the model of Transformers or diffusers.
 
     model: a model with hyper-connections, or a wrapper of one: PEFT's, a compiled or a distributed one. Of connections
         in PEFT's `modules_to_save`, the copy of the active adapter.
@@ -51,7 +51,7 @@ def hc_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     Raises `HyperConnectionFileError` when the connections themselves carry adapters.
     """
     parameters: dict[str, nn.Parameter] = {}
-    for path, module in _transformers_model(model).named_modules():
+    for path, module in _model(model).named_modules():
         if is_of_connection(path.rpartition(".")[2]):
             parameters |= {f"{path}.{name}": value for name, value in _active_copy(module).named_parameters()}
     for name in parameters:
@@ -75,11 +75,12 @@ def save_hc(model: nn.Module, path: str | os.PathLike) -> Path:
     Returns the file. Raises `HyperConnectionFileError` when the model has no hyper-connections, they carry adapters or
     are offloaded.
     """
-    config = _transformers_model(model).config
+    config = config_of(_model(model))
     if not _has_hyper_connections(config):
+        kind = getattr(config, "model_type", type(model).__name__)
         raise HyperConnectionFileError(
-            f"save_hc got a {config.model_type!r} model without hyper-connections; give it one that convert_model or "
-            f"from_prenorm returned."
+            f"save_hc got a {kind!r} model without hyper-connections; give it one that convert_model or from_prenorm "
+            f"returned."
         )
     tensors = {name: _whole(name, parameter.detach()) for name, parameter in hc_parameters(model).items()}
     saved = {"model_type": config.model_type, **{name: getattr(_of_layers(config), name) for name in FIELDS}}
@@ -107,11 +108,11 @@ def load_hc(model: nn.Module, path: str | os.PathLike) -> nn.Module:
     """
     file = _file(path)
     saved, shapes = _read_header(file)
-    config = _transformers_model(model).config
+    config = config_of(_model(model))
     if _has_hyper_connections(config):
         wanted = {"model_type": config.model_type, **{name: getattr(_of_layers(config), name, None) for name in saved}}
     else:
-        wanted = {**saved, "model_type": f"hc_{name_of_family(config.to_dict())}"}
+        wanted = {**saved, "model_type": _model_type_of(_model(model))}
     differing = [
         f"{name}={_quoted(value)}, the model {wanted[name]!r}"
         for name, value in saved.items()
@@ -126,7 +127,7 @@ def load_hc(model: nn.Module, path: str | os.PathLike) -> nn.Module:
         connection_fields = {name: value for name, value in saved.items() if name != "model_type"}
         try:
             model = convert_with_fields(
-                _transformers_model(model), connection_fields, lambda converted: _matched(file, shapes, converted)
+                _model(model), connection_fields, lambda converted: _matched(file, shapes, converted)
             )
         except (HyperConnectionFileError, UnsupportedCheckpointError):
             raise
@@ -143,12 +144,18 @@ def load_hc(model: nn.Module, path: str | os.PathLike) -> nn.Module:
     return model
 
 
-def _transformers_model(model: nn.Module) -> PreTrainedModel:
-    """The outermost Transformers model in what may be a wrapper of it."""
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            return module
-    raise HyperConnectionFileError(f"got a {type(model).__name__}; give a Transformers model, or a wrapper of one.")
+def _model(model: nn.Module) -> nn.Module:
+    """The outermost model of Transformers or diffusers in what may be a wrapper of it."""
+    if (found := outermost_model(model)) is None:
+        raise HyperConnectionFileError(
+            f"got a {type(model).__name__}; give a Transformers model, one of diffusers, or a wrapper of one."
+        )
+    return found
+
+
+def _model_type_of(base: Any) -> str:
+    """The model type of a base's conversion."""
+    return f"hc_{type(base).__name__ if is_of_diffusers(base) else name_of_family(base.config.to_dict())}"
 
 
 def _has_hyper_connections(config) -> bool:
@@ -270,7 +277,7 @@ def _refuse_other_numbers_of_streams(file: Path, saved: dict, shapes: dict[str, 
 
 def _matched(file: Path, shapes: dict[str, torch.Size], model: nn.Module) -> dict[str, nn.Parameter]:
     """Each parameter of the model by the name of its tensor; with and without a head these are the same ones."""
-    prefix = f"{_transformers_model(model).base_model_prefix}."
+    prefix = f"{getattr(_model(model), 'base_model_prefix', '')}."
     parameters = {name.removeprefix(prefix): parameter for name, parameter in hc_parameters(model).items()}
     names = {name.removeprefix(prefix): name for name in shapes}
     if strange := sorted(parameters.keys() ^ names.keys()):

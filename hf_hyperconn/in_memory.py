@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -10,20 +11,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from .errors import UnsupportedCheckpointError
 from .families import find_family, name_of_family
 from .generic import hyper_connection_class
-from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel
+from .hooks import hooks_of
 from .models.sub_layers import is_of_connection
+from .outermost import config_of, is_of_diffusers
 from .pairs.language_models import FIELD
 
-HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
+Model = TypeVar("Model", bound=nn.Module)
 # Transformers' own, for recorded outputs and `enable_input_require_grads`, which a conversion gets anew
 RENEWED_HOOKS = ("output_capturing_hook", "make_inputs_require_grads")
 # what Transformers keeps of `gradient_checkpointing_enable` and `loss_function = ...`
@@ -31,7 +24,7 @@ CARRIED = ("_gradient_checkpointing_func", "_loss_function")
 
 
 def convert_model(
-    model: PreTrainedModel,
+    model: Model,
     *,
     hc_mult: int | None = None,
     connection: str = "dhc",
@@ -40,7 +33,7 @@ def convert_model(
     hc_start: str = "copies",
     hc_history: str = "type",
     hc_block: int = 1,
-) -> PreTrainedModel:
+) -> Model:
     """Give a loaded model hyper-connections at the equivalent initialisation.
 
     The returned model shares the parameters and buffers of `model`: training one trains the other. It computes the
@@ -48,7 +41,8 @@ def convert_model(
     mode or (un)tied by hand is so in the returned model.
 
     model: a Transformers model whose layers add branches to a residual stream. One of a class that is not
-        Transformers' own, but built like those, can be converted and trained, but not saved whole.
+        Transformers' own, but built like those, can be converted and trained, but not saved whole. Or a diffusion
+        transformer of diffusers, such as DiT.
     hc_mult, connection, hc_tanh, hc_readout, hc_start, hc_history, hc_block: see `HyperConnectionConfig`, and its
         `from_prenorm` for None.
 
@@ -67,28 +61,31 @@ def convert_model(
     return convert_with_fields(model, fields)
 
 
-def convert_with_fields(
-    model: PreTrainedModel, fields: dict, check: Callable[[PreTrainedModel], object] = lambda converted: None
-) -> PreTrainedModel:
+def convert_with_fields(model: Any, fields: dict, check: Callable[[Any], object] = lambda converted: None) -> Any:
     """`convert_model`, with any of the fields of `HyperConnectionConfig`.
 
     check: is called with the conversion before its hyper-connections take memory; what it raises ends the conversion.
     """
     name = type(model).__name__
-    if not isinstance(model, PreTrainedModel) or isinstance(model, HyperConnectionPreTrainedModel):
+    of_diffusers = is_of_diffusers(model)
+    if not (isinstance(model, PreTrainedModel) or of_diffusers) or hasattr(config_of(model), "base_model_type"):
         raise UnsupportedCheckpointError(
-            f"convert_model got a {name}; give it a Transformers model on one residual stream."
+            f"convert_model got a {name}; give it a Transformers model on one residual stream, or a diffusion "
+            f"transformer of diffusers."
         )
     if getattr(model, "hf_quantizer", None) is not None:
         raise UnsupportedCheckpointError(f"this {name} is quantised; load it in full precision and convert that.")
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
-        raise UnsupportedCheckpointError(
-            f"this {name} is spread over several devices; use from_prenorm(..., device_map=...) instead."
-        )
+        instead = "load it on one" if of_diffusers else "use from_prenorm(..., device_map=...) instead"
+        raise UnsupportedCheckpointError(f"this {name} is spread over several devices; {instead}.")
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise UnsupportedCheckpointError(
             f"accelerate moves the weights of this {name} between devices while it runs; load it without offloading."
         )
+    if of_diffusers:
+        from .diffusion import convert  # which imports diffusers
+
+        return convert(model, fields, check)
     hc_class = _class_of_family(type(model), model.config) or hyper_connection_class(model)
     of_layers = getattr(model.config, FIELD, model.config)
     try:
@@ -112,9 +109,7 @@ def convert_with_fields(
     return converted
 
 
-def _class_of_family(
-    model_class: type[PreTrainedModel], config: PreTrainedConfig
-) -> type[HyperConnectionPreTrainedModel] | None:
+def _class_of_family(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> Any:
     """The hyper-connection class for a class of Transformers; None for a class that is not one behind an Auto class.
 
     Raises `UnsupportedCheckpointError` when the family's layers are of another form.
@@ -166,9 +161,8 @@ def _obstacles(source: nn.Module, target: nn.Module | None) -> Iterator[str]:
         place = "" if target is None else f" in the place of {type(target).__name__}"
         yield f"a module of class {type(source).__name__}{place}"
         return
-    for kind in HOOKS:
-        names = {_name(hook) for hook in getattr(source, kind).values()}
-        for name in sorted(names - {_name(hook) for hook in getattr(target, kind).values()}):
+    for kind, names in hooks_of(source).items():
+        for name in sorted(names - hooks_of(target)[kind]):
             if not (name.startswith("transformers.") and name.endswith(RENEWED_HOOKS)):
                 yield f"a hook ({name})"
     for name, value in vars(source).items():
@@ -187,12 +181,6 @@ def _is_another(own: Callable, of_class: object) -> bool:
             return False
         function = getattr(function, "__wrapped__", None)
     return callable(of_class)
-
-
-def _name(hook: object) -> str:
-    """Module and name of a hook's function."""
-    hook = getattr(hook, "hook", hook)  # torch wraps some
-    return f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook).__qualname__)}"
 
 
 def _share(source: nn.Module, target: nn.Module) -> None:

@@ -1,14 +1,18 @@
 """What the hyper-connections of a model do while it runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from .errors import HyperConnError
 from .models.hyper_connections import Connection
+
+Inputs = torch.Tensor | Mapping[str, torch.Tensor]
+"""What a model is run on: token ids `[B, S]`, or what it takes by name, such as `{"pixel_values": images}`."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,11 @@ class Observation:
         return self.alpha[..., -self.beta.shape[-1] :]
 
 
+def number_of_sub_layers(model: nn.Module) -> int:
+    """How many sub-layers a model with streams has; 0 for another model."""
+    return max((connection.sub_layer + 1 for connection in _connections(model)), default=0)
+
+
 @contextmanager
 def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[None]:
     """Within it, every forward of `model` calls `see` for each sub-layer, in their order.
@@ -46,7 +55,7 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
 
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
-    connections = [module for module in model.modules() if hasattr(type(module), "matrices")]
+    connections = _connections(model)
     if not connections:
         raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to observe.")
 
@@ -65,6 +74,13 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
             handle.remove()
 
 
+def run(model: nn.Module, inputs: Inputs, device: torch.device | None = None) -> None:
+    """One forward, whose outputs nobody asks for, on a device, or where the inputs are."""
+    named = {"input_ids": inputs} if isinstance(inputs, torch.Tensor) else inputs
+    settings = {"use_cache": False} if "input_ids" in named else {}
+    model(**{name: value.to(device or value.device) for name, value in named.items()}, **settings)
+
+
 @contextmanager
 def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Within it, a model is in evaluation mode; afterwards each of its modules is in the mode that it was in."""
@@ -75,6 +91,10 @@ def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def _connections(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if hasattr(type(module), "matrices")]
 
 
 def _with_parameters(connection: nn.Module) -> AbstractContextManager:

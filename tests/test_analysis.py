@@ -214,7 +214,7 @@ def test_text_is_cut_into_batches(stories, text):
     batches = batches_of(text, tokenizer, length=64, batch=3, tokens=500)
     assert [tuple(batch.shape) for batch in batches] == [(3, 64), (3, 64), (1, 64)]
     assert batches_of("Once", tokenizer, length=64)[0].shape[0] == 1
-    with pytest.raises(HyperConnError, match="no text to study"):
+    with pytest.raises(HyperConnError, match="no batch to study"):
         study(hc_llama(), [])
 
 

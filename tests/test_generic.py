@@ -8,7 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from hf_hyperconn import convert_model
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.generic import layer_attributes, source_of_forward
+from hf_hyperconn.generic import attributes_of, cut_of, layer_attributes, source_of_forward
 from hf_hyperconn.pairs.loops import read_layer_loop
 
 from .conftest import llama_config
@@ -125,6 +125,45 @@ class CarriesOverUnderTheStreamsName(nn.Module):
         half = hidden_states
         hidden_states = hidden_states + third
         return hidden_states
+
+
+class CarriesOverWhatItMayMake(nn.Module):
+    def forward(self, hidden_states, halves=True):
+        if halves:
+            half = hidden_states / 2
+        hidden_states = hidden_states + hidden_states**2
+        hidden_states = hidden_states + half * hidden_states
+        return hidden_states
+
+
+class HandsOn(nn.Module):
+    """As an adaptive norm does, whose gates later branches use."""
+
+    def forward(self, hidden_states, scale=2.0):
+        gate, *gates = torch.tanh(scale * torch.arange(3)).to(hidden_states.dtype)
+        hidden_states = gate * hidden_states / 2 + hidden_states
+        hidden_states = hidden_states + gates[0] * hidden_states**2
+        hidden_states = hidden_states + gates[1] * torch.tanh(hidden_states)
+        return hidden_states
+
+
+class MayMakeAnewBetween(nn.Module):
+    def forward(self, x, anew=False):
+        half = x / 2
+        x = x + half
+        if anew:
+            half = x / 3
+        x = x + x**2
+        x = x + half * torch.tanh(x)
+        return x
+
+
+class HasTwoStreams(nn.Module):
+    def forward(self, hidden_states, encoded):
+        both = torch.tanh(hidden_states + encoded)
+        hidden_states = hidden_states + both
+        encoded = encoded + both
+        return encoded, hidden_states
 
 
 class ChangesAnArgument(nn.Module):
@@ -247,16 +286,18 @@ class ReturnsEarly(nn.Module):
 def run(layer: nn.Module, x: torch.Tensor, **kwargs) -> torch.Tensor:
     """A layer by its branches, each added to the stream."""
     attributes = layer_attributes(type(layer))
-    if attributes["widened"]:
-        x = x.float()
-    also = {}
+    return by_branches(attributes, layer, x.float() if attributes["widened"] else x, **kwargs)
+
+
+def by_branches(attributes: dict, layer: nn.Module, x: torch.Tensor, **kwargs) -> torch.Tensor:
+    """`run`, of branches that have been cut."""
     for part in attributes["parts"]:
         added = attributes[part.branch](layer, x, **kwargs)
         if isinstance(added, tuple):
             added, made = added
-            also |= made
+            kwargs |= made
         x = x + added
-    return x if attributes["returned"] is None else (x, *(also[name] for name in attributes["returned"]))
+    return x if attributes["returned"] is None else (x, *(kwargs[name] for name in attributes["returned"]))
 
 
 def test_branches_are_the_layers_own_code():
@@ -273,6 +314,12 @@ def test_branches_are_the_layers_own_code():
     [
         (UsesAnArgumentTwice, ["attention", "mlp"]),
         (ReadsTheResidual, ["attention", "mlp"]),
+        (CarriesOver, ["attention", "mlp"]),
+        (CarriesOverWhatItMayMakeAnew, ["attention", "mlp"]),
+        (CarriesOverUnderTheStreamsName, ["attention", "mlp"]),
+        (ChangesAnArgument, ["attention", "mlp"]),
+        (HandsOn, ["block", "block_1", "block_2"]),
+        (MayMakeAnewBetween, ["block", "block_1", "block_2"]),
         (AddsTheStreamLast, ["attention", "mlp"]),
         (HasOtherNames, ["attention", "mlp"]),
         (AddsOnce, ["block"]),
@@ -287,8 +334,10 @@ def test_a_chain_of_additions_is_the_layer(layer, names):
         expected = layer()(x)
         assert torch.equal(run(layer(), x), expected)
         assert run(layer(), x).dtype == expected.dtype
-    if layer is UsesAnArgumentTwice:
+    if layer in (UsesAnArgumentTwice, ChangesAnArgument, HandsOn):
         assert torch.equal(run(layer(), x, scale=0.3), layer()(x, scale=0.3))
+    if layer in (CarriesOverWhatItMayMakeAnew, MayMakeAnewBetween):
+        assert torch.equal(run(layer(), x, anew=True), layer()(x, anew=True))
 
 
 def test_what_a_branch_makes_is_returned_too():
@@ -296,6 +345,55 @@ def test_what_a_branch_makes_is_returned_too():
     assert attributes["returned"] == ("weights",)
     x = torch.randn(3)
     assert all(map(torch.equal, run(ReturnsWhatItAdds(), x), ReturnsWhatItAdds()(x)))
+
+
+class DependsOnWhatItHas(nn.Module):
+    """As blocks of diffusers do: which statements run is for the attributes of each to say."""
+
+    def __init__(self, kind, attends=True):
+        super().__init__()
+        self.kind, self.attends, self._chunks = kind, attends, None
+
+    def forward(self, x, objects=None):
+        if self.kind == "gated":
+            gate, scale = x.mean(), 2.0
+        elif self.kind in ("scaled", "shifted") and self.attends is not None:
+            scale = 3.0
+        else:
+            raise ValueError("another kind")
+        added = x / scale
+        if self.kind == "gated":
+            added = added * gate
+        x = added + x
+        if x.ndim == 4:
+            x = x.squeeze(1)
+        if objects is not None:
+            x = self.fuser(x, objects)
+        if self.attends:
+            x = x + x**2
+        if self._chunks is not None:
+            added = torch.cat([chunk / scale for chunk in x.chunk(self._chunks)])
+        else:
+            added = x / scale
+        x = added + x
+        return x
+
+
+@pytest.mark.parametrize("settings", [("gated", True), ("gated", False), ("scaled", True), ("shifted", False)])
+def test_attributes_of_a_layer_choose_its_branches(settings):
+    layer = DependsOnWhatItHas(*settings)
+    cut = cut_of(DependsOnWhatItHas, layer)
+    assert len(cut.branches) == 2 + settings[1]
+    branches = attributes_of(DependsOnWhatItHas, cut)
+    x = torch.randn(6)
+    expected = layer(x)
+    for chunks in (None, 3):
+        layer._chunks = chunks  # which a method of the layer may change later
+        assert torch.equal(by_branches(branches, layer, x), expected)
+    with pytest.raises(AttributeError, match="fuser"):  # as of the layer itself
+        by_branches(branches, layer, x, objects=x)
+    with pytest.raises(UnsupportedCheckpointError, match="is not a chain of branches"):
+        cut_of(DependsOnWhatItHas)
 
 
 def test_an_addition_of_what_may_be_given_is_left_out():
@@ -309,11 +407,9 @@ def test_an_addition_of_what_may_be_given_is_left_out():
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        (CarriesOver, "a branch reads half, which an earlier one made"),
-        (CarriesOverWhatItMayMakeAnew, "a branch reads half, which an earlier one made"),
-        (CarriesOverUnderTheStreamsName, "a branch reads half, which an earlier one made"),
-        (ChangesAnArgument, "a branch reads scale, which an earlier one made"),
-        (ReadsTheStreamOfBefore, "a branch reads residual, which an earlier one made"),
+        (CarriesOverWhatItMayMake, "a branch reads half, which an earlier one made in some cases"),
+        (ReadsTheStreamOfBefore, "a branch reads residual, which an earlier one made .* as its stream"),
+        (HasTwoStreams, "it hands encoded on, too, a second residual stream"),
         (ScalesTheResidual, "nothing is added"),
         (NormsTheResidual, "nothing is added"),
         (ChangesTheSum, "changes the stream by more"),
@@ -375,6 +471,28 @@ class PassesOn(nn.Module):
         return hidden_states
 
 
+class Checkpoints(nn.Module):
+    """As models of diffusers do."""
+
+    def forward(self, hidden_states, scale=2):
+        for block in self.blocks:
+            if torch.is_grad_enabled() and self.gradient_checkpointing:
+                hidden_states = self._gradient_checkpointing_func(block, hidden_states, None, scale)
+            else:
+                hidden_states = block(hidden_states, mask=None, scale=scale)
+        return hidden_states
+
+
+class CheckpointsAnother(nn.Module):
+    def forward(self, hidden_states):
+        for layer in self.layers:
+            if self.gradient_checkpointing:
+                hidden_states = self._gradient_checkpointing_func(layer, hidden_states * 2)
+            else:
+                hidden_states = layer(hidden_states)
+        return hidden_states
+
+
 class PassesIndicesOn(nn.Module):
     def forward(self, hidden_states):
         indices = None
@@ -395,6 +513,7 @@ class PassesAnotherName(nn.Module):
     ("model", "layers", "expected"),
     [
         (PassesOn, "blocks", (1, True)),
+        (Checkpoints, "blocks", (2, False)),
         (PassesIndicesOn, "layers", (0, True)),
         (PassesAnotherName, "layers", (0, False)),
     ],
@@ -405,7 +524,9 @@ def test_loops_over_layers(model, layers, expected):
     assert (loop.positional, loop.takes_first) == expected
 
 
-@pytest.mark.parametrize("model", [SkipsLayers, AddsBetweenLayers, KeepsTheStream, UsesWhatLayersReturn])
+@pytest.mark.parametrize(
+    "model", [SkipsLayers, AddsBetweenLayers, KeepsTheStream, UsesWhatLayersReturn, CheckpointsAnother]
+)
 def test_a_base_model_that_uses_the_stream_between_layers_is_refused(model):
     forward, *_ = source_of_forward(model)
     with pytest.raises(UnsupportedCheckpointError, match=f"the forward of {model.__name__} does more"):

@@ -68,6 +68,16 @@ def test_imports_go_one_way():
             assert all(name.startswith("hf_hyperconn.models") for name in ours), path
 
 
+def test_diffusers_is_imported_only_when_it_is_used():
+    """By one file, which others import in functions alone."""
+    for path in (*PACKAGE.rglob("*.py"), *CONVERSION.glob("*.py")):
+        top = ast.parse(path.read_text(encoding="utf-8")).body
+        modules = {f"{'.' * node.level}{node.module}" for node in top if isinstance(node, ast.ImportFrom)}
+        assert not any(name.endswith(".diffusion") for name in modules), path
+        uses = {name for name in imports(path) if name.partition(".")[0] == "diffusers"}
+        assert not uses or path.name == "diffusion.py", path
+
+
 def test_the_command_line_starts_light():
     """Nothing heavy at the top of what `--help`, `--dry-run` and a refusal need."""
     light = (

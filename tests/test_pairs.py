@@ -29,16 +29,13 @@ from .pages import REPOSITORY
 from .stub import stub
 
 OF_ANOTHER_FORM = {
-    "cohere": "the forward of CohereDecoderLayer is not a chain",
     "minimax": "the forward of MiniMaxDecoderLayer is not a chain",
     "gemma4_text": r"the forward of Gemma4Text(Model does more|DecoderLayer is not a chain)",
-    "longcat_flash": "LongcatFlashModel has no list of layers of one class",
     "doge": "the forward of DogeDecoderLayer is not a chain",
     "wav2vec2": "Wav2Vec2Model has layers at several places",
-    "beit": "BeitModel has no list of layers of one class",
-    "falcon_h1": "FalconH1Model has no list of layers of one class",
     "bart": "the forward of BartEncoderLayer .* changes the stream by more than additions",
-    "t5": "T5Model has no list of layers of one class",
+    "bert": "the forward of BertLayer is not a chain",
+    "resnet": "ResNetModel has no list of layers whose classes",
     "unheard-of": "has no model type 'unheard-of'",
 }
 

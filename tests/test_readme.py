@@ -46,6 +46,9 @@ ELSEWHERE = {
         ("runs/one-gpu", "runs/ddp", "examples/configs/fsdp2.yaml", "runs/multi-node", "runs/tp", "merge-weights"),
         "test_scale_out.py",
     ),
+    "docs/vision.md": dict.fromkeys(
+        ("--base_steps", "runs/cifar10", "AutoImageProcessor", "hc_param_groups", "load_hc"), "test_vision_page.py"
+    ),
 }
 MODEL = "meta-llama/Llama-3.2-1B"
 

@@ -103,6 +103,13 @@ def test_no_weights(source, refusal):
     assert "has no weights: neither model.safetensors nor" in refusal(source)
 
 
+def test_models_of_diffusers(source, refusal):
+    (source / "config.json").write_text('{"_class_name": "DiTTransformer2DModel", "_diffusers_version": "0.42.1"}')
+    assert "is a model or a pipeline of diffusers, not of Transformers. Load it with diffusers" in refusal(source)
+    (source / "config.json").rename(source / "model_index.json")
+    assert "is a model or a pipeline of diffusers" in refusal(source)
+
+
 def test_adapter(source, refusal):
     (source / "model.safetensors").rename(source / "adapter_model.safetensors")
     (source / "adapter_config.json").write_text("{}")

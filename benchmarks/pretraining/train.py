@@ -159,7 +159,7 @@ def train(
         result["matrices"] = {**state["matrices"], "after": matrix(model, for_curve)}
     path = path or path_of(run, size)
     if run.study == "base":
-        _refuse_another_base(path, weights_of(run.id, size), result)
+        refuse_another_base(path, weights_of(run.id, size), result)
         model.to(torch.bfloat16 if size.keeps_base else torch.float32).save_pretrained(weights_of(run.id, size))
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(result, separators=(",", ":"), ensure_ascii=False) + "\n").encode())
@@ -186,7 +186,7 @@ def training_step(
     return loss.item()
 
 
-def _refuse_another_base(path: Path, weights: Path, result: dict) -> None:
+def refuse_another_base(path: Path, weights: Path, result: dict) -> None:
     """The results of continuations belong to one base; on another machine it may come out another."""
     if path.exists() and json.loads(path.read_text(encoding="utf-8"))["held_out_loss"] != result["held_out_loss"]:
         raise RuntimeError(
@@ -210,7 +210,7 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
             return plain
         model = hc_class(hc_config_class(**shape, **{**READOUT.get(fields["connection"], {}), **fields}))
         model.load_state_dict(plain.state_dict(), strict=False)
-        return model if run.undivided else _divided(model)
+        return model if run.undivided else divided(model)
     start = weights_of(run.start, size)
     from_start = model_class.from_pretrained if fields is None else partial(hc_class.from_prenorm, **fields)
     model = from_start(start, dtype=torch.float32)
@@ -228,7 +228,7 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
 
 
 @torch.no_grad()
-def _divided(model: nn.Module) -> nn.Module:
+def divided(model: nn.Module) -> nn.Module:
     """The model, its output projections divided as those that it drew itself were."""
     for module in model.modules():
         if hasattr(module, "hc_output_projection"):

@@ -1,16 +1,15 @@
-"""Running a model over text and asking everything of it in one pass."""
+"""Running a model over text, images or what else it takes, and asking everything of it in one pass."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from huggingface_hub.utils import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..errors import HyperConnError
-from ..families import usual_names
-from ..kinds import sub_layers
-from ..observation import in_evaluation_mode, observe
+from ..observation import Inputs, in_evaluation_mode, number_of_sub_layers, observe, run
 from .coefficients import CoefficientMeter
 from .similarity import LayerSimilarity
 from .streams import StreamMeter, StreamStatistics
@@ -19,7 +18,7 @@ from .unfolding import ConnectionMatrices, Unfolding, readout_of
 
 @dataclass(frozen=True)
 class Study:
-    """What one pass over text shows of a model; each field is explained where it is made."""
+    """What one pass shows of a model; each field is explained where it is made."""
 
     matrices: ConnectionMatrices
     similarity: torch.Tensor
@@ -28,15 +27,20 @@ class Study:
 
 
 @torch.no_grad()
-def study(model: PreTrainedModel, batches: Iterable[torch.Tensor]) -> Study:
-    """Run a model over batches of token ids `[B, S]` and gather what its connections do.
+def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> Study:
+    """Run a model over batches and gather what its connections do.
+
+    model: of Transformers or diffusers.
+    batches: token ids `[B, S]`, or what else the model takes, by name, as `{"pixel_values": images}`.
+    stack: of an encoder-decoder, which is studied, "encoder" or "decoder"; None for the decoder.
 
     Memory does not grow with the number of batches.
 
     Raises `HyperConnError` for a model without hyper-connections, or when there is no batch.
     """
-    connections = sub_layers(usual_names(model.config.to_dict()))
-    unfolding, similarity = Unfolding(connections, readout_of(model)), LayerSimilarity(connections)
+    part = _with_layers(model, stack)
+    connections = number_of_sub_layers(part)
+    unfolding, similarity = Unfolding(connections, readout_of(part)), LayerSimilarity(connections)
     streams, coefficients = StreamMeter(connections), CoefficientMeter(connections)
 
     def see(observation):
@@ -44,13 +48,27 @@ def study(model: PreTrainedModel, batches: Iterable[torch.Tensor]) -> Study:
             meter.see(observation)
 
     empty = True
-    with in_evaluation_mode(model), observe(model, see):
-        for ids in tqdm(batches, desc="Studying", unit="batch", disable=None):
-            model(input_ids=ids.to(model.device), use_cache=False)
+    with in_evaluation_mode(model), observe(part, see):
+        for inputs in tqdm(batches, desc="Studying", unit="batch", disable=None):
+            run(model, inputs, model.device)
             empty = False
     if empty:
-        raise HyperConnError("there was no text to study. Give a longer one.")
+        raise HyperConnError("there was no batch to study. Give a longer text, or more inputs.")
     return Study(unfolding.result(), similarity.result(), streams.result(), coefficients.result())
+
+
+def _with_layers(model: Any, stack: str | None) -> Any:
+    """The part of a model whose connections are studied, which may be all of it.
+
+    Raises `HyperConnError` for a stack that it doesn't have.
+    """
+    base = getattr(model, "base_model", model)
+    inner = [*getattr(base, "inner", ())]
+    if stack is not None and stack not in inner:
+        raise HyperConnError(
+            f"stack {stack!r} was asked for; {type(model).__name__} has {', '.join(inner) or 'one list of layers'}."
+        )
+    return getattr(base, stack or inner[-1]) if inner else model
 
 
 def batches_of(

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from ..errors import HyperConnError
 from ..observation import Observation
+from ..outermost import config_of
 from .statistics import Moments
 
 
@@ -88,13 +89,15 @@ class Unfolding:
         )
 
 
-def readout_of(model: PreTrainedModel) -> str | torch.Tensor:
+def readout_of(model: Any) -> str | torch.Tensor:
     """How a model reads its streams out, for `Unfolding`: "sum", "mean" or weights `[N]`.
 
     A learned readout, whose weights each token predicts, takes the mean, at which it starts.
     """
     weights = [parameter.detach() for name, parameter in model.named_parameters() if name.endswith("static_gamma")]
-    return weights[0] if weights else getattr(model.config.get_text_config(), "hc_readout", "mean")
+    config = config_of(model)
+    of_layers = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return weights[0] if weights else getattr(of_layers, "hc_readout", "mean")
 
 
 def unfold_static(model: PreTrainedModel) -> ConnectionMatrices:

@@ -47,7 +47,7 @@ class HyperConnectionDecoderLayer(Base):
 
     A branch is whatever the family computes between reading the residual stream and adding to it. Here it is norm +
     attention and norm + MLP; a family whose branches are something else has methods cut from Transformers' `forward`.
-    A branch takes what the layer takes besides hidden states.
+    A branch takes what the layer takes besides hidden states, and what branches before it give beside what they add.
 
     parts: the sub-layers of the layer, in their order.
     count: the field of the config that says how many layers there are.
@@ -55,14 +55,14 @@ class HyperConnectionDecoderLayer(Base):
     packed: whether hidden states are `[S, D]`, tokens of all sequences one after the other, and streams `[S, N, D]`.
     widened: the attribute of the layer that says whether the streams are float32; None where they have the dtype of
         the hidden states.
-    returned: what the layer returns after hidden states, in a tuple: names that branches give with what they add. None
-        where it returns hidden states alone.
+    returned: what the layer returns after hidden states, in a tuple: names that branches give beside what they add;
+        None where it returns hidden states alone.
     settings: the value of each field of the config with which the family's layer has these branches.
     absent: arguments that must be None, as what takes them is no branch of this layer.
     cut_from: the release of Transformers they were cut from, and the digest of that `forward`.
     predicting_norm: the norm of the layer that dynamic coefficients take a copy of; None for an RMSNorm of torch.
     is_first, is_last: whether it expands the streams and reads them out; the model keeps them right when layers are
-        removed or added (`HyperConnectionModel.place_layers`).
+        removed or added (`place_layers`).
     """
 
     # what the branches below are made of
@@ -97,6 +97,11 @@ class HyperConnectionDecoderLayer(Base):
         Raises `ValueError` when the layer has other branches with this config.
         """
         self.check_settings(config)
+        if config.connection == "attnres" and not all(part.reads for part in self.parts):
+            raise ValueError(
+                f"connection is 'attnres', which reads values for every sub-layer; one of {type(self).__name__} reads "
+                f"nothing. Choose another connection."
+            )
         if config.connection in ("shc", "dhc"):
             self._mark_output_projections()
         self.config, self.layer_idx = config, layer_idx
@@ -241,7 +246,6 @@ class HyperConnectionDecoderLayer(Base):
         first, _ = sub_layers[0]
         streams = first.take(first.expand_streams(hidden_states) if expands else hidden_states)
 
-        also: dict[str, object] = {}
         for part, (connection, branch) in zip(self.parts, sub_layers, strict=True):
             if part.given is not None and kwargs.get(part.given) is None:
                 continue
@@ -249,14 +253,14 @@ class HyperConnectionDecoderLayer(Base):
             added = branch(branch_input, **kwargs)
             if isinstance(added, tuple):
                 added, made = added
-                also.update(made)
+                kwargs.update(made)
             streams = carry.write(added)
             if part.after is not None:
                 streams = connection.take(getattr(self, part.after)(streams.written()))
 
         hidden_states = streams.written()
         hidden_states = self.read_out(hidden_states) if self.is_last else hidden_states
-        return hidden_states if self.returned is None else (hidden_states, *(also[name] for name in self.returned))
+        return hidden_states if self.returned is None else (hidden_states, *map(kwargs.get, self.returned))
 
 
 def fresh_copy(norm: nn.Module) -> nn.Module:
@@ -265,6 +269,47 @@ def fresh_copy(norm: nn.Module) -> nn.Module:
     for module in norm.modules():
         module.__dict__.pop("_is_hf_initialized", None)
     return norm
+
+
+def place_layers(layers: nn.ModuleList, config, count: int | None = None) -> None:
+    """Tell the first and the last of a model's layers that run now what they are.
+
+    Layers may have been removed or added since the last forward.
+
+    count: how many of the layers run, None for all; an early exit runs fewer.
+
+    Raises `ValueError` when the streams could not be expanded or read out once, by a layer that can.
+    """
+    running: list[Any] = list(layers)[:count]
+    if not running:
+        return
+    first, last = running[0], running[-1]
+    if any(layer is last for layer in running[:-1]):
+        raise ValueError(
+            "the last decoder layer stands at an earlier place, too, where it may not read the streams out. Put a "
+            "copy (copy.deepcopy) of the layer in one of the places."
+        )
+    if config.norm is not None and hasattr(first, "is_first") and not hasattr(first, "embedding_scale"):
+        raise ValueError(
+            "the first decoder layer present has no embedding_scale: that was in a layer that has been removed. "
+            "Set `embedding_scale` of the layer to that module."
+        )
+    readout = getattr(layers[-1], "hc_head", None)
+    if has_readout_module(config) and readout is None:
+        raise ValueError(
+            "the last decoder layer present has no readout: that was in a layer that has been removed. "
+            "Set `hc_head` of the layer to that module."
+        )
+    for layer in running:
+        if not hasattr(layer, "is_first"):
+            continue  # something that passes the streams on
+        if layer.is_first != (layer is first):
+            layer.is_first = layer is first
+        if layer.is_last != (layer is last):
+            layer.is_last = layer is last
+    lent = () if readout is None or last is layers[-1] else (readout,)
+    if getattr(last, "lent_readout", lent) != lent:
+        last.lent_readout = lent
 
 
 def warn_of_another_forward(layer_class: type[nn.Module], release: str, digest: str) -> None:

@@ -257,50 +257,12 @@ class HyperConnectionModel(Base):
         """Its layers, wherever the family has them."""
         return self.get_submodule(self.stack)
 
-    def place_layers(self, count: int | None) -> None:
-        """Tell the first and the last of the decoder layers that run now what they are; called by every forward.
-
-        Layers may have been removed or added since the last one. None of those that are there is left out.
-
-        count: how many of the layers run, None for all; an early exit runs fewer.
-
-        Raises `ValueError` when the streams could not be expanded or read out once, by a layer that can.
-        """
-        layers = self.decoder_layers
-        running: list[Any] = list(layers)[:count]
-        if not running:
-            return
+    def keep_every_layer(self) -> None:
+        """Make sure that training leaves no layer out; called by every forward."""
         owner = self.get_submodule(self.stack.rpartition(".")[0])
         if self.hc_layerdrop and getattr(owner, self.hc_layerdrop) != 0:
             logger.warning_once(f"{self.hc_layerdrop} is taken as 0: connections need every layer, in training, too.")
             setattr(owner, self.hc_layerdrop, 0.0)
-        first, last = running[0], running[-1]
-        if any(layer is last for layer in running[:-1]):
-            raise ValueError(
-                "the last decoder layer stands at an earlier place, too, where it may not read the streams out. Put a "
-                "copy (copy.deepcopy) of the layer in one of the places."
-            )
-        if self.config.norm is not None and hasattr(first, "is_first") and not hasattr(first, "embedding_scale"):
-            raise ValueError(
-                "the first decoder layer present has no embedding_scale: that was in a layer that has been removed. "
-                "Set `embedding_scale` of the layer to that module."
-            )
-        readout = getattr(layers[-1], "hc_head", None)
-        if has_readout_module(self.config) and readout is None:
-            raise ValueError(
-                "the last decoder layer present has no readout: that was in a layer that has been removed. "
-                "Set `hc_head` of the layer to that module."
-            )
-        for layer in running:
-            if not hasattr(layer, "is_first"):
-                continue  # something that passes the streams on
-            if layer.is_first != (layer is first):
-                layer.is_first = layer is first
-            if layer.is_last != (layer is last):
-                layer.is_last = layer is last
-        lent = () if readout is None or last is layers[-1] else (readout,)
-        if getattr(last, "lent_readout", lent) != lent:
-            last.lent_readout = lent
 
 
 class HyperConnectionComposite(Base):

@@ -6,6 +6,8 @@ from inspect import unwrap
 
 import torch
 
+from .hyper_connections_layer import place_layers
+
 
 def reduce_recorded_streams(forward):
     """Make the `hidden_states` that a base model's `forward` records `[B, S, D]`, by the model's own readout.
@@ -22,7 +24,8 @@ def reduce_recorded_streams(forward):
         if return_dict is None:
             return_dict = getattr(self.config, "return_dict", True)
         may_exit_early = names_count and self.layer_classes[0].count == "num_hidden_layers"
-        self.place_layers(self.config.num_hidden_layers if may_exit_early else None)
+        self.keep_every_layer()
+        place_layers(self.decoder_layers, self.config, self.config.num_hidden_layers if may_exit_early else None)
         outputs = forward(self, *args, return_dict=True, **kwargs)
         are_streams = self.layer_classes[0].are_streams
         if are_streams(outputs[0]):

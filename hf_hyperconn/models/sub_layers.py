@@ -15,6 +15,7 @@ class SubLayer(NamedTuple):
     name: for people.
     given: an argument of the layer without which the branch is left out, as what an encoder made; None for none.
     after: a method of the layer that changes each stream by itself after the branch is added; None for none.
+    reads: whether the branch reads the stream, or adds what an earlier branch of the layer has made.
     """
 
     connection: str
@@ -22,6 +23,7 @@ class SubLayer(NamedTuple):
     name: str
     given: str | None = None
     after: str | None = None
+    reads: bool = True
 
 
 SUB_LAYERS = (SubLayer("attn_hc", "attention_branch", "attention"), SubLayer("mlp_hc", "mlp_branch", "mlp"))

@@ -6,6 +6,7 @@
 import ast
 
 from .names import made, read
+from .statements import Statement, statement_of
 
 
 def is_copy(statement: ast.stmt, streams: set[str]) -> bool:
@@ -23,6 +24,16 @@ def added_to(statement: ast.stmt, streams: set[str]) -> ast.expr | None:
             return added
         case ast.Assign(targets=[ast.Name()], value=ast.BinOp(added, ast.Add(), ast.Name(name))) if name in streams:
             return added
+    return None
+
+
+def added_twice(statement: Statement, streams: set[str]) -> tuple[Statement, Statement] | None:
+    """`name = stream + X` and `name = name + Y` for `name = stream + X + Y`, which is added in that order."""
+    match statement.node:
+        case ast.Assign([ast.Name(name)], ast.BinOp(ast.BinOp(ast.Name(stream), ast.Add(), first), ast.Add(), second)):
+            if stream in streams:
+                texts = f"{name} = {stream} + {ast.unparse(first)}", f"{name} = {name} + {ast.unparse(second)}"
+                return statement_of(texts[0], statement.given), statement_of(texts[1], statement.given)
     return None
 
 

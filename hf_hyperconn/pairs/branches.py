@@ -21,6 +21,7 @@ from ..models.sub_layers import SUB_LAYERS, SubLayer
 from .additions import (
     added_in_another_shape,
     added_to,
+    added_twice,
     changes_each_alike,
     changes_in_place,
     is_copy,
@@ -31,8 +32,9 @@ from .additions import (
 )
 from .inlining import Inliner
 from .names import attributes_called, global_names, made, read, read_before_made
-from .settings import Settled, Statement, settled_by
+from .settings import Settled, settled_by
 from .source_files import Definition
+from .statements import OfLayer, Statement
 
 USUAL_ATTENTION = "hidden_states = self.input_layernorm(hidden_states)"
 USUAL_MLP = "hidden_states = self.post_attention_layernorm(hidden_states)\nhidden_states = self.mlp(hidden_states)"
@@ -51,12 +53,13 @@ class Branch:
     arguments: the names and defaults it takes besides that, as they are written in a signature.
     statements: its lines up to the addition, with their comments.
     result: the expression that was added.
-    returned: the names it makes that the layer returns besides the stream.
+    returned: the names it makes that the layer returns besides the stream, or that later branches read.
     names: what it reads that is neither its own nor the layer's: globals of the layer's module.
     modules: the attributes of the layer that it calls.
     has_usual_statements: whether those are a norm, and attention or an MLP.
     given: the argument without which it is left out; None for none.
     after: what then changes the stream; "" for nothing.
+    reads: whether it reads the stream, or adds what an earlier branch has made.
     """
 
     stream: str
@@ -69,6 +72,7 @@ class Branch:
     has_usual_statements: bool
     given: str | None = None
     after: str = ""
+    reads: bool = True
 
     @property
     def is_usual(self) -> bool:
@@ -123,7 +127,9 @@ class Cut:
                 names.append(f"{name}_{len(names)}" if name in names else name)
             named = tuple(SubLayer(f"{name}_hc", f"{name}_branch", name) for name in names)
         return tuple(
-            sub_layer._replace(given=branch.given, after=f"after_{sub_layer.name}" if branch.after else None)
+            sub_layer._replace(
+                given=branch.given, after=f"after_{sub_layer.name}" if branch.after else None, reads=branch.reads
+            )
             for sub_layer, branch in zip(named, self.branches, strict=True)
         )
 
@@ -149,6 +155,17 @@ class _Part:
     given: str | None = None
     after: list[Statement] = field(default_factory=list)
 
+    @property
+    def taken(self) -> set[str]:
+        """What it reads before it makes it."""
+        return read_before_made([*(each.node for each in self.statements), self.added])
+
+    @property
+    def assured(self) -> set[str]:
+        """What it makes whatever its conditions are."""
+        assigned = (each.node for each in self.statements if isinstance(each.node, ast.Assign))
+        return made([child for node in assigned for target in node.targets for child in ast.walk(target)])
+
     def reads(self, name: str) -> bool:
         """Whether the statements so far read what a name was before them, and that was not the stream."""
         return name not in self.streams and name in read_before_made([each.node for each in self.statements])
@@ -166,6 +183,7 @@ def cut_branches(
     definition: Definition | None = None,
     config: Definition | None = None,
     known: Mapping[str, object] | None = None,
+    module: object = None,
 ) -> Cut:
     """The branches of a decoder layer's `forward`.
 
@@ -173,9 +191,10 @@ def cut_branches(
     definition, config: of the class and of its config, where their source is to be read: where the form of the layer
         depends on fields of the config, it is that with their defaults, and additions may stand in its modules.
     known: fields of the config that this layer always has with these values.
+    module: the layer itself, where there is one. Where the form depends on its attributes, it is that which they have.
 
     Raises `UnsupportedCheckpointError` when it is not a chain of additions to the stream, or a branch needs what an
-    earlier one made.
+    earlier one may not have made.
     """
     body = [node for node in forward.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
     if not body:
@@ -184,6 +203,9 @@ def cut_branches(
     try:
         return _cut([*Settled(lines).statements(body, line)], forward, layer, None)
     except UnsupportedCheckpointError:
+        if module is not None:
+            chosen = OfLayer(lines, module, forward.args.args[1].arg)
+            return _cut([*chosen.statements(body, line)], forward, layer, None)
         if definition is None or config is None:
             settled, inliner = Settled(lines, optional=_optional(forward)), None
         else:
@@ -223,7 +245,9 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, layer: str, inli
             part.given = statement.given
         elif part.given != statement.given:
             raise refusal(layer, f"what depends on {part.given or statement.given} is no branch by itself")
-        if (added := added_to(node, streams) or added_in_another_shape(node, part.reshaped)) is not None:
+        if (both := added_twice(statement, streams)) is not None:
+            ahead.extendleft(reversed(both))
+        elif (added := added_to(node, streams) or added_in_another_shape(node, part.reshaped)) is not None:
             part.added = added
             part.source = ast.get_source_segment(statement.text, added) or ast.unparse(added)
             parts.append(part)
@@ -251,6 +275,8 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, layer: str, inli
     if not parts:
         raise refusal(layer, "nothing is added to the stream that it takes")
     stream, *returned = names_returned(last) or [""]
+    if stream not in streams and streams & {*returned}:
+        raise refusal(layer, f"it hands {stream} on, too, a second residual stream")
     if not stream or not all(any(name in made(each.nodes) for each in parts) for name in returned):
         raise refusal(layer, "it returns more than the stream")
     if stream not in streams or part.statements:
@@ -261,45 +287,67 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, layer: str, inli
 
 
 def _branches(parts: list[_Part], forward: ast.FunctionDef, layer: str, returned: list[str]) -> Iterator[Branch]:
-    earlier: set[str] = set()
     arguments = {argument.arg for argument in ast.walk(forward.args) if isinstance(argument, ast.arg)}
     others = forward.args.kwarg.arg if forward.args.kwarg else None
-    for part in parts:
-        is_first, statements = part is parts[0], [each.node for each in part.statements]
+    handed_on = [_handed_on(parts, place, layer) for place in range(len(parts))]
+    for place, part in enumerate(parts):
+        is_first, statements = place == 0, [each.node for each in part.statements]
         if {"super", "__class__"} & read(part.nodes):
             raise refusal(layer, "a branch calls a method of its base class")
-        given = read_before_made([*statements, part.added])
-        if given & part.copies:
+        if part.taken & part.copies:
             raise refusal(layer, "it reads the stream in another shape")
-        if foreign := (given - part.streams) & earlier:
-            raise refusal(layer, f"a branch reads {', '.join(sorted(foreign))}, which an earlier one made")
-        stream, *copies = sorted(given & part.streams, key=lambda name: (name != "hidden_states", name)) or [STREAM]
-        taken = given & arguments - part.streams
+        found = sorted(part.taken & part.streams, key=lambda name: (name != STREAM, name))
+        stream, *copies = found or [STREAM]
+        later = {name for names in handed_on[place + 1 :] for name in names} - {*returned}
+        perhaps_anew = later & made(part.nodes) & _assured(parts[:place]) - part.assured
+        given = handed_on[place] | perhaps_anew
+        taken = (part.taken | perhaps_anew) & arguments - part.streams
         signature, defaults = _signature(forward.args, None if is_first or others in taken else taken)
         usual = (
             _is_usual_attention(statements, forward.args)
             if is_first
             else "\n".join(map(ast.unparse, statements)) == USUAL_MLP
         )
-        after: list[ast.AST] = [each.node for each in part.after]
-        if (read_before_made(after) - {STREAM}) & (arguments | earlier | made(part.nodes)):
+        after = [each.node for each in part.after]
+        foreign = arguments | {name for each in parts for name in made(each.nodes)}
+        if (read_before_made(after) - {STREAM}) & foreign:
             raise refusal(layer, "what changes the stream depends on more than the layer")
         yield Branch(
             stream=stream,
-            arguments=signature,
+            arguments=(*sorted(given - arguments), *signature),
             statements="\n".join(
                 [*(f"{name} = {stream}" for name in copies), *(each.text for each in part.statements)]
             ),
             result=part.source,
-            returned=tuple(name for name in returned if name in made(part.nodes)),
-            names=global_names([*part.nodes, *defaults], arguments | part.streams | {"self"})
+            returned=(
+                *(name for name in returned if name in made(part.nodes)),
+                *sorted(later & part.assured | perhaps_anew),
+            ),
+            names=global_names([*part.nodes, *defaults], arguments | part.streams | given | {"self"})
             | global_names([node for each in after for node in ast.walk(each)], {"self"}),
             modules=tuple(dict.fromkeys(attributes_called(part.nodes))),
             has_usual_statements=usual and len(parts) == len(SUB_LAYERS),
             given=part.given,
             after="\n".join(each.text for each in part.after),
+            reads=bool(found),
         )
-        earlier |= made(part.nodes) | part.streams
+
+
+def _handed_on(parts: list[_Part], place: int, layer: str) -> set[str]:
+    """What a branch reads, besides the stream, that earlier ones made."""
+    part, earlier = parts[place], parts[:place]
+    before = {name for each in earlier for name in made(each.nodes) | each.streams}
+    foreign = part.taken & before - part.streams
+    assured = _assured(earlier) - {name for each in earlier for name in each.streams}
+    if not foreign <= assured:
+        names = ", ".join(sorted(foreign - assured))
+        raise refusal(layer, f"a branch reads {names}, which an earlier one made in some cases, or as its stream")
+    return foreign
+
+
+def _assured(parts: list[_Part]) -> set[str]:
+    """What has been made after these parts whatever their conditions are."""
+    return {name for part in parts if part.given is None for name in part.assured}
 
 
 def digest(forward: str) -> str:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from .additions import added_to, is_copy
 from .names import made, read
-from .settings import Settled, Statement, statement_of
+from .settings import Settled
 from .source_files import Definition, SourceFile
+from .statements import Statement, statement_of
 
 
 @dataclass(frozen=True)

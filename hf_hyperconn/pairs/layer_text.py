@@ -73,7 +73,8 @@ def _method(source: str) -> str:
 def _parts(sub_layers: Iterable[SubLayer]) -> str:
     made = []
     for each in sub_layers:
-        others = [f"{name}={shown(value)}" for name, value in each._asdict().items() if name in each._field_defaults]
-        given = [text for text in others if not text.endswith("=None")]
+        defaults = each._field_defaults
+        others = {name: value for name, value in each._asdict().items() if name in defaults}
+        given = [f"{name}={shown(value)}" for name, value in others.items() if value != defaults[name]]
         made.append(f"SubLayer({', '.join([*map(shown, each[:3]), *given])})")
     return f"({made[0]},)" if len(made) == 1 else "(\n" + "".join(f"        {each},\n" for each in made) + "    )"

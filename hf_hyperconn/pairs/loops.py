@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from ..errors import UnsupportedCheckpointError
 from .names import made, read
 
+CHECKPOINTING = "self._gradient_checkpointing_func"  # of diffusers
+
 
 @dataclass(frozen=True)
 class LayerLoop:
     """How a model runs its layers.
 
-    positional: how many arguments a layer is given by their place, after the stream.
+    positional: how many arguments a layer is given by their place, after the stream; with diffusers' gradient
+        checkpointing that is all of them.
     takes_first: whether a layer returns more than the stream, which is the first of it.
     between: the model's method that may be called on the stream after a layer; None without any.
     layerdrop: the attribute that says how often a layer is left out in training; None without any.
@@ -43,10 +46,13 @@ def read_layer_loop(forward: ast.FunctionDef, model: str, layers: str = "layers"
         body = [*_without_layerdrop(loop.body, layerdrop)] if layerdrop else loop.body
         if any(isinstance(node, ast.Continue | ast.Break) for statement in body for node in ast.walk(statement)):
             continue
+        whole, checkpointed = zip(*map(_without_checkpointing, body), strict=True)
+        body = [*whole]
         calls = [each for statement in body if (each := _layer_call(statement, ast.unparse(loop.target)))]
         if len(calls) != 1:
             continue
         ((call, stream, positional),) = calls
+        positional = max(positional, *checkpointed)
         records = f"if output_hidden_states:\n    all_hidden_states = all_hidden_states + ({stream},)"
         uses = [node for node in body if stream in (read([*ast.walk(node)]) | made([*ast.walk(node)]))]
         others = [node for node in uses if node is not call and ast.unparse(node) != records]
@@ -113,6 +119,22 @@ def _called_between(statement: ast.stmt, stream: str) -> str | None:
             nodes = [node for part in (test, *others) for node in ast.walk(part)]
             return None if stream in read(nodes) else method
     return None
+
+
+def _without_checkpointing(statement: ast.stmt) -> tuple[ast.stmt, int]:
+    """Of `if ...: x = self._gradient_checkpointing_func(layer, x, ...) else: x = layer(x, ...)` the second.
+
+    With how many arguments follow in the first; any other statement with 0.
+    """
+    match statement:
+        case ast.If(
+            body=[ast.Assign([made], ast.Call(function, [ast.Name(layer), ast.Name(stream), *others], []))],
+            orelse=[ast.Assign([also], ast.Call(ast.Name(called), [ast.Name(given), *_])) as plain],
+        ) if ast.unparse(function) == CHECKPOINTING and ast.unparse(made) == ast.unparse(also):
+            nodes = [node for argument in others for node in ast.walk(argument)]
+            if (layer, stream) == (called, given) and stream not in read(nodes):
+                return plain, len(others)
+    return statement, 0
 
 
 def _layer_call(statement: ast.stmt, loop_variables: str) -> tuple[ast.Assign, str, int] | None:

@@ -41,8 +41,12 @@ def global_names(nodes: list[ast.AST], own: set[str]) -> frozenset[str]:
 
 
 def attributes_called(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The attributes of `self` that are called."""
+    """The attributes of `self` that are called, or of what stands in a list of its."""
     for node in nodes:
         match node:
             case ast.Call(func=ast.Attribute(ast.Name("self"), name)):
+                yield name
+            case ast.Call(func=ast.Subscript(ast.Attribute(ast.Name("self"), name))):
+                yield name
+            case ast.Call(func=ast.Attribute(ast.Subscript(ast.Attribute(ast.Name("self"))), name)):
                 yield name

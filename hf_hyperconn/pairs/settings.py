@@ -1,25 +1,12 @@
 """The settings on which the form of a decoder layer depends: its source, as it runs with those of most checkpoints."""
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from textwrap import dedent
-from typing import Any, NamedTuple
 
 from .names import attributes_called
 from .source_files import Definition, SourceFile
-
-
-class Statement(NamedTuple):
-    """A statement that runs.
-
-    text: its source, comments above it included, indented as at the top of a module.
-    given: an argument that may be None; the statement runs when it is not.
-    """
-
-    node: Any
-    text: str
-    given: str | None = None
+from .statements import Choice
 
 
 def fields_of_layer(layer: Definition, config: Definition) -> dict[str, tuple[str, object]]:
@@ -46,11 +33,6 @@ def modules_of_every_layer(layer: Definition) -> frozenset[str]:
     return frozenset(target.attr for target in targets if isinstance(target, ast.Attribute))
 
 
-def statement_of(text: str, given: str | None = None) -> Statement:
-    """A statement of its source; positions in the node are those in the text."""
-    return Statement(ast.parse(text).body[0], text, given)
-
-
 def settled_by(
     layer: Definition, config: Definition, lines: list[str], known: Mapping[str, object], optional: frozenset[str]
 ) -> "Settled":
@@ -60,8 +42,8 @@ def settled_by(
 
 
 @dataclass
-class Settled:
-    """A choice between the statements of a forward.
+class Settled(Choice):
+    """A choice by the settings of a config.
 
     lines: of the source that it is from.
     fields: the field of the config behind an expression, as `self.use_parallel_residual`, and the value to take.
@@ -88,30 +70,7 @@ class Settled:
         fields = {} if owner is None or self.config is None else fields_of_layer(owner, self.config)
         return Settled(file.text.splitlines(), fields, required=self.required, known=self.known, config=self.config)
 
-    def statements(self, body: list[ast.stmt], line: int, given: str | None = None) -> Iterator[Statement]:
-        """The statements that run.
-
-        line: after which the first of them comes, comments above it included. given: an argument on which they depend.
-        """
-        for node in body:
-            if isinstance(node, ast.If) and given is None and (name := self._given(node)) is not None:
-                yield from self.statements(node.body, node.test.end_lineno or line, name)
-            elif isinstance(node, ast.If) and (runs := self._decide(node)) is not None:
-                chosen = node.body if runs else node.orelse
-                if chosen:
-                    before = node.test.end_lineno if runs else chosen[0].lineno - 1
-                    yield from self.statements(chosen, before or line, given)
-            else:
-                yield self._statement(node, line, given)
-            line = node.end_lineno or line
-
-    def _statement(self, node: ast.stmt, line: int, given: str | None) -> Statement:
-        match node:
-            case ast.AugAssign(ast.Name(name), ast.Mult(), factor):  # in place it would change what others have, too
-                return statement_of(f"{name} = {name} * {ast.unparse(factor)}", given)
-        return statement_of(dedent("\n".join(self.lines[line : node.end_lineno])).strip("\n"), given)
-
-    def _given(self, node: ast.If) -> str | None:
+    def given(self, node: ast.If) -> str | None:
         """The argument in `if argument is not None`, where what that adds is made by modules of every layer."""
         match node:
             case ast.If(ast.Compare(ast.Name(name), [ast.IsNot()], [ast.Constant(None)]), orelse=[]):
@@ -121,7 +80,7 @@ class Settled:
                     return name
         return None
 
-    def _decide(self, node: ast.If) -> bool | None:
+    def decide(self, node: ast.If) -> bool | None:
         match node.test:
             case ast.Compare(ast.Name(name), [ast.IsNot()], [ast.Constant(None)]):
                 if name not in self.optional or not any(map(_adds, ast.walk(node))):

@@ -1,0 +1,146 @@
+"""One training run: its loop. It is kept every few minutes and goes on from there."""
+
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from io import BytesIO
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import get_cosine_with_min_lr_schedule_with_warmup
+
+from benchmarks.pretraining.runs import Run
+from benchmarks.pretraining.train import (
+    CLIP,
+    EVALUATIONS,
+    KEEP_EVERY,
+    LAST_LEARNING_RATE,
+    OutOfTime,
+    batches,
+    has_matrices,
+    optimizer_of,
+    refuse_another_base,
+)
+from benchmarks.timing import RESULTS, device_name
+from hf_hyperconn import convert_model
+from hf_hyperconn.analysis.study import study
+from hf_hyperconn.callbacks import hc_figures
+from hf_hyperconn.conversion.files import replace_file
+
+from .images import Images
+from .studies import TASKS, Task, fields
+from .tasks import KINDS
+
+CURVES, WORK = RESULTS / "vision", RESULTS.parents[1] / "build" / "vision"
+
+
+def path_of(run: Run) -> Path:
+    """Where a run's result is, or will be."""
+    return CURVES / f"{run.id}.json"
+
+
+def is_done(run: Run) -> bool:
+    """Whether the run's result is there, and of the base, which others start from, its weights."""
+    return path_of(run).exists() and (run.study != "base" or (WORK / run.id).exists())
+
+
+def train(
+    run: Run, images: Images, deadline: float = float("inf"), tasks: Mapping[str, Task] = TASKS
+) -> dict[str, object]:
+    """Do a run, or what is left of it, and write its result, which is returned.
+
+    deadline: of `time.monotonic`; the run is kept when it passes.
+
+    Raises `OutOfTime` then.
+    """
+    size = tasks[run.family]
+    task = KINDS[run.family](size, images)
+    torch.manual_seed(run.seed)
+    model = build(run, task)
+    optimizer = optimizer_of(model, run)
+    schedule = get_cosine_with_min_lr_schedule_with_warmup(
+        optimizer, run.warm_up, run.steps, min_lr_rate=LAST_LEARNING_RATE
+    )
+    parts, state = (
+        {"model": model, "optimizer": optimizer, "schedule": schedule},
+        {"step": 0, "curve": [], "times": []},
+    )
+    kept, last_kept = WORK / f"{run.id}.pt", time.monotonic()
+    if kept.exists():
+        saved = torch.load(kept, weights_only=True)
+        state = saved.pop("state")
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+    every = batches(torch.arange(len(images.training[1])), size.batch, run.seed)
+    for step, chosen in itertools.islice(enumerate(every), state["step"], run.steps):
+        if step % (run.steps // EVALUATIONS) == 0:
+            state["curve"].append(evaluate(model, task, step))
+        torch.manual_seed(1_000_000 * run.seed + step)  # models of a seed draw the same, also those that go on
+        started = time.process_time()
+        task.loss(model, chosen).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        state["times"].append(time.process_time() - started)
+        state["step"] = step + 1
+        if (now := time.monotonic()) > min(deadline, last_kept + KEEP_EVERY):
+            content = BytesIO()
+            torch.save({**{name: part.state_dict() for name, part in parts.items()}, "state": state}, content)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(kept, content.getvalue())
+            last_kept = now
+            if now > deadline:
+                raise OutOfTime(run.id)
+    state["curve"].append(evaluate(model, task, run.steps))
+    end = measure(model, task, size.held_out[1])
+    result = {
+        **asdict(run),
+        "device": device_name(),
+        "torch": torch.__version__,
+        "images": images.describe(),
+        "trained_parameters": sum(each.numel() for each in model.parameters()),
+        "images_a_step": size.batch,
+        "cpu_seconds_a_step": round(statistics.median(state["times"]), 4),
+        **{f"held_out_{name}": value for name, value in end.items()},
+        "curve": state["curve"],
+    }
+    if run.seed == 1 and has_matrices(model.config):
+        matrices = study(model, [task.shown]).matrices
+        result["matrix"] = [[round(value, 4) for value in row] for row in matrices.inputs.tolist()]
+    if run.study == "base":
+        refuse_another_base(path_of(run), WORK / run.id, result)
+        model.save_pretrained(WORK / run.id)
+    path_of(run).parent.mkdir(parents=True, exist_ok=True)
+    content = json.dumps(result, separators=(",", ":"), ensure_ascii=False)
+    replace_file(path_of(run), f"{content}\n".encode())
+    kept.unlink(missing_ok=True)
+    return result
+
+
+def build(run: Run, task) -> nn.Module:
+    """The model that a run trains: new, or its start's, converted if it has hyper-connections."""
+    if run.start is None:
+        return task.new(run).train()
+    base = task.load(WORK / run.start)
+    return (base if fields(run) is None else convert_model(base, **fields(run))).train()
+
+
+def evaluate(model: nn.Module, task, step: int) -> dict[str, float]:
+    """A point of the curve: held-out loss, and what the connections do."""
+    figures = hc_figures(model, task.shown) if has_matrices(model.config) else {}
+    rounded = {name: round(value, 6) for name, value in figures.items()}
+    return {"step": step, **measure(model, task, task.task.held_out[0]), **rounded}
+
+
+@torch.no_grad()
+def measure(model: nn.Module, task, number: int) -> dict[str, float]:
+    """What a task evaluates on a number of held-out images."""
+    model.eval()
+    found = task.evaluate(model, number)
+    model.train()
+    return {name: round(value, 5) for name, value in found.items()}

@@ -1,0 +1,208 @@
+"""Give an image classifier hyper-connections, train it on, and draw what each of its sub-layers reads.
+
+    python examples/image_classification.py --output_dir runs/shapes
+    python examples/image_classification.py --images cifar10/train --held_out_images cifar10/test \\
+        --model google/vit-base-patch16-224 --output_dir runs/cifar10
+
+Without --images it tells drawn shapes apart. Without --model it trains a small ViT first, and converts that. Settings
+are those of `Recipe` and all of Transformers' `TrainingArguments`. docs/vision.md goes through it.
+"""
+
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from matplotlib import pyplot
+from PIL import Image, ImageDraw
+from torch.utils.data import Dataset, default_collate
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    HfArgumentParser,
+    PreTrainedModel,
+    Trainer,
+    TrainingArguments,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+)
+
+from hf_hyperconn import HCTrainer, convert_model
+from hf_hyperconn.analysis import plots
+from hf_hyperconn.analysis.study import study
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+SHAPES = ("circle", "cross", "square", "triangle")
+ONE_IN = 10  # images are held out where no others are given
+
+
+@dataclass
+class Recipe:
+    """What to train and on what."""
+
+    images: str | None = field(default=None, metadata={"help": "A folder with a sub-folder of images for each class."})
+    held_out_images: str | None = field(default=None, metadata={"help": "Another one, to evaluate on."})
+    model: str | None = field(default=None, metadata={"help": "A base or a converted one: a folder or a Hub id."})
+    connection: str = field(default="dhc", metadata={"help": "Kind of connection; none: train the base as it is."})
+    hc_mult: int = field(default=2, metadata={"help": "Number of streams; the paper's ViTs have two."})
+    hc_lr: float | None = field(default=None, metadata={"help": "Learning rate of the connections."})
+    image_size: int = field(default=32, metadata={"help": "Of the small ViT."})
+    patch_size: int = field(default=8, metadata={"help": "Of the small ViT."})
+    hidden_size: int = field(default=64, metadata={"help": "Of the small ViT."})
+    layers: int = field(default=6, metadata={"help": "Of the small ViT."})
+    base_steps: int = field(default=300, metadata={"help": "How long the small ViT is trained before."})
+    drawn: int = field(default=4000, metadata={"help": "How many shapes are drawn, where no images are given."})
+
+
+class Pictures(Dataset):
+    """Images, or files of images, each with the number of its class, as a model takes them."""
+
+    def __init__(self, pictures: Sequence[tuple[Image.Image | Path, int]], processor):
+        self.pictures, self.processor = pictures, processor
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> dict:
+        picture, label = self.pictures[index]
+        picture = (Image.open(picture) if isinstance(picture, Path) else picture).convert("RGB")
+        pixels = self.processor(images=picture, return_tensors="pt")["pixel_values"][0]
+        return {"pixel_values": pixels, "labels": label}
+
+
+def find_images(folder: str) -> tuple[list[str], list[tuple[Path, int]]]:
+    """The names of the sub-folders, and every image with the number of the one that it is in.
+
+    Raises `ValueError` when there are fewer than two with images.
+    """
+    found = sorted(path for path in Path(folder).glob("*/*") if path.suffix.lower() in ENDINGS)
+    classes = sorted({path.parent.name for path in found})
+    if len(classes) < 2:
+        raise ValueError(
+            f"{folder} has {len(classes)} sub-folders with images ({', '.join(ENDINGS)}). Give a folder with a "
+            f"sub-folder for each class, as the train/ of an extracted CIFAR-10."
+        )
+    return classes, [(path, classes.index(path.parent.name)) for path in found]
+
+
+def draw_shapes(number: int, size: int) -> list[tuple[Image.Image, int]]:
+    """Bright shapes of any size and place on dark backgrounds, always the same ones."""
+    draws, pictures = random.Random(0), []
+    for index in range(number):
+        dark, bright = (tuple(draws.randint(*ends) for _ in range(3)) for ends in ((0, 80), (160, 255)))
+        picture = Image.new("RGB", (size, size), dark)
+        radius = draws.uniform(size / 5, size / 3)
+        x, y = (draws.uniform(radius, size - radius) for _ in range(2))
+        box, pen = (x - radius, y - radius, x + radius, y + radius), ImageDraw.Draw(picture)
+        match SHAPES[label := index % len(SHAPES)]:
+            case "circle":
+                pen.ellipse(box, bright)
+            case "square":
+                pen.rectangle(box, bright)
+            case "triangle":
+                pen.polygon([(x, y - radius), (x - radius, y + radius), (x + radius, y + radius)], bright)
+            case "cross":
+                pen.line([(x - radius, y), (x + radius, y)], bright, round(radius / 2))
+                pen.line([(x, y - radius), (x, y + radius)], bright, round(radius / 2))
+        pictures.append((picture, label))
+    return pictures
+
+
+def load_images(recipe: Recipe) -> tuple[list[str], list, list]:
+    """The names of the classes, and the images to train on and to evaluate on."""
+    if recipe.images is None:
+        classes, pictures = list(SHAPES), draw_shapes(recipe.drawn, recipe.image_size)
+    else:
+        classes, pictures = find_images(recipe.images)
+    if recipe.held_out_images is None:
+        places = range(len(pictures))
+        held_out = [pictures[place] for place in places if place // len(classes) % ONE_IN == 0]
+        return classes, [pictures[place] for place in places if place // len(classes) % ONE_IN], held_out
+    others, held_out = find_images(recipe.held_out_images)
+    if others != classes:
+        raise ValueError(
+            f"{recipe.held_out_images} has the classes {', '.join(others)}, those to train on are "
+            f"{', '.join(classes)}. Give a folder with the same sub-folders."
+        )
+    return classes, pictures, held_out
+
+
+def small_vit(recipe: Recipe, classes: list[str]) -> tuple[PreTrainedModel, ViTImageProcessor]:
+    """A new ViT, and what makes its inputs."""
+    config = ViTConfig(
+        image_size=recipe.image_size,
+        patch_size=recipe.patch_size,
+        hidden_size=recipe.hidden_size,
+        intermediate_size=4 * recipe.hidden_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=max(recipe.hidden_size // 32, 1),
+        **labels(classes),
+    )
+    size = {"height": recipe.image_size, "width": recipe.image_size}
+    return ViTForImageClassification(config), ViTImageProcessor(size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+
+
+def labels(classes: list[str]) -> dict:
+    """The fields of a config that name the classes."""
+    return {"id2label": dict(enumerate(classes)), "label2id": {name: place for place, name in enumerate(classes)}}
+
+
+def accuracy(evaluated) -> dict[str, float]:
+    """The share of images whose class was found."""
+    return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
+
+
+def draw(model: PreTrainedModel, pictures: Pictures, folder: Path) -> None:
+    """Draw the unfolded matrices of the connections: what each sub-layer reads of those before it."""
+    some = [pictures[place] for place in range(0, len(pictures), max(len(pictures) // 64, 1))]
+    inputs = {"pixel_values": default_collate([each["pixel_values"] for each in some])}
+    folder.mkdir(parents=True, exist_ok=True)
+    plots.connections_figure(study(model, [inputs]).matrices).savefig(folder / "connections.png", dpi=110)
+    pyplot.close("all")
+
+
+def main(arguments: list[str]) -> None:
+    """Load or train a base, convert it, train it on, evaluate, save and draw."""
+    recipe, args = HfArgumentParser((Recipe, TrainingArguments)).parse_args_into_dataclasses(arguments)
+    torch.manual_seed(args.seed)
+    classes, training, held_out = load_images(recipe)
+    if recipe.model is None:
+        model, processor = small_vit(recipe, classes)
+    else:
+        model = AutoModelForImageClassification.from_pretrained(
+            recipe.model, **labels(classes), ignore_mismatched_sizes=True, trust_remote_code=False
+        )
+        processor = AutoImageProcessor.from_pretrained(recipe.model)
+    training, held_out = Pictures(training, processor), Pictures(held_out, processor)
+    data = {"train_dataset": training, "eval_dataset": held_out, "compute_metrics": accuracy}
+    data["processing_class"] = processor
+    if recipe.model is None:
+        of_base = replace(args, output_dir=f"{args.output_dir}/base", max_steps=recipe.base_steps)
+        train(Trainer(model, of_base, **data))
+    if recipe.connection != "none" and not hasattr(model.config, "hc_mult"):
+        model = convert_model(model, hc_mult=recipe.hc_mult, connection=recipe.connection)
+    train(HCTrainer(model, args, **data, hc_lr=recipe.hc_lr))
+    if hasattr(model.config, "hc_mult"):
+        draw(model, held_out, Path(args.output_dir, "figures"))
+
+
+def train(trainer: Trainer) -> None:
+    """Train and save a model, and evaluate it before and after."""
+    evaluate(trainer, "before")
+    trainer.train()
+    trainer.save_model()
+    evaluate(trainer, "after")
+
+
+def evaluate(trainer: Trainer, when: str) -> None:
+    """Print what a model does on the images that are held out, and keep it in `all_results.json`."""
+    metrics = trainer.evaluate(metric_key_prefix=when)
+    trainer.log_metrics(when, metrics)
+    trainer.save_metrics(when, metrics)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

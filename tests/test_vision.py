@@ -1,0 +1,79 @@
+"""Classifiers of images: heads whose base model lacks a part, and studies of what they do on images."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForImageClassification,
+    DeiTConfig,
+    DeiTForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTForMaskedImageModeling,
+    ViTModel,
+)
+
+from hf_hyperconn import HCViTForImageClassification, convert_model
+from hf_hyperconn.analysis.study import study
+from hf_hyperconn.callbacks import hc_figures
+from hf_hyperconn.conversion import cli
+
+SIZES = {"image_size": 16, "patch_size": 4, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+SIZES |= {"num_hidden_layers": 3, "initializer_range": 0.2, "num_labels": 5}
+IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def classifier() -> ViTForImageClassification:
+    torch.manual_seed(0)
+    return ViTForImageClassification(ViTConfig(**SIZES)).eval()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A classifier, saved, and beside it its conversion."""
+    folder = tmp_path_factory.mktemp("vit")
+    classifier().save_pretrained(folder / "base")
+    assert cli.main(["convert", str(folder / "base"), str(folder / "dhc2"), "-n", "2", "-q", "--verify", "full"]) == 0
+    return folder
+
+
+@torch.no_grad()
+def equal(model, other) -> bool:
+    return torch.equal(model(pixel_values=IMAGES)[0], other(pixel_values=IMAGES)[0])
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config_class"),
+    [
+        (ViTForImageClassification, ViTConfig),
+        (ViTForMaskedImageModeling, ViTConfig),
+        (ViTModel, ViTConfig),
+        (DeiTForImageClassification, DeiTConfig),
+    ],
+)
+def test_a_head_has_of_its_base_model_what_it_needs(model_class, config_class):
+    """A classifier has no pooler; who fills masked patches in has a token for them."""
+    torch.manual_seed(0)
+    base = model_class(config_class(**SIZES)).eval()
+    model = convert_model(base)
+    assert equal(model, base)
+    names = {name for name, _ in model.named_parameters() if "_hc." not in name}
+    assert names == {name for name, _ in base.named_parameters()}
+
+
+def test_a_classifier_is_converted_on_the_command_line(saved):
+    model = AutoModelForImageClassification.from_pretrained(saved / "dhc2")
+    assert type(model) is HCViTForImageClassification
+    assert model.vit.pooler is None
+    assert equal(model, classifier())
+    assert equal(HCViTForImageClassification.from_prenorm(saved / "base"), classifier())
+
+
+def test_images_are_studied():
+    model = convert_model(classifier(), hc_mult=2)
+    batches = [{"pixel_values": IMAGES}, {"pixel_values": IMAGES[:1]}]
+    found = study(model, batches)
+    assert torch.equal(found.matrices.inputs, torch.ones(7, 7, dtype=torch.float64).tril())
+    assert found.matrices.tokens == 3 * 17
+    assert hc_figures(model, batches[0])["hc/stream_cosine"] == pytest.approx(1)
