@@ -67,7 +67,7 @@ def kinds_of_inputs(model, prompts) -> Iterator[dict[str, torch.Tensor]]:
             "input_ids": torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompts]),
             "attention_mask": torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]),
         }
-        if hasattr(model, "logit_scale"):  # it compares texts with images
+        if hasattr(model, "logit_scale") and hasattr(config, "vision_config"):  # it compares texts with images
             yield {**text, "pixel_values": image}
         yield {**text, **begun}
     if "pixel_values" in taken:

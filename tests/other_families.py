@@ -172,7 +172,10 @@ def fields_of(model_type: str) -> dict:
         *dir(config_class),
         *config_class.attribute_map,
     }
-    fields = {name: value for name, value in FIELDS.items() if name in known}
+    fixed = {
+        name for name in known if isinstance(found := getattr(config_class, name, None), property) and not found.fset
+    }
+    fields = {name: value for name, value in FIELDS.items() if name in known - fixed}
     if model_type in LATENT_ATTENTION:
         fields["num_key_value_heads"] = fields["num_attention_heads"]
     if config_class.sub_configs and not hasattr(config_class, "sub_configs_defaults"):

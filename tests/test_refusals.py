@@ -58,10 +58,8 @@ def test_no_model_type(source, refusal):
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
-        ("cohere", "adds what attention and MLP make of one input"),
         ("minimax", "scales the residual stream itself"),
         ("bert", "norms the residual stream itself"),
-        ("falcon", "adds what attention and MLP make of one input"),
     ],
 )
 def test_layers_of_another_form(model_type, reason, source, refusal):

@@ -27,7 +27,7 @@ logger = logging.get_logger(__name__)
 # what families call the weights that write to the residual stream
 OUTPUT_PROJECTIONS = frozenset(
     ("o_proj", "down_proj", "out_proj", "c_proj", "fc2", "fc_out", "dense", "dense_4h_to_h", "w2", "Wo")
-    + ("output_linear", "linear_out")
+    + ("output_linear", "linear_out", "o", "wo")
 )
 
 

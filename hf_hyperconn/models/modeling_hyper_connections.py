@@ -342,8 +342,8 @@ def adopt(model: Any, hc_class: type[PreTrainedModel]) -> None:
 
 def plain_class(hc_class: type) -> type:
     """The class of the family that a class with hyper-connections is made of."""
-    (found,) = [each for each in hc_class.__bases__ if each.__name__ == hc_class.__name__.removeprefix("HC")]
-    return found
+    bases = (each for each in hc_class.__bases__ if issubclass(each, nn.Module))
+    return next(each for each in bases if not issubclass(each, HyperConnectionPreTrainedModel))
 
 
 def let_auto_model_find(config, model_class: type[HyperConnectionPreTrainedModel]) -> None:

@@ -95,9 +95,10 @@ def changes_each_alike(statement: ast.stmt, streams: set[str]) -> str | None:
 
 
 def _asks_only_its_dtype(expression: ast.expr, name: str) -> bool:
-    """Whether nothing of the stream is read but its dtype."""
+    """Whether nothing of the stream is read but its dtype, and whether any of it is infinite."""
     reads = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(expression))
-    return reads == ast.unparse(expression).count(f"{name}.dtype")
+    written = ast.unparse(expression)
+    return reads == written.count(f"{name}.dtype") + written.count(f"torch.isinf({name}).any()")
 
 
 def changes_in_place(statement: ast.stmt, streams: set[str]) -> bool:

@@ -228,20 +228,26 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, layer: str, inli
     if others and isinstance(last, ast.Return) and (whole := tuple_returned(last, others[-1].node)) is not None:
         last = whole
         others.pop()
-    ahead = deque(others)
+    stream, *returned = names_returned(last) or [""]
+    unless_made = {name for name in returned if any(_is_none(each.node, name) for each in others)} - {*taken}
+    ahead = deque(each for each in others if not any(_is_none(each.node, name) for name in unless_made))
     while ahead:
         statement = ahead.popleft()
         if inliner is not None and (found := inliner.expanded(statement, streams)) is not None:
             ahead.extendleft(reversed(found))
             continue
         node = statement.node
-        is_new = not part.statements and part.streams == streams and len(streams) == 1
-        if parts and is_new and streams == {STREAM} and changes_each_alike(node, streams):
+        if is_copy(node, streams) and not part.reads(node.targets[0].id):
+            streams.add(node.targets[0].id)
+            part.streams.add(node.targets[0].id)
+            continue
+        if parts and not part.statements and changes_each_alike(node, streams & {STREAM}):
             if statement.given != parts[-1].given:
                 raise refusal(layer, f"the stream is changed only where {statement.given} is given")
             parts[-1].after.append(statement)
+            streams, part = {STREAM}, _Part({STREAM})
             continue
-        if is_new:
+        if not part.statements:
             part.given = statement.given
         elif part.given != statement.given:
             raise refusal(layer, f"what depends on {part.given or statement.given} is no branch by itself")
@@ -256,9 +262,6 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, layer: str, inli
         elif is_copy(node, part.reshaped):
             part.reshaped.add(node.targets[0].id)
             part.copies.add(node.targets[0].id)
-        elif is_copy(node, streams) and not part.reads(node.targets[0].id):
-            streams.add(node.targets[0].id)
-            part.streams.add(node.targets[0].id)
         elif not parts and (name := widens(node, streams)) is not None:
             widened, kept = name
             streams = {kept}
@@ -274,10 +277,10 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, layer: str, inli
         raise refusal(layer, "it returns at several places")
     if not parts:
         raise refusal(layer, "nothing is added to the stream that it takes")
-    stream, *returned = names_returned(last) or [""]
     if stream not in streams and streams & {*returned}:
         raise refusal(layer, f"it hands {stream} on, too, a second residual stream")
-    if not stream or not all(any(name in made(each.nodes) for each in parts) for name in returned):
+    from_parts = {name for each in parts for name in made(each.nodes)} | unless_made
+    if not stream or not from_parts >= {*returned}:
         raise refusal(layer, "it returns more than the stream")
     if stream not in streams or part.statements:
         raise refusal(layer, "it changes the stream by more than additions")
@@ -331,6 +334,14 @@ def _branches(parts: list[_Part], forward: ast.FunctionDef, layer: str, returned
             after="\n".join(each.text for each in part.after),
             reads=bool(found),
         )
+
+
+def _is_none(statement: ast.stmt, name: str) -> bool:
+    """Whether it is `name = None`."""
+    match statement:
+        case ast.Assign([ast.Name(target)], ast.Constant(None)):
+            return target == name
+    return False
 
 
 def _handed_on(parts: list[_Part], place: int, layer: str) -> set[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ..models.sub_layers import SUB_LAYERS, SubLayer
 from .source_files import release
-from .sources import LayerSource
+from .sources import FamilySource, LayerSource
 from .writing import class_with, shown
 
 
@@ -17,13 +17,12 @@ def globals_read(layer: LayerSource) -> set[str]:
     return {name for branch in layer.cut.branches if not branch.is_usual for name in branch.names}
 
 
-def layer_class(layer: LayerSource, count: str) -> str:
-    """A class of layers.
-
-    count: the field of the config that says how many there are.
-    """
+def layer_class(layer: LayerSource, family: FamilySource) -> str:
+    """A class of layers of a family."""
     bases = ["HyperConnectionDecoderLayer", layer.name]
-    return class_with(f"HC{layer.name}", bases, f"`{layer.name}` on residual streams.") + _body(layer, count)
+    return class_with(f"HC{family.prefix}{layer.name}", bases, f"`{layer.name}` on residual streams.") + _body(
+        layer, family.count
+    )
 
 
 def _body(layer: LayerSource, count: str) -> str:

@@ -1,12 +1,12 @@
 """The settings on which the form of a decoder layer depends: its source, as it runs with those of most checkpoints."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from .names import attributes_called
 from .source_files import Definition, SourceFile
-from .statements import Choice
+from .statements import Choice, Statement
 
 
 def fields_of_layer(layer: Definition, config: Definition) -> dict[str, tuple[str, object]]:
@@ -54,6 +54,7 @@ class Settled(Choice):
     absent: the arguments that it takes as not given.
     known: fields of the config that have these values in any case.
     config: where the defaults of fields are from.
+    tests: those that are noted under a name.
     """
 
     lines: list[str]
@@ -64,6 +65,17 @@ class Settled(Choice):
     absent: set[str] = field(default_factory=set)
     known: Mapping[str, object] = field(default_factory=dict)
     config: Definition | None = None
+    tests: dict[str, ast.expr] = field(default_factory=dict)
+
+    def statements(self, body: list[ast.stmt], line: int, given: str | None = None) -> Iterator[Statement]:
+        """The statements that run; not those that only note the test of a later `if`."""
+        noted = _noted(body)
+        self.tests |= noted
+        for each in super().statements(body, line, given):
+            match each.node:
+                case ast.Assign([ast.Name(name)]) if name in noted:
+                    continue
+            yield each
 
     def for_class(self, owner: Definition | None, file: SourceFile) -> "Settled":
         """The choice between the statements of a class that the layer uses, or of a function; it rests on the same."""
@@ -72,13 +84,24 @@ class Settled(Choice):
 
     def given(self, node: ast.If) -> str | None:
         """The argument in `if argument is not None`, where what that adds is made by modules of every layer."""
-        match node:
-            case ast.If(ast.Compare(ast.Name(name), [ast.IsNot()], [ast.Constant(None)]), orelse=[]):
+        match self._reduced(node.test):
+            case ast.Compare(ast.Name(name), [ast.IsNot()], [ast.Constant(None)]) if not node.orelse:
                 called = {*attributes_called(ast.walk(node))}
                 is_made_always = called and called <= self.always
                 if name in self.optional and is_made_always and any(map(_adds, ast.walk(node))):
                     return name
         return None
+
+    def _reduced(self, test: ast.expr) -> ast.expr:
+        """What is left of a test besides fields that are known in any case."""
+        match test:
+            case ast.Name(name) if name in self.tests:
+                return self._reduced(self.tests[name])
+            case ast.BoolOp(ast.And(), operands):
+                used: dict[str, object] = {}
+                left = [each for each in operands if self._value(each, used) is not True]
+                return left[0] if len(left) == 1 and not used else test
+        return test
 
     def decide(self, node: ast.If) -> bool | None:
         match node.test:
@@ -96,6 +119,8 @@ class Settled(Choice):
     def _value(self, test: ast.expr, used: dict[str, object]) -> bool | None:
         """Whether the test of an `if` holds; None when that is not for these fields to say."""
         match test:
+            case ast.Name(name) if name in self.tests:
+                return self._value(self.tests[name], used)
             case ast.Attribute() if (written := ast.unparse(test)) in self.fields:
                 return bool(self._field(written, used))
             case ast.UnaryOp(ast.Not(), operand):
@@ -126,8 +151,23 @@ class Settled(Choice):
 
 
 def _adds(node: ast.AST) -> bool:
-    """Whether it is `name = X + Y`."""
+    """Whether it is `name = X + Y`, or makes the stream anew by a call that is given it."""
     match node:
         case ast.Assign([ast.Name()], ast.BinOp(op=ast.Add())):
             return True
+        case ast.Assign([ast.Tuple([ast.Name(name), *_])], ast.Call(_, [ast.Name(given), *_])):
+            return name == given
     return False
+
+
+def _noted(body: list[ast.stmt]) -> dict[str, ast.expr]:
+    """The test in each `name = X and Y` that is read in nothing but `if name:`."""
+    found: dict[str, ast.expr] = {}
+    for node in body:
+        match node:
+            case ast.Assign([ast.Name(name)], ast.BoolOp() as test):
+                others = [each for statement in body if statement is not node for each in ast.walk(statement)]
+                uses = [each for each in others if isinstance(each, ast.Name) and each.id == name]
+                if all(any(isinstance(each, ast.If) and each.test is use for each in others) for use in uses):
+                    found[name] = test
+    return found

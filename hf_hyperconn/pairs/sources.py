@@ -1,6 +1,7 @@
 """What the source of the installed Transformers says of a family: files are parsed, nothing is imported or run."""
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -36,6 +37,7 @@ class FamilySource:
     between: a method of the base model that its forward may call on the stream between layers; None without any.
     layerdrop: the attribute of what has the layers that says how often one is left out in training; None without any.
     sizes: the defaults of its config for the number of layers, hidden size and vocabulary, by their usual names.
+    prefix: what the names of its classes with hyper-connections have before the base's, where two have one base.
     language_model: for a model with a language model in it, that; what is said of layers is said of its.
     inner: models that it has its layers in, as an encoder and a decoder; what is said of layers is said of the last's.
     """
@@ -55,6 +57,7 @@ class FamilySource:
     between: str | None
     layerdrop: str | None
     sizes: dict[str, int]
+    prefix: str = ""
     language_model: "InnerModel | None" = None
     inner: "tuple[InnerModel, ...]" = ()
 
@@ -184,21 +187,27 @@ def read_family(model_type: str) -> FamilySource:
         raise UnsupportedCheckpointError(f"{base.name} takes no language model of a type that a config chooses.")
     if models := find_inner_models(base):
         sources = []
+        is_one_class = len({each.definition.name for each in models.values()}) < len(models)
         for attribute, model in models.items():
-            of_model = {"model_type": f"{model_type}{INNER}{attribute}", "heads": {"Model": model.name}}
-            source = _of_stack({**of_family, **of_model}, model, of_config, find_stack(model))
-            sources.append(InnerModel(attribute, model.name, source))
+            name, layers = model.definition.name, find_stack(model.definition)
+            of_model = {"model_type": f"{model_type}{INNER}{attribute}", "heads": {"Model": name}}
+            of_model["prefix"] = attribute.title() if is_one_class else ""
+            layers = replace(layers, count=model.renamed.get(layers.count, layers.count))
+            source = _of_stack({**of_family, **of_model}, model.definition, of_config, layers, model.known)
+            sources.append(InnerModel(attribute, name, source))
         last = sources[-1]
         stack = f"{last.attribute}.{last.source.stack}"
-        return replace(last.source, **of_family, heads=whole_heads, stack=stack, inner=tuple(sources))
+        return replace(last.source, **of_family, heads=whole_heads, prefix="", stack=stack, inner=tuple(sources))
     count = of_config.renamed().get("num_hidden_layers")
     return _of_stack({**of_family, "heads": heads}, base, of_config, find_stack(base, ("num_hidden_layers", count)))
 
 
-def _of_stack(of_family: dict, base: Definition, of_config: Definition, stack: Stack) -> FamilySource:
+def _of_stack(
+    of_family: dict, base: Definition, of_config: Definition, stack: Stack, known: Mapping[str, object] | None = None
+) -> FamilySource:
     """What the source says of a model with one list of layers.
 
-    of_family: what is known of its family.
+    of_family: what is known of its family. known: fields of the config that have these values there.
     """
     loop = stack.owner.method("forward")
     if loop is None:
@@ -206,7 +215,7 @@ def _of_stack(of_family: dict, base: Definition, of_config: Definition, stack: S
     how = read_layer_loop(loop[0], stack.owner.name, stack.path.rpartition(".")[2])
     if how.between and "." in stack.path:
         raise refusal(stack.layers[0].name, f"{stack.owner.name}.{how.between} changes the stream between layers")
-    layers = tuple(_of_layer(layer, of_config, how) for layer in stack.layers)
+    layers = tuple(_of_layer(layer, of_config, how, known) for layer in stack.layers)
     for each in layers[1:]:
         connections = [[part.connection for part in layer.cut.sub_layers] for layer in (layers[0], each)]
         if connections[0] != connections[1] or layers[0].norm.keys() != each.norm.keys():
@@ -228,9 +237,11 @@ def _of_stack(of_family: dict, base: Definition, of_config: Definition, stack: S
     )
 
 
-def _of_layer(layer: Definition, of_config: Definition, how: LayerLoop) -> LayerSource:
+def _of_layer(
+    layer: Definition, of_config: Definition, how: LayerLoop, known: Mapping[str, object] | None
+) -> LayerSource:
     forward, of_forward = layer.own_method("forward")
-    cut = cut_branches(forward, of_forward.text, layer.name, layer, of_config)
+    cut = cut_branches(forward, of_forward.text, layer.name, layer, of_config, known)
     if how.takes_first != (cut.returned is not None):
         raise refusal(layer.name, "it returns other than its model takes")
     norm, values = norm_of(layer)

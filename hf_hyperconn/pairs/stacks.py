@@ -1,6 +1,7 @@
 """Where a base model has its layers, read from the source of its `__init__`."""
 
 import ast
+import builtins
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,24 +26,52 @@ class Stack:
     count: str
 
 
-def find_inner_models(base: Definition) -> dict[str, Definition]:
+@dataclass(frozen=True)
+class Inner:
+    """A model that a base model has its layers in.
+
+    definition: its class.
+    known: fields of its config that have other values than those of the whole.
+    renamed: fields of its config that have the value of another of the whole.
+    """
+
+    definition: Definition
+    known: dict[str, object]
+    renamed: dict[str, str]
+
+
+def find_inner_models(base: Definition) -> dict[str, Inner]:
     """The models of the same config that a base model has its layers in, an encoder, a decoder or both, by attribute.
 
     An encoder alone may be asked for nothing by itself, and is a part of the model like others.
     """
     if (made := base.method("__init__")) is None:
         return {}
-    found: dict[str, Definition] = {}
+    found: dict[str, Inner] = {}
     for node in ast.walk(made[0]):
         match node:
             case ast.Assign(
                 [ast.Attribute(ast.Name("self"), "encoder" | "decoder" as attribute)],
-                ast.Call(ast.Name(name), [ast.Name("config")], []),
+                ast.Call(ast.Name(name), [ast.Name(config)], []),
             ):
                 each = made[1].find(name)
                 if each is not None and any("PreTrainedModel" in of.bases for of in each.lineage()):
-                    found[attribute] = each
+                    found[attribute] = Inner(each, *_changes(config, made[0]))
     return found if "decoder" in found else {}
+
+
+def _changes(config: str, init: ast.FunctionDef) -> tuple[dict[str, object], dict[str, str]]:
+    """What an `__init__` sets in a copy of its config: constants, and other fields of it."""
+    constants: dict[str, object] = {}
+    fields: dict[str, str] = {}
+    for node in ast.walk(init):
+        match node:
+            case ast.Assign([ast.Attribute(ast.Name(name), field)], ast.Constant(value)) if name == config:
+                constants[field] = value
+            case ast.Assign([ast.Attribute(ast.Name(name), field)], ast.Attribute(ast.Name("config"), other)):
+                if name == config:
+                    fields[field] = other
+    return constants, fields
 
 
 def find_stack(base: Definition, counts: Collection[str | None] = ()) -> Stack:
@@ -112,7 +141,9 @@ def _fillings(init: ast.FunctionDef, attribute: str, value: Any) -> Iterator[tup
 def _layers(elements: ast.expr, init: ast.FunctionDef, file: SourceFile) -> tuple[Definition, ...]:
     """The classes of layers that are called, also by another name; none unless all are classes with a forward."""
     called = [
-        node.func.id for node in ast.walk(elements) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        node.func.id
+        for node in ast.walk(elements)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not hasattr(builtins, node.func.id)
     ]
     names = dict.fromkeys(name for each in called for name in _meant(each, init, file))
     found = [definition for name in names if (definition := file.find(name)) is not None]

@@ -6,7 +6,7 @@ from ..models.sub_layers import SUB_LAYERS
 from .language_models import APART
 from .layer_text import globals_read, is_cut, layer_class
 from .source_files import release
-from .sources import FamilySource, InnerModel, LayerSource
+from .sources import FamilySource, InnerModel
 from .writing import assigned, class_with, import_of, import_of_transformers, shown
 
 LICENCE = "# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0."
@@ -89,7 +89,7 @@ def modeling_text(family: FamilySource) -> str:
         family,
         [
             _head(family, sources),
-            *(layer_class(layer, each.count) for each in sources for layer in each.layers),
+            *(layer_class(layer, each) for each in sources for layer in each.layers),
             _pretrained(family),
             *(_inner(family, each) for each in family.inner),
             *(_model(family, base, generates) for base, generates in _classes(family).items()),
@@ -139,19 +139,20 @@ def _pretrained(family: FamilySource) -> str:
     if family.language_model:
         line = f"layer_classes = HC{family.language_model.name}.layer_classes"
     else:
-        sources = [each.source for each in family.inner] or [family]
-        line = _layer_classes([layer for each in sources for layer in each.layers])
+        line = _layer_classes([each.source for each in family.inner] or [family])
     head = class_with(f"HC{family.pretrained}", bases, f"What the HC-{_title(family)} classes share.")
     return f"{head}\n\n    config: HC{family.config}\n    {line}\n{assigned('auto_map', auto_map(family))}"
 
 
-def _layer_classes(layers: Sequence[LayerSource]) -> str:
-    return f"layer_classes = ({', '.join(f'HC{layer.name}' for layer in layers)}{',' * (len(layers) == 1)})"
+def _layer_classes(sources: Sequence[FamilySource]) -> str:
+    names = [f"HC{each.prefix}{layer.name}" for each in sources for layer in each.layers]
+    return f"layer_classes = ({', '.join(names)}{',' * (len(names) == 1)})"
 
 
 def _inner(family: FamilySource, inner: InnerModel) -> str:
-    lines = [_layer_classes(inner.source.layers), *_of_stack(inner.source)]
-    return _written(inner.name, ["HyperConnectionModel", f"HC{family.pretrained}", inner.name], lines)
+    lines = [_layer_classes([inner.source]), *_of_stack(inner.source)]
+    bases = ["HyperConnectionModel", f"HC{family.pretrained}", inner.name]
+    return _written(inner.name, bases, lines, inner.source.prefix)
 
 
 def _model(family: FamilySource, base: str, generates: list[str]) -> str:
@@ -162,7 +163,7 @@ def _model(family: FamilySource, base: str, generates: list[str]) -> str:
         mixin, lines = "HyperConnectionComposite", [f"language_model_class = HC{part.name}"]
         lines += [f"stack = {shown(family.stack)}"] if family.stack != "language_model.layers" else []
     elif family.inner:
-        made = ", ".join(f"{shown(each.attribute)}: HC{each.name}" for each in family.inner)
+        made = ", ".join(f"{shown(each.attribute)}: HC{each.source.prefix}{each.name}" for each in family.inner)
         mixin, lines = "HyperConnectionOuterModel", [f"inner = {{{made}}}"]
     else:
         mixin, lines = "HyperConnectionModel", _of_stack(family)
@@ -180,9 +181,9 @@ def _of_stack(source: FamilySource) -> list[str]:
     ]
 
 
-def _written(base: str, bases: list[str], lines: list[str]) -> str:
+def _written(base: str, bases: list[str], lines: list[str], prefix: str = "") -> str:
     body = "".join(f"\n    {line}" for line in lines)
-    return class_with(f"HC{base}", bases, f"`{base}` with hyper-connections.") + f"\n{body}"
+    return class_with(f"HC{prefix}{base}", bases, f"`{base}` with hyper-connections.") + f"\n{body}"
 
 
 def _classes(family: FamilySource) -> dict[str, list[str]]:
