@@ -150,7 +150,7 @@ def test_what_is_missing_is_said(place, monkeypatch):
     assert "| SHC×2 | 2 | 1.9500 | -0.1500 ± 0.6353 |" in table
     assert "| 48.8 % | -3.8 ± 15.9 | 100 ms |" in table
     assert "| DHC×2 | 1 | 1.8000 |  |  |  | 45.0 % |  | 100 ms |" in table
-    assert "1 of 8 of `rates`, 5 of 9 of `classifying`, 0 of 10 of `continued`, 0 of 6 of" in report.state()
+    assert "1 of 11 of `rates`, 5 of 9 of `classifying`, 0 of 10 of `continued`, 0 of 6 of" in report.state()
     path = train.path_of(runs[0])
     path.write_text(json.dumps({**json.loads(path.read_text()), "images": {"sha256": "1"}}))
     with pytest.raises(ValueError, match="several versions of the images 'cifar10'"):

@@ -48,7 +48,7 @@ VIT = Task(
     steps={"scratch": 600, "base": 900, "continued": 200},
     tried=(2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3),
     taken={"scratch": 5e-4, "continued": 3e-4},
-    slower=2.0,
+    slower=2.3,
     held_out=(500, 5000),
 )
 DIT = Task(
@@ -57,8 +57,8 @@ DIT = Task(
     shape={"patch_size": 4, "num_attention_heads": 2, "attention_head_dim": 32, "num_layers": 6},
     batch=32,
     steps={"scratch": 600},
-    tried=(1e-3, 2e-3, 4e-3),
-    taken={"scratch": 2e-3},
+    tried=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
+    taken={"scratch": 1.6e-2},
     slower=1.8,
     held_out=(500, 5000),
 )
