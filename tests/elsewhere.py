@@ -8,6 +8,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator
+from itertools import islice
 
 sys.modules["hf_hyperconn"] = None
 
@@ -98,7 +99,7 @@ def kind_that_runs(model, prompts) -> int:
 
 def outputs(model, prompts, new_tokens, kind) -> dict[str, torch.Tensor]:
     """Everything that must be equal."""
-    single, batch = ([*kinds_of_inputs(model, each)][kind] for each in (prompts[:1], prompts))
+    single, batch = (next(islice(kinds_of_inputs(model, each), kind, None)) for each in (prompts[:1], prompts))
     found = {}
     settings = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():

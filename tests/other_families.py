@@ -111,6 +111,7 @@ MROPE = {
         "partial_rotary_factor": 1.0,
     }
 }
+LIKE_T5 = {"decoder_start_token_id": 0, "num_decoder_layers": 4, "d_kv": 8, "d_ff": 48}
 # asked of one family
 OF_ITS_OWN = {
     "codegen": {"rotary_dim": 4},
@@ -128,6 +129,7 @@ OF_ITS_OWN = {
     "ernie4_5_vl_moe_text": MROPE | {"moe_intermediate_size": [16, 16]},
     "qwen2_vl_text": MROPE,
     "qwen2_5_vl_text": MROPE,
+    **dict.fromkeys(("t5", "mt5", "umt5", "switch_transformers"), LIKE_T5),
     "vivit": {"tubelet_size": [2, 4, 4]},
     "bamba": {"attn_layer_indices": [1, 3]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},

@@ -225,7 +225,7 @@ def test_a_plain_model(llama_folder, capsys):
     ("changes", "message"),
     [
         ({"model_type": ["llama"]}, r"has model_type \['llama'\]; give a checkpoint with hyper-connections"),
-        ({"model_type": "t5"}, "has model_type 't5'; give a checkpoint with hyper-connections"),
+        ({"model_type": "albert"}, "has model_type 'albert'; give a checkpoint with hyper-connections"),
         ({"hc_mult": 0}, "has hc_mult 0, not a size of a model"),
         ({"hidden_size": "wide"}, "has hidden_size 'wide', not a size of a model"),
         ({"num_hidden_layers": None}, "has num_hidden_layers None, not a size of a model"),

@@ -35,7 +35,7 @@ OF_ANOTHER_FORM = {
     "wav2vec2": "Wav2Vec2Model has layers at several places",
     "bart": "the forward of BartEncoderLayer .* changes the stream by more than additions",
     "bert": "the forward of BertLayer is not a chain",
-    "resnet": "ResNetModel has no list of layers whose classes",
+    "albert": "AlbertModel has no list of layers whose classes",
     "unheard-of": "has no model type 'unheard-of'",
 }
 
@@ -126,10 +126,10 @@ def test_it_can_be_pickled_into_another_process():
 
 
 def test_names_that_no_family_has():
-    for name in ("HCT5Model", "HCNothing", "Glm4Model"):
+    for name in ("HCBertModel", "HCNothing", "Glm4Model"):
         with pytest.raises(AttributeError, match=f"has no attribute '{name}'"):
             getattr(hf_hyperconn, name)
-    for name in ("modeling_hc_t5", "modeling_hc_nothing", "modeling_glm4"):
+    for name in ("modeling_hc_bert", "modeling_hc_nothing", "modeling_glm4"):
         with pytest.raises(ModuleNotFoundError):
             import_module(f"hf_hyperconn.models.{name}")
     with pytest.raises(FileNotFoundError):

@@ -140,8 +140,8 @@ def test_what_it_refuses(place, stories, texts, tmp_path):
     (tmp_path / "other").mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "other" / name).write_bytes((stories / name).read_bytes())
-    (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "model_type": "t5"}))
-    with pytest.raises(ValueError, match="T5Model has no list of layers of one class"):
+    (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "model_type": "albert"}))
+    with pytest.raises(ValueError, match="AlbertModel has no list of layers whose classes"):
         main(settings(tmp_path / "other", texts, tmp_path / "out"))
 
 

@@ -44,8 +44,8 @@ def configure(source: Path, **changes) -> Path:
 
 
 def test_other_model_type(source, refusal):
-    message = refusal(configure(source, model_type="t5"))
-    assert "can't be converted: T5Model has no list of layers of one class" in message
+    message = refusal(configure(source, model_type="albert"))
+    assert "can't be converted: AlbertModel has no list of layers whose classes" in message
     assert "docs/families.md lists what can be converted" in message
     message = refusal(configure(source, model_type="unheard-of"))
     assert "has no model type 'unheard-of'" in message

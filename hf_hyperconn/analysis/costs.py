@@ -20,11 +20,12 @@ from ..models.sub_layers import is_of_connection
 EXPERT = ".experts."  # in the names of routed experts, not of shared ones
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 MET = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+MET_BY_RULE = {"switch_transformers": 1, "nllb-moe": 2}  # by model type, where no field says
 LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration")
 EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "embed_in.weight", "wte.weight", "wpe.weight")
 TOWER = re.compile(r"vision|visual|image|video|audio|speech")  # in the names of what a text doesn't go through
 OF_TEXT = re.compile(r"language_model|text_model")  # in those of a language model that another model has in it
-LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.([0-9]{1,9})\.")  # `h.0.` in GPT-2, `encoder.layer.0.` in ViT
+LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.([0-9]{1,9})\.")  # `h.0.` in GPT-2, `encoder.layer.0.` in ViT
 
 
 def number_of_experts(config: Mapping) -> int | None:
@@ -33,8 +34,8 @@ def number_of_experts(config: Mapping) -> int | None:
 
 
 def experts_met(config: Mapping) -> int | None:
-    """How many of them a token meets, by whichever name its family gives that; None where no name stands."""
-    return _of_a_layer(config, MET)
+    """How many of them a token meets, by whichever name its family gives that, or by its rule; None without either."""
+    return _of_a_layer(config, MET) or MET_BY_RULE.get(str(config.get("model_type")).removeprefix("hc_"))
 
 
 def _of_a_layer(config: Mapping, names: Iterable[str]):
@@ -82,7 +83,7 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
         else:
             met_by_all += prod(shape)
     if routed:
-        met_by_all += routed * _of_a_layer(config, MET) // _of_a_layer(config, EXPERTS)
+        met_by_all += routed * experts_met(config) // number_of_experts(config)
     return 2 * met_by_all
 
 

@@ -336,14 +336,16 @@ def adopt(model: Any, hc_class: type[PreTrainedModel]) -> None:
     if not isinstance(model, hc_class):
         # Transformers meets a class at its first model
         PreTrainedModel.__init__(hc_class.__new__(hc_class), model.config)
+        is_connected = isinstance(model, HyperConnectionPreTrainedModel)
         model.__class__ = hc_class
-        model.connect()
+        if not is_connected:
+            model.connect()
 
 
 def plain_class(hc_class: type) -> type:
-    """The class of the family that a class with hyper-connections is made of."""
-    bases = (each for each in hc_class.__bases__ if issubclass(each, nn.Module))
-    return next(each for each in bases if not issubclass(each, HyperConnectionPreTrainedModel))
+    """The class of the family that a class with hyper-connections, or a subclass of one, is made of."""
+    ours = HyperConnectionPreTrainedModel, HyperConnectionDecoderLayer
+    return next(each for each in hc_class.__mro__ if issubclass(each, nn.Module) and not issubclass(each, ours))
 
 
 def let_auto_model_find(config, model_class: type[HyperConnectionPreTrainedModel]) -> None:

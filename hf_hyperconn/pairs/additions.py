@@ -95,10 +95,11 @@ def changes_each_alike(statement: ast.stmt, streams: set[str]) -> str | None:
 
 
 def _asks_only_its_dtype(expression: ast.expr, name: str) -> bool:
-    """Whether nothing of the stream is read but its dtype, and whether any of it is infinite."""
+    """Whether nothing of the stream is read but its dtype, and whether any of it is not finite."""
     reads = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(expression))
     written = ast.unparse(expression)
-    return reads == written.count(f"{name}.dtype") + written.count(f"torch.isinf({name}).any()")
+    asked = (f"{name}.dtype", f"torch.isinf({name}).any()", f"torch.isfinite({name}).all()")
+    return reads == sum(map(written.count, asked))
 
 
 def changes_in_place(statement: ast.stmt, streams: set[str]) -> bool:

@@ -42,7 +42,10 @@ STREAM = "hidden_states"
 # in the names of modules that a branch isn't named after
 ASIDE = ("norm", "dropout", "drop_path", "act", "layer_scale", "ln_")
 # what names of modules are shortened to
-OTHERWISE = {"encoder_attn": "cross_attn", "fc1_fc2": "mlp"}
+OTHERWISE = {
+    **{"encoder_attn": "cross_attn", "EncDecAttention": "cross_attn", "SelfAttention": "attn"},
+    **{"fc1_fc2": "mlp", "DenseReluDense": "mlp", "per_layer_input_gate_per_layer_projection": "per_layer_input"},
+}
 
 
 @dataclass(frozen=True)
@@ -313,7 +316,7 @@ def _branches(parts: list[_Part], forward: ast.FunctionDef, layer: str, returned
         )
         after = [each.node for each in part.after]
         foreign = arguments | {name for each in parts for name in made(each.nodes)}
-        if (read_before_made(after) - {STREAM}) & foreign:
+        if (read_before_made(after) - {STREAM, "self"}) & foreign:
             raise refusal(layer, "what changes the stream depends on more than the layer")
         yield Branch(
             stream=stream,

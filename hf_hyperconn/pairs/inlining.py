@@ -60,7 +60,7 @@ class Inliner:
         if callee is None or (bound := _bound(call, callee.arguments)) is None:
             return None
         of_stream = {name for name, value in bound.items() if isinstance(value, ast.Name) and value.id in streams}
-        body = [*self._statements(callee)]
+        body = _with_last_in_return([*self._statements(callee)])
         if not body or not self._adds(body[:-1], of_stream):
             return None
         if (arguments := _assignments(bound, of_stream, body)) is None or (ends := _ends(target, body)) is None:
@@ -190,6 +190,19 @@ def _assignments(bound: dict[str, ast.expr], streams: set[str], body: list[State
     return found
 
 
+def _with_last_in_return(body: list[Statement]) -> list[Statement]:
+    """The statements of a callee, without a name for a tuple that is returned at once."""
+    match [each.node for each in body[-2:]]:
+        case [ast.Assign([ast.Name(name)], ast.BinOp(ast.Tuple()) as value), ast.Return(ast.Name(returned))]:
+            if name == returned:
+                return [*body[:-2], statement_of(f"return {ast.unparse(value)}", body[-1].given)]
+    return body
+
+
+def _are_unused(targets: list[ast.expr]) -> bool:
+    return all(isinstance(each, ast.Name) and each.id == "_" for each in targets)
+
+
 def _ends(target: ast.expr, body: list[Statement]) -> tuple[list[str], list[str]] | None:
     """What is assigned of a callee's results before its last statement and after it; None for other results."""
     if len(body) < 2 or not isinstance(body[-1].node, ast.Return) or body[-1].node.value is None:
@@ -198,6 +211,8 @@ def _ends(target: ast.expr, body: list[Statement]) -> tuple[list[str], list[str]
     match target, value:
         case ast.Tuple(targets), ast.Tuple(values) if len(targets) == len(values):
             pairs = [*zip(targets, values, strict=True)]
+        case ast.Tuple([first, *others]), ast.BinOp(ast.Tuple([result]), ast.Add()) if _are_unused(others):
+            pairs = [(first, result)]
         case ast.Name(), ast.Name() | ast.BinOp():
             pairs = [(target, value)]
         case _:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import UnsupportedCheckpointError
 from .names import made, read
+from .source_files import Definition
 
 CHECKPOINTING = "self._gradient_checkpointing_func"  # of diffusers
 
@@ -28,10 +29,13 @@ class LayerLoop:
     layerdrop: str | None = None
 
 
-def read_layer_loop(forward: ast.FunctionDef, model: str, layers: str = "layers") -> LayerLoop:
+def read_layer_loop(
+    forward: ast.FunctionDef, model: str, layers: str = "layers", owner: Definition | None = None
+) -> LayerLoop:
     """How a model passes the stream from layer to layer.
 
     forward: of the module that has the layers. model: the name of its class. layers: the attribute that they are in.
+    owner: that class, whose methods may choose with which tokens to go on.
 
     Raises `UnsupportedCheckpointError` when the loop over the layers in its forward skips some, or uses the stream.
     """
@@ -56,6 +60,7 @@ def read_layer_loop(forward: ast.FunctionDef, model: str, layers: str = "layers"
         records = f"if output_hidden_states:\n    all_hidden_states = all_hidden_states + ({stream},)"
         uses = [node for node in body if stream in (read([*ast.walk(node)]) | made([*ast.walk(node)]))]
         others = [node for node in uses if node is not call and ast.unparse(node) != records]
+        others = [node for node in others if owner is None or not _only_chooses_tokens(node, stream, owner)]
         between = _called_between(others[-1], stream) if others else None
         match others[:-1] if between else others:
             case []:
@@ -119,6 +124,36 @@ def _called_between(statement: ast.stmt, stream: str) -> str | None:
             nodes = [node for part in (test, *others) for node in ast.walk(part)]
             return None if stream in read(nodes) else method
     return None
+
+
+def _only_chooses_tokens(statement: ast.stmt, stream: str, owner: Definition) -> bool:
+    """Whether it is `if ...: stream, ... = self.method(stream, ...)`, where that goes on with some of the tokens.
+
+    `stream[:, chosen, :]` does the same to several streams, `[B, S, N, D]`, as to one.
+    """
+    match statement:
+        case ast.If(
+            test,
+            [ast.Assign([ast.Tuple([ast.Name(kept), *_])], ast.Call(ast.Attribute(ast.Name("self"), name), values))],
+            [],
+        ) if kept == stream == ast.unparse(values[0]) and stream not in read([*ast.walk(test)]):
+            method = owner.method(name)
+            return method is not None and _slices_first(method[0])
+    return False
+
+
+def _slices_first(method: ast.FunctionDef) -> bool:
+    """Whether a method returns its first argument, of which it takes no more than a slice of the second dimension."""
+    given = method.args.args[1].arg
+    for node in ast.walk(method):
+        match node:
+            case ast.Assign([ast.Name(name)], value) if name == given:
+                if re.fullmatch(rf"{given}\[:, \w+, :\]", ast.unparse(value)) is None:
+                    return False
+            case ast.Return(value):
+                if not isinstance(value, ast.Tuple) or ast.unparse(value.elts[0]) != given:
+                    return False
+    return True
 
 
 def _without_checkpointing(statement: ast.stmt) -> tuple[ast.stmt, int]:

@@ -14,7 +14,7 @@ from .language_models import APART, find_language_model
 from .loops import LayerLoop, read_layer_loop
 from .norms import norm_of
 from .source_files import Definition, release, source_file, table
-from .stacks import Stack, find_inner_models, find_stack
+from .stacks import Inner, Stack, find_inner_models, find_stack
 
 SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
 BASE_OF_HEADS = "model"  # where language models with a head have their base model
@@ -40,6 +40,7 @@ class FamilySource:
     prefix: what the names of its classes with hyper-connections have before the base's, where two have one base.
     language_model: for a model with a language model in it, that; what is said of layers is said of its.
     inner: models that it has its layers in, as an encoder and a decoder; what is said of layers is said of the last's.
+    outer: the classes that make those models, the base model among them; other heads have a base model.
     """
 
     model_type: str
@@ -60,6 +61,7 @@ class FamilySource:
     prefix: str = ""
     language_model: "InnerModel | None" = None
     inner: "tuple[InnerModel, ...]" = ()
+    outer: frozenset[str] = frozenset()
 
     @property
     def sub_layers(self) -> tuple[SubLayer, ...]:
@@ -186,20 +188,31 @@ def read_family(model_type: str) -> FamilySource:
     if of_language:
         raise UnsupportedCheckpointError(f"{base.name} takes no language model of a type that a config chooses.")
     if models := find_inner_models(base):
+        outer = {suffix: each for suffix, each in found.items() if _have_same_classes(find_inner_models(each), models)}
         sources = []
         is_one_class = len({each.definition.name for each in models.values()}) < len(models)
         for attribute, model in models.items():
             name, layers = model.definition.name, find_stack(model.definition)
             of_model = {"model_type": f"{model_type}{INNER}{attribute}", "heads": {"Model": name}}
             of_model["prefix"] = attribute.title() if is_one_class else ""
-            layers = replace(layers, count=model.renamed.get(layers.count, layers.count))
-            source = _of_stack({**of_family, **of_model}, model.definition, of_config, layers, model.known)
+            renamed = [find_inner_models(each)[attribute].renamed for each in outer.values()]
+            count = next((each[layers.count] for each in renamed if layers.count in each), layers.count)
+            source = _of_stack(
+                {**of_family, **of_model}, model.definition, of_config, replace(layers, count=count), model.known
+            )
             sources.append(InnerModel(attribute, name, source))
         last = sources[-1]
+        of_family["heads"] = {suffix: each for suffix, each in heads.items() if suffix in {**whole_heads, **outer}}
         stack = f"{last.attribute}.{last.source.stack}"
-        return replace(last.source, **of_family, heads=whole_heads, prefix="", stack=stack, inner=tuple(sources))
+        made = frozenset(each.name for each in outer.values())
+        return replace(last.source, **of_family, prefix="", stack=stack, inner=tuple(sources), outer=made)
     count = of_config.renamed().get("num_hidden_layers")
     return _of_stack({**of_family, "heads": heads}, base, of_config, find_stack(base, ("num_hidden_layers", count)))
+
+
+def _have_same_classes(models: Mapping[str, Inner], others: Mapping[str, Inner]) -> bool:
+    names = [{attribute: each.definition.name for attribute, each in of.items()} for of in (models, others)]
+    return names[0] == names[1]
 
 
 def _of_stack(
@@ -212,7 +225,7 @@ def _of_stack(
     loop = stack.owner.method("forward")
     if loop is None:
         raise UnsupportedCheckpointError(f"{base.name} has no forward that its source shows.")
-    how = read_layer_loop(loop[0], stack.owner.name, stack.path.rpartition(".")[2])
+    how = read_layer_loop(loop[0], stack.owner.name, stack.path.rpartition(".")[2], stack.owner)
     if how.between and "." in stack.path:
         raise refusal(stack.layers[0].name, f"{stack.owner.name}.{how.between} changes the stream between layers")
     layers = tuple(_of_layer(layer, of_config, how, known) for layer in stack.layers)

@@ -108,7 +108,7 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
     mixins = [
         *(["HyperConnectionComposite"] if part else []),
         *(["HyperConnectionOuterModel"] if family.inner else []),
-        *(["HyperConnectionHead"] if len(_classes(family)) > 1 else []),
+        *(["HyperConnectionHead"] if {*_classes(family)} - {family.heads["Model"], *family.outer} else []),
         *(["HyperConnectionModel"] if sources else []),
         "HyperConnectionPreTrainedModel",
     ]
@@ -157,12 +157,12 @@ def _inner(family: FamilySource, inner: InnerModel) -> str:
 
 def _model(family: FamilySource, base: str, generates: list[str]) -> str:
     pretrained, part = f"HC{family.pretrained}", family.language_model
-    if base != family.heads["Model"]:
+    if base not in {family.heads["Model"], *family.outer}:
         mixin, lines = "HyperConnectionHead", [f"model_class = HC{family.heads['Model']}"]
     elif part:
         mixin, lines = "HyperConnectionComposite", [f"language_model_class = HC{part.name}"]
         lines += [f"stack = {shown(family.stack)}"] if family.stack != "language_model.layers" else []
-    elif family.inner:
+    elif base in family.outer:
         made = ", ".join(f"{shown(each.attribute)}: HC{each.source.prefix}{each.name}" for each in family.inner)
         mixin, lines = "HyperConnectionOuterModel", [f"inner = {{{made}}}"]
     else:
