@@ -29,7 +29,7 @@ from .models.configuration_hyper_connections import OF_CONNECTIONS, HyperConnect
 from .models.hyper_connections import InitialisedModule, copied
 from .models.hyper_connections_layer import HyperConnectionDecoderLayer, place_layers
 from .models.sub_layers import READOUT, is_of_connection
-from .pairs.branches import Cut
+from .pairs.cuts import Cut
 from .pairs.loops import read_layer_loop
 
 # what a mixin stands before

@@ -24,7 +24,8 @@ from .models.modeling_hyper_connections import (
     HyperConnectionPreTrainedModel,
 )
 from .models.residual_streams import for_every_stream, reduce_recorded_streams
-from .pairs.branches import Cut, cut_branches, refusal
+from .pairs.branches import cut_branches, refusal
+from .pairs.cuts import Cut
 from .pairs.loops import read_layer_loop
 
 

@@ -12,6 +12,7 @@ A `config` is a config.json, or what a config's `to_dict` returns.
 import re
 from collections.abc import Iterable, Mapping
 from math import prod
+from typing import Any
 
 from ..families import configs_of_stacks, usual_names
 from ..kinds import kind_of, readout_of
@@ -83,7 +84,8 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
         else:
             met_by_all += prod(shape)
     if routed:
-        met_by_all += routed * experts_met(config) // number_of_experts(config)
+        met: Any = experts_met(config)
+        met_by_all += routed * met // number_of_experts(config)
     return 2 * met_by_all
 
 

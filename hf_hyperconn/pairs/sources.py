@@ -8,9 +8,10 @@ from typing import Any
 
 from ..errors import UnsupportedCheckpointError
 from ..models.sub_layers import SubLayer
-from .branches import Cut, cut_branches, digest, refusal
+from .branches import cut_branches, digest, refusal
 from .classes import class_names, first_with, made_by, module_of, path_of, within_another
-from .language_models import APART, find_language_model
+from .cuts import Cut
+from .language_models import APART, Part, find_language_model
 from .loops import LayerLoop, read_layer_loop
 from .norms import norm_of
 from .source_files import Definition, release, source_file, table
@@ -127,11 +128,46 @@ def read_family(model_type: str) -> FamilySource:
     """
     whole, _, place = model_type.partition(INNER)
     if place:
-        for each in read_family(whole).inner:
-            if each.attribute == place:
-                return each.source
-        raise UnsupportedCheckpointError(f"{whole!r} has no {place!r:.20} with layers.")
+        return _inner_of(whole, place)
     own_type, _, of_language = model_type.partition(APART)
+    known = _read_classes(model_type, own_type)
+    if (part := find_language_model(known.base, known.of_config, of_language)) is not None:
+        return _with_language_model(known, part)
+    if of_language:
+        raise UnsupportedCheckpointError(f"{known.base.name} takes no language model of a type that a config chooses.")
+    if models := find_inner_models(known.base):
+        return _with_inner_models(known, models)
+    count = known.of_config.renamed().get("num_hidden_layers")
+    heads = {suffix: each.name for suffix, each in known.found.items()}
+    stack = find_stack(known.base, ("num_hidden_layers", count))
+    return _of_stack({**known.of_family, "heads": heads}, known.base, known.of_config, stack)
+
+
+@dataclass(frozen=True)
+class _Classes:
+    """The classes of a model type.
+
+    base: its base model; found: the class behind each Auto class, by suffix; of_config: its config.
+    of_family: what `FamilySource` says of them.
+    """
+
+    base: Definition
+    found: dict[str, Definition]
+    of_config: Definition
+    of_family: dict[str, Any]
+
+    @property
+    def whole_heads(self) -> dict[str, str]:
+        """The names of those that have a base model in them, by suffix, and of that itself."""
+        return {
+            suffix: each.name
+            for suffix, each in self.found.items()
+            if each.name == self.base.name or made_by(each) & {self.base.name, "AutoModel"}
+        }
+
+
+def _read_classes(model_type: str, own_type: str) -> _Classes:
+    """The classes of a model type, which may have other models in it; own_type: without the type of these."""
     config = table("CONFIG_MAPPING_NAMES").get(own_type)
     if config is None:
         raise UnsupportedCheckpointError(f"Transformers {release()} has no model type {own_type!r:.60}.")
@@ -151,7 +187,7 @@ def read_family(model_type: str) -> FamilySource:
     pretrained = next((each.name for each in base.lineage() if "PreTrainedModel" in each.bases), None)
     if pretrained is None:
         raise UnsupportedCheckpointError(f"{base.name} is no PreTrainedModel that its source shows.")
-    of_family: dict[str, Any] = {
+    of_family = {
         "model_type": model_type,
         "configuration": configuration,
         "modeling": modeling,
@@ -161,58 +197,73 @@ def read_family(model_type: str) -> FamilySource:
             suffix for suffix, definition in found.items() if "GenerationMixin" in definition.bases
         ),
     }
-    heads = {suffix: definition.name for suffix, definition in found.items()}
-    whole_heads = {
-        suffix: each.name
-        for suffix, each in found.items()
-        if each.name == base.name or made_by(each) & {base.name, "AutoModel"}
+    return _Classes(base, found, of_config, of_family)
+
+
+def _with_language_model(known: _Classes, part: Part) -> FamilySource:
+    """What the source says of a model that has a language model in it."""
+    try:
+        inner = read_family(part.model_type)
+    except UnsupportedCheckpointError as error:
+        raise UnsupportedCheckpointError(
+            f"{known.base.name} has a language model that can't be converted: {error}"
+        ) from error
+    name = part.name or inner.heads["Model"]
+    if name not in inner.heads.values():
+        raise UnsupportedCheckpointError(f"{known.base.name} has a {name} in it, no model of {inner.model_type!r}.")
+    heads = {
+        suffix: each
+        for suffix, each in known.whole_heads.items()
+        if each == known.base.name or each not in inner.heads.values()
     }
-    if (part := find_language_model(base, of_config, of_language)) is not None:
-        try:
-            inner = read_family(part.model_type)
-        except UnsupportedCheckpointError as error:
-            raise UnsupportedCheckpointError(
-                f"{base.name} has a language model that can't be converted: {error}"
-            ) from error
-        name = part.name or inner.heads["Model"]
-        if name not in inner.heads.values():
-            raise UnsupportedCheckpointError(f"{base.name} has a {name} in it, no model of {inner.model_type!r}.")
-        of_family["heads"] = {
-            suffix: each
-            for suffix, each in whole_heads.items()
-            if each == base.name or each not in inner.heads.values()
+    of_inner = "" if name == inner.heads["Model"] else f".{BASE_OF_HEADS}"
+    stack = f"{part.attribute}{of_inner}.{inner.stack}"
+    language_model = InnerModel(part.attribute, name, inner)
+    return replace(inner, **known.of_family, heads=heads, stack=stack, language_model=language_model)
+
+
+def _with_inner_models(known: _Classes, models: Mapping[str, Inner]) -> FamilySource:
+    """What the source says of a model that has its layers in an encoder and a decoder."""
+    outer = {
+        suffix: each for suffix, each in known.found.items() if _have_same_classes(find_inner_models(each), models)
+    }
+    sources = []
+    is_one_class = len({each.definition.name for each in models.values()}) < len(models)
+    for attribute, model in models.items():
+        name, layers = model.definition.name, find_stack(model.definition)
+        of_model = {
+            "model_type": f"{known.of_family['model_type']}{INNER}{attribute}",
+            "heads": {"Model": name},
+            "prefix": attribute.title() if is_one_class else "",
         }
-        of_inner = "" if name == inner.heads["Model"] else f".{BASE_OF_HEADS}"
-        stack = f"{part.attribute}{of_inner}.{inner.stack}"
-        return replace(inner, **of_family, stack=stack, language_model=InnerModel(part.attribute, name, inner))
-    if of_language:
-        raise UnsupportedCheckpointError(f"{base.name} takes no language model of a type that a config chooses.")
-    if models := find_inner_models(base):
-        outer = {suffix: each for suffix, each in found.items() if _have_same_classes(find_inner_models(each), models)}
-        sources = []
-        is_one_class = len({each.definition.name for each in models.values()}) < len(models)
-        for attribute, model in models.items():
-            name, layers = model.definition.name, find_stack(model.definition)
-            of_model = {"model_type": f"{model_type}{INNER}{attribute}", "heads": {"Model": name}}
-            of_model["prefix"] = attribute.title() if is_one_class else ""
-            renamed = [find_inner_models(each)[attribute].renamed for each in outer.values()]
-            count = next((each[layers.count] for each in renamed if layers.count in each), layers.count)
-            source = _of_stack(
-                {**of_family, **of_model}, model.definition, of_config, replace(layers, count=count), model.known
-            )
-            sources.append(InnerModel(attribute, name, source))
-        last = sources[-1]
-        of_family["heads"] = {suffix: each for suffix, each in heads.items() if suffix in {**whole_heads, **outer}}
-        stack = f"{last.attribute}.{last.source.stack}"
-        made = frozenset(each.name for each in outer.values())
-        return replace(last.source, **of_family, prefix="", stack=stack, inner=tuple(sources), outer=made)
-    count = of_config.renamed().get("num_hidden_layers")
-    return _of_stack({**of_family, "heads": heads}, base, of_config, find_stack(base, ("num_hidden_layers", count)))
+        renamed = [find_inner_models(each)[attribute].renamed for each in outer.values()]
+        count = next((each[layers.count] for each in renamed if layers.count in each), layers.count)
+        of_family, stack = {**known.of_family, **of_model}, replace(layers, count=count)
+        source = _of_stack(of_family, model.definition, known.of_config, stack, model.known)
+        sources.append(InnerModel(attribute, name, source))
+    last = sources[-1]
+    return replace(
+        last.source,
+        **known.of_family,
+        heads={suffix: each.name for suffix, each in known.found.items() if suffix in {**known.whole_heads, **outer}},
+        prefix="",
+        stack=f"{last.attribute}.{last.source.stack}",
+        inner=tuple(sources),
+        outer=frozenset(each.name for each in outer.values()),
+    )
 
 
 def _have_same_classes(models: Mapping[str, Inner], others: Mapping[str, Inner]) -> bool:
     names = [{attribute: each.definition.name for attribute, each in of.items()} for of in (models, others)]
     return names[0] == names[1]
+
+
+def _inner_of(whole: str, place: str) -> FamilySource:
+    """What the source says of a model that another has in it."""
+    for each in read_family(whole).inner:
+        if each.attribute == place:
+            return each.source
+    raise UnsupportedCheckpointError(f"{whole!r} has no {place!r:.20} with layers.")
 
 
 def _of_stack(
