@@ -10,7 +10,7 @@ INSTALLED_DOCS := $(VENV)/.installed-docs
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST_TRITON := OMP_NUM_THREADS=1 $(BIN)/python tests/triton/run.py -n 2
 
-.PHONY: demo test test-fast test-slow test-oldest test-range test-transformers test-engines test-quantised evidence fuzz sweep docs dist lint style clean
+.PHONY: demo test test-fast test-slow test-tail test-oldest test-range test-transformers test-engines test-quantised evidence fuzz sweep docs dist lint style clean
 
 demo: $(INSTALLED)
 	$(BIN)/hf-hyperconn demo
@@ -22,8 +22,12 @@ test-fast: $(INSTALLED)
 	$(PYTEST_TRITON) -m "not slow"
 
 test-slow: $(INSTALLED_SLOW)
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not tail"
 	$(PYTEST_TRITON) -m slow
+
+# the slow tests of tested families that others stand for, half an hour
+test-tail: $(INSTALLED)
+	$(PYTEST) -m tail
 
 # Transformers' own tests of models, on six families; their source is downloaded once
 test-transformers: $(INSTALLED_SLOW)

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from functools import cache
+from itertools import islice
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import TESTED, find_family
 
 from .families import FAMILIES
+from .model_inputs import kind_that_runs, kinds_of_inputs
 from .pages import read
 
 RELEASE = re.search(r"^transformers==([\d.]+)", read("constraints.txt"), re.MULTILINE)[1]
@@ -140,11 +142,24 @@ LATENT_ATTENTION = [
     *("axk1", "axk2", "deepseek_v2", "deepseek_v32", "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa"),
     *("kimi_linear", "minicpm3", "mistral4", "mistral_large4_text", "youtu"),
 ]
-COMMON = ["dinov2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "mamba", "phi", "vit"]
+COMMON = ["dinov2", "gemma3_text", "gemma4_text", "glm4", "gpt2", "gpt_neox", "mamba", "phi", "t5", "vit", "whisper"]
+# those that stand for a form of layers, or of models around them
+OF_EACH_FORM = [
+    *("afmoe", "axk2", "aya_vision", "bamba", "beit", "biogpt", "bloom", "clip", "cohere", "deepseek_v2", "esm"),
+    *("falcon_h1", "gemma3", "glm4v_vision", "gpt_neo", "gptj", "granitemoehybrid", "internvl_vision", "jamba"),
+    *("kimi_linear", "llama4_text", "llava", "mamba2", "mbart", "modernbert", "moonshine", "mpt", "nemotron", "opt"),
+    *("persimmon", "phimoe", "qwen2_5_vl", "qwen3_next", "recurrent_gemma", "roberta-prelayernorm", "stablelm"),
+    *("switch_transformers", "umt5", "vaultgemma", "videomae", "vit_mae", "youtu"),
+]
 LONG_TAIL = [model_type for model_type in TESTED if model_type not in FAMILIES]
-long_tail = pytest.mark.parametrize(
-    "model_type", [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow) for name in LONG_TAIL]
-)
+
+
+def _with_marks(model_type: str):
+    slow = [] if model_type in COMMON else [pytest.mark.slow]
+    return pytest.param(model_type, marks=slow if model_type in COMMON + OF_EACH_FORM else [*slow, pytest.mark.tail])
+
+
+long_tail = pytest.mark.parametrize("model_type", [_with_marks(model_type) for model_type in LONG_TAIL])
 
 
 @cache
@@ -188,18 +203,18 @@ def fields_of(model_type: str) -> dict:
     return fields | OF_ITS_OWN.get(model_type, {})
 
 
-def inputs_of(model: PreTrainedModel) -> torch.Tensor:
-    """Token ids `[2, 24]`, or images `[2, 3, 16, 16]` where it takes these."""
-    generator = torch.Generator().manual_seed(0)
-    if model.main_input_name == "pixel_values":
-        return torch.randn(2, 3, 16, 16, generator=generator).to(model.dtype)
-    return torch.randint(3, 96, (2, 24), generator=generator)
+def inputs_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """What a model takes: two rows of 24 tokens, images, sounds."""
+    tokens = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0)).tolist()
+    kind = kind_that_runs(model, tokens)
+    inputs = next(islice(kinds_of_inputs(model, tokens), kind, None))
+    return {name: value for name, value in inputs.items() if name != "attention_mask"}
 
 
-def loss_of(model: PreTrainedModel, inputs: torch.Tensor) -> torch.Tensor:
+def loss_of(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """That of a language model; of another model what its last hidden states have of a fixed direction."""
     torch.manual_seed(0)  # some models draw what they mask
     if model.can_generate():
-        return model(inputs, labels=inputs).loss
-    states = model(inputs).last_hidden_state
+        return model(**inputs, labels=inputs.get("decoder_input_ids", inputs.get("input_ids"))).loss
+    states = model(**inputs)[0]
     return (states * torch.randn(states.shape[1:], generator=torch.Generator().manual_seed(0))).mean()

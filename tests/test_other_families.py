@@ -1,12 +1,14 @@
 """The families tested beside those of test_families.py: converted on the command line, loaded without this package."""
 
 import copy
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel, TrainingArguments
 
 from hf_hyperconn import HCTrainer, convert_model
 from hf_hyperconn.conversion import cli, numeric
@@ -15,7 +17,7 @@ from hf_hyperconn.errors import UnsupportedCheckpointError, VerificationError
 from hf_hyperconn.families import find_family
 
 from .conftest import asked_for
-from .other_families import COMMON, LATENT_ATTENTION, LONG_TAIL, inputs_of, long_tail, loss_of, tiny
+from .other_families import COMMON, LATENT_ATTENTION, LONG_TAIL, OF_EACH_FORM, inputs_of, long_tail, loss_of, tiny
 from .processes import elsewhere
 from .support import listed
 from .test_families import DTYPES, compared
@@ -60,9 +62,15 @@ def differing(request, place) -> dict[str, list[str]]:
 
 
 def loaded(folder: Path, model_type: str) -> PreTrainedModel:
-    """A conversion, by the Auto class of its family."""
-    auto = AutoModelForCausalLM if "ForCausalLM" in find_family(model_type).heads else AutoModel
-    return auto.from_pretrained(folder)
+    """A conversion, by the class of its family."""
+    family = find_family(model_type)
+    return getattr(family.modeling_module(), f"HC{family.usual_architecture}").from_pretrained(folder)
+
+
+def stacks_of(names: Iterable[str]) -> list[str]:
+    """What comes before the index of a layer, for each list of layers, an encoder's before a decoder's."""
+    found = {match[1] for name in names if (match := re.match(r"(.*?\.)0\.\w+_hc\.", name))}
+    return sorted(found, key=lambda stack: ("encoder" not in stack, stack))
 
 
 def train(model: PreTrainedModel, learning_rate: float, steps: int) -> list[float]:
@@ -125,14 +133,19 @@ def test_the_table_knows_the_classes_and_the_norm(model_type, place):
     model = convert_model(base)
     assert type(model).__module__ == f"hf_hyperconn.models.{Path(family.files[1]).stem}"
     added = {name: p for name, p in model.named_parameters() if "_hc." in name}
-    stack = next(iter(added)).partition("0.")[0]
+    stacks = stacks_of(added)
     loaded_from = dict(type(model).from_prenorm(place / model_type / "base").named_parameters())
     assert [name for name, parameter in added.items() if not torch.equal(loaded_from[name], parameter)] == []
-    shapes = dict(hyper_connection_shapes(model.config.to_dict(), family, [stack]))
+    shapes = dict(hyper_connection_shapes(model.config.to_dict(), family, stacks))
     assert {name: tuple(p.shape) for name, p in added.items()} == shapes
     with safe_open(next((place / model_type / "dhc4").glob("model-*2-of-*2.safetensors")), "pt") as file:
-        on_disk = min(file.keys()).partition("0.")[0]
-        written = {name.replace(on_disk, stack, 1): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        on_disk = dict(zip(stacks_of(file.keys()), stacks, strict=True))
+        written = {
+            name.replace(stack, on_disk[stack], 1): file.get_tensor(name)
+            for stack in on_disk
+            for name in file.keys()  # noqa: SIM118
+            if name.startswith(stack)
+        }
     assert {name: torch.equal(written[name], added[name]) for name in added} == dict.fromkeys(added, True)
     for suffix, name in family.heads.items():
         assert hasattr(family.modeling_module(), f"HC{name}"), suffix
@@ -201,7 +214,7 @@ def test_what_an_encoder_made_is_refused():
 
 
 def test_the_docs_name_every_family():
-    assert {*COMMON, *LATENT_ATTENTION} < set(LONG_TAIL)
+    assert {*COMMON, *LATENT_ATTENTION, *OF_EACH_FORM} < set(LONG_TAIL)
     assert listed() == LONG_TAIL
 
 

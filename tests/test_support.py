@@ -48,7 +48,7 @@ def assert_exact(base, connection: str) -> None:
     inputs, outputs = inputs_of(base), []
     for model in (base, convert_model(base, connection=connection)):
         torch.manual_seed(0)  # some models draw what they mask
-        outputs.append(model(inputs)[0])
+        outputs.append(model(**inputs)[0])
     assert torch.equal(*outputs)
 
 
