@@ -24,7 +24,17 @@ from .test_families import DTYPES, compared
 
 # gated, or without a weight
 NORMS_THAT_STAY = (
-    *("axk2", "granitemoehybrid", "kimi_linear", "llama4", "llama4_text", "mamba2", "nanochat", "qwen3_5_moe_text"),
+    *(
+        "axk2",
+        "gemma4_text",
+        "granitemoehybrid",
+        "kimi_linear",
+        "llama4",
+        "llama4_text",
+        "mamba2",
+        "nanochat",
+        "qwen3_5_moe_text",
+    ),
     *("qwen3_5", "qwen3_5_text", "qwen3_next"),
 )
 NORMS_CALLED_OTHERWISE = ("falcon_mamba", "inkling_text")
