@@ -36,7 +36,7 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
         return found
     for parameter in family.norm if "norm" in family.source.modules else ():
         norm = weights.tensors.get(name := f"{prefix}norm.{parameter}")
-        if norm is None and family.of_layers is None:
+        if norm is None and family.of_layers is None and not _has_outside(weights, (hidden,)):
             return f"the tensor {name} is missing"
         if norm is not None and norm.shape != (hidden,):
             return f"hidden_size is {hidden}, and {name} is {list(norm.shape)}"
@@ -63,9 +63,18 @@ def _of_embedding(config: dict, weights: Weights, family: Family) -> str | None:
     prefix, hidden, vocabulary = weights.prefix, config["hidden_size"], config.get("vocab_size")
     embedding = weights.tensors.get(f"{prefix}embed_tokens.weight")
     if embedding is None:
-        return None if family.of_layers else f"the tensor {prefix}embed_tokens.weight is missing"
+        is_another_name = family.of_layers or _has_outside(weights, (vocabulary, hidden))
+        return None if is_another_name else f"the tensor {prefix}embed_tokens.weight is missing"
     if len(embedding.shape) != 2 or embedding.shape[1] != hidden:
         return f"hidden_size is {hidden}, and {prefix}embed_tokens.weight is {list(embedding.shape)}"
     if vocabulary is not None and embedding.shape[0] != vocabulary:
         return f"vocab_size is {vocabulary}, and {prefix}embed_tokens.weight is {list(embedding.shape)}"
     return None
+
+
+def _has_outside(weights: Weights, shape: tuple) -> bool:
+    """Whether a tensor outside of the layers, and of what reads out, has a shape: on disk it may have another name."""
+    return any(
+        tensor.shape == shape and LAYER.search(name) is None and not name.startswith("lm_head.")
+        for name, tensor in weights.tensors.items()
+    )

@@ -229,9 +229,9 @@ def usual_names(config: Mapping) -> dict:
         return dict(config)
     of_layers = config.get(FIELD) if source.language_model else None
     if not isinstance(of_layers, Mapping):
-        return {**_renamed(config, source), **config}
+        return {**_counted(config), **_renamed(config, source), **config}
     own = {name: value for name, value in of_layers.items() if name not in OF_THE_WHOLE}
-    return {**config, **source.sizes, **_renamed(of_layers, source), **own}
+    return {**config, **source.sizes, **_counted(of_layers), **_renamed(of_layers, source), **own}
 
 
 def configs_of_stacks(config: Mapping) -> list[dict]:
@@ -248,6 +248,12 @@ def configs_of_stacks(config: Mapping) -> list[dict]:
         {**config, "model_type": f"hc_{each.source.model_type}", "num_hidden_layers": config.get(each.source.count)}
         for each in inner
     ] or [config]
+
+
+def _counted(config: Mapping) -> dict:
+    """The number of layers, where a config says of what kind each is."""
+    kinds = config.get("layers_block_type")
+    return {"num_hidden_layers": len(kinds)} if isinstance(kinds, list) else {}
 
 
 def _renamed(config: Mapping, source: FamilySource) -> dict:

@@ -11,6 +11,7 @@ from itertools import islice
 sys.modules["hf_hyperconn"] = None
 
 import torch  # noqa: E402
+import transformers  # noqa: E402
 from model_inputs import kind_that_runs, kinds_of_inputs  # noqa: E402
 from transformers import (  # noqa: E402
     AutoConfig,
@@ -35,6 +36,8 @@ def load(folder, dtype, attention):
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     generative = AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq, AutoModelForSeq2SeqLM
     auto = next((auto for auto in generative if finds(auto, config)), AutoModel)
+    if type(config) not in auto._model_mapping and not hasattr(config, "auto_map"):  # of a part of other models
+        auto = getattr(transformers, config.architectures[0])
     return auto.from_pretrained(folder, dtype=dtype, attn_implementation=attention, trust_remote_code=True).eval()
 
 

@@ -135,6 +135,7 @@ OF_ITS_OWN = {
     "vivit": {"tubelet_size": [2, 4, 4]},
     "bamba": {"attn_layer_indices": [1, 3]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "bailing_hybrid": {"layer_types": [*["linear_attention"] * 3, "full_attention"]},
     "kimi_linear": {"layer_types": [*["linear_attention"] * 3, "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
 }

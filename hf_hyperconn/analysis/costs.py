@@ -26,7 +26,8 @@ LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration")
 EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "embed_in.weight", "wte.weight", "wpe.weight")
 TOWER = re.compile(r"vision|visual|image|video|audio|speech")  # in the names of what a text doesn't go through
 OF_TEXT = re.compile(r"language_model|text_model")  # in those of a language model that another model has in it
-LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.([0-9]{1,9})\.")  # `h.0.` in GPT-2, `encoder.layer.0.` in ViT
+# as `h.0.` in GPT-2, `encoder.layer.0.` in ViT
+LAYER = re.compile(r"(?:^|\.)(?:layers?|h|(?:res)?blocks?)\.([0-9]{1,9})\.")
 
 
 def number_of_experts(config: Mapping) -> int | None:

@@ -1,5 +1,6 @@
 """The text of a family's two files."""
 
+import re
 from collections.abc import Sequence
 
 from ..models.sub_layers import SUB_LAYERS
@@ -14,7 +15,7 @@ LICENCE = "# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache 
 
 def stem(model_type: str) -> str:
     """What the names of a family's files end in."""
-    return f"hc_{model_type.replace('-', '_')}"
+    return "hc_" + re.sub(r"[-.]", "_", model_type)
 
 
 def auto_map(family: FamilySource) -> dict[str, str]:
