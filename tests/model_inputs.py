@@ -52,7 +52,11 @@ def kinds_of_inputs(model, prompts) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def kind_that_runs(model, prompts) -> int:
-    """Which of the kinds of inputs a model takes; the last, if none."""
+    """Which of the kinds of inputs a model takes.
+
+    Raises what the last of them raised, where it takes none.
+    """
+    failed: Exception = ValueError("nothing is known that it takes")
     for kind, inputs in enumerate(kinds_of_inputs(model, prompts)):
         try:
             with torch.no_grad():

@@ -39,6 +39,7 @@ RECORD = REPOSITORY / "docs" / "model_types.json"
 PAGE = REPOSITORY / "docs" / "model_types.md"
 MEMORY = 9 * 2**30  # bytes: some configs stay large whatever is asked of them
 SECONDS = 600
+AT_ONCE = 8  # model types that share a process
 TITLES = {
     "exact": "converted, saved, loaded without this package, equal to the base bit for bit",
     "not compared": "of a form that converts; no tiny model, or no input for it, is made by the rule",
@@ -48,26 +49,61 @@ TITLES = {
 
 
 def outcome(model_type: str) -> tuple[str, str]:
-    """What becomes of a model type, one of `TITLES`, and why; a model is made in a process of its own."""
+    """What becomes of a model type, one of `TITLES`, and why."""
+    return outcomes([model_type])[model_type]
+
+
+def outcomes(model_types: list[str]) -> dict[str, tuple[str, str]]:
+    """What becomes of each; models are made in a process of their own, and in two when that does not end well."""
+    found = {model_type: refusal for model_type in model_types if (refusal := refused(model_type)) is not None}
+    left = [model_type for model_type in model_types if model_type not in found]
+    if not left:
+        return found
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with TemporaryDirectory() as place:
+        command = [sys.executable, "-m", "tests.sweep", "--here", place, *left]
+        try:
+            process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
+            failure = f"its process ended with {process.returncode}" if process.returncode else ""
+        except subprocess.TimeoutExpired:
+            failure = f"not done after {SECONDS} s"
+    if not failure:
+        written = json.loads(process.stdout.strip().rpartition("\n")[2])
+        return found | {name: tuple(each) for name, each in written.items()}
+    if len(left) == 1:
+        return found | {left[0]: ("not compared", failure)}
+    half = len(left) // 2
+    return found | outcomes(left[:half]) | outcomes(left[half:])
+
+
+def refused(model_type: str) -> tuple[str, str] | None:
+    """Why a model type is of no form that converts; None for one that is."""
     try:
         find_family(model_type)
     except UnsupportedCheckpointError as error:
         has_model = not re.match(r"Transformers \S+ has no base model of|\S+ defines no", str(error))
         return ("refused", str(error)) if has_model else ("no model", "")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with TemporaryDirectory() as place:
-        command = [sys.executable, "-m", "tests.sweep", "--here", place, model_type]
-        try:
-            found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
-        except subprocess.TimeoutExpired:
-            return "not compared", f"not done after {SECONDS} s"
-    if found.returncode != 0:
-        return "not compared", f"its process ended with {found.returncode}"
-    return tuple(json.loads(found.stdout.strip().rpartition("\n")[2]))
+    return None
 
 
-def outcome_here(model_type: str, place: Path) -> tuple[str, str]:
-    """What becomes of a tiny model of a family."""
+def outcomes_here(model_types: list[str], place: Path) -> dict[str, tuple[str, str]]:
+    """What becomes of a tiny model of each family."""
+    found = {name: failure for name in model_types if (failure := converted(name, place)) is not None}
+    left = [name for name in model_types if name not in found]
+    try:
+        differing = compared(place, left, new_tokens=8)
+    except AssertionError as error:
+        if len(left) == 1:
+            return found | {left[0]: ("not compared", f"its forward: {_first_line(error)}")}
+        raise
+    for name in left:
+        of_family = [each for folder, each in differing.items() if folder.startswith(f"{place / name}/")]
+        found[name] = ("refused", "another result than its base's") if any(of_family) else ("exact", "")
+    return found
+
+
+def converted(model_type: str, place: Path) -> tuple[str, str] | None:
+    """Make, save and convert a tiny model; what keeps that from being done, None for nothing."""
     try:
         base = (tiny if model_type in FAMILIES else other_families.tiny)(model_type)
         base.save_pretrained(place / model_type / "base")
@@ -76,11 +112,7 @@ def outcome_here(model_type: str, place: Path) -> tuple[str, str]:
     arguments = [str(place / model_type / name) for name in ("base", "dhc4")]
     if cli.main(["convert", *arguments, "-q", "--verify", "structure"]) != 0:
         return "not compared", "`hf-hyperconn convert` refuses what is saved"
-    try:
-        differing = sum(compared(place, [model_type], new_tokens=8).values(), [])
-    except AssertionError as error:
-        return "not compared", f"its forward: {_first_line(error)}"
-    return ("refused", "another result than its base's") if differing else ("exact", "")
+    return None
 
 
 def tables(record: dict) -> str:
@@ -131,12 +163,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.here:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        print("\n" + json.dumps(outcome_here(options.model_types[0], options.here)))
+        print("\n" + json.dumps(outcomes_here(options.model_types, options.here)))
         return
     model_types = options.model_types or sorted(table("CONFIG_MAPPING_NAMES"))
+    chunks = [model_types[i : i + AT_ONCE] for i in range(0, len(model_types), AT_ONCE)]
+    found: dict[str, tuple[str, str]] = {}
     with ThreadPoolExecutor(2) as pool:
-        found = [*tqdm(pool.map(outcome, model_types), total=len(model_types), unit="type")]
-    record = {"transformers": transformers.__version__, "outcomes": dict(zip(model_types, found, strict=True))}
+        for each in tqdm(pool.map(outcomes, chunks), total=len(chunks), unit="chunk"):
+            found |= each
+    record = {"transformers": transformers.__version__, "outcomes": {name: found[name] for name in model_types}}
     if options.write:
         RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         PAGE.write_text(between_marks(read("docs/model_types.md"), "sweep", tables(record)), encoding="utf-8")
