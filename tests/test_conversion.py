@@ -216,7 +216,7 @@ def test_resumes_without_copying_again(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(convert, "_write_companions", fail)
-        with pytest.raises(ConversionError, match="No space left on device. Mend that and run the same command again"):
+        with pytest.raises(ConversionError, match="No space left on device. Fix that and run the same command again"):
             convert_checkpoint(str(source), tmp_path / "out")
     assert sorted(copied) == shard_names(source)
     assert not (tmp_path / "out").exists()
@@ -274,7 +274,7 @@ def test_two_conversions_do_not_meet(llama_folder, tmp_path, monkeypatch):
     out = tmp_path / "out"
 
     def meanwhile(plan, work):
-        with pytest.raises(ConversionError, match="another conversion is at work in"):
+        with pytest.raises(ConversionError, match="another conversion is working in"):
             convert_checkpoint(str(llama_folder), out, hc_mult=2)
         return write(plan, work)
 

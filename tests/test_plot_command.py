@@ -120,7 +120,7 @@ def test_only_the_beginning_of_a_long_text_is_read(tmp_path):
     [
         (b"", "is empty. Give one with a few sentences."),
         (b" \n\n", "is empty. Give one with a few sentences."),
-        (b"\x89PNG\r\n\x1a\n", "is no text in UTF-8 (invalid start byte). Give a text file."),
+        (b"\x89PNG\r\n\x1a\n", "is not UTF-8 text (invalid start byte). Give a text file."),
     ],
 )
 def test_a_text_that_is_none(content, message, folder, tmp_path, capsys):
@@ -210,7 +210,7 @@ def test_one_stream_of_keel(tmp_path, capsys):
         (["--text", "nowhere.txt"], "there is no text file 'nowhere.txt'."),
         (["--kind", "connections", "-o", "x.txt"], "'x.txt' should end with one of .png, .pdf, .svg."),
         (["-o", "x.png"], "'x.png' is a file; all kinds go to a folder."),
-        (["--against", "base"], "--against base is compared in the picture of similarity, which is not asked for."),
+        (["--against", "base"], "--against base is only used for the picture of similarity, which was not asked for."),
     ],
 )
 def test_what_is_refused(options, message, folder, capsys, monkeypatch):

@@ -202,7 +202,7 @@ def test_the_command(folder, tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.out == f"{renamed / 'README.md'}\n"
     assert printed.err.startswith(
-        "warning: the licence of the base (llama3.2) asks that the name of a model made from"
+        "warning: the licence of the base (llama3.2) requires that the name of a model made from"
     )
     assert main(["card", str(renamed), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
