@@ -304,7 +304,7 @@ def test_force_replaces_a_conversion(llama_folder, tmp_path):
 def test_force_spares_what_is_no_conversion(llama_folder, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConversionError, match="no converted checkpoint"):
+    with pytest.raises(ConversionError, match="not a converted checkpoint"):
         convert_checkpoint(str(llama_folder), tmp_path / "out", force=True)
     assert (tmp_path / "out" / "thesis.tex").read_text() == "years of work"
 

@@ -165,8 +165,8 @@ def test_entries_of_a_header_from_the_hub(dtype, shape):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": ["llama"]}, "has model_type ['llama'], which is no name"),
-        ({"model_type": {"a": 1}}, "has model_type {'a': 1}, which is no name"),
+        ({"model_type": ["llama"]}, "has model_type ['llama'], which is not a name"),
+        ({"model_type": {"a": 1}}, "has model_type {'a': 1}, which is not a name"),
         ({"architectures": "LlamaForCausalLM"}, "has architectures 'LlamaForCausalLM', not a list of names"),
         ({"architectures": [1]}, "has architectures [1], not a list of names"),
         ({"hidden_size": -32}, "has hidden_size -32, not a size of a model"),

@@ -224,11 +224,11 @@ def test_what_is_refused(options, message, folder, capsys, monkeypatch):
 def test_without_matplotlib(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", str(folder), "--kind", "connections"]) == 1
-    assert "which is missing. Run: pip install matplotlib" in capsys.readouterr().err
+    assert "which draws the pictures, is not installed. Run: pip install matplotlib" in capsys.readouterr().err
 
 
 def test_a_base_is_refused(llama_folder, capsys):
     assert main(["plot", str(llama_folder), "--kind", "connections"]) == 1
     assert "is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert" in capsys.readouterr().err
     assert main(["plot", str(llama_folder / "nowhere")]) == 1
-    assert "is no checkpoint" in capsys.readouterr().err
+    assert "is not a checkpoint" in capsys.readouterr().err

@@ -87,7 +87,7 @@ def test_a_trained_one_says_that_and_still_names_its_base(run):
     assert written.metadata["datasets"] == ["someone/tiny-texts"]
     assert "generated_from_trainer" in written.metadata["tags"]
     (warning,) = written.warnings
-    assert "a copy of it goes with the weights" in warning
+    assert "a copy of it with the weights" in warning
 
     state = json.loads((run / "trainer_state.json").read_text())
     first, *_, last = [entry["loss"] for entry in state["log_history"] if "loss" in entry]

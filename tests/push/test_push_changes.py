@@ -93,7 +93,7 @@ def test_of_a_trained_model_the_code_is_judged(record, hub, folder, tmp_path):
         change_record(trained, files=None)
     push_checkpoint(trained, "me/trained")
     append(trained / CODE, "import os\n")
-    with pytest.raises(PushError, match=f"{CODE} .*hf_hyperconn {hf_hyperconn.__version__}'s. Look"):
+    with pytest.raises(PushError, match=f"{CODE} .*hf_hyperconn {hf_hyperconn.__version__}'s. Check"):
         push_checkpoint(trained, "me/trained")
     (trained / "evil.py").write_text("import os\n")
     said = []
