@@ -1,4 +1,4 @@
-"""Every figure of docs/performance.md and of the README, in one command.
+"""Every figure of docs/performance.md, and the exports of docs/serving.md, in one command.
 
     python -m benchmarks.performance            # measures, then writes tables and plot
     python -m benchmarks.performance --render   # only writes tables and plot, from benchmarks/results
@@ -16,7 +16,7 @@ from itertools import product
 from benchmarks.timing import RESULTS, fill, markdown
 
 REPOSITORY = RESULTS.parents[1]
-PAGES = tuple(REPOSITORY / page for page in ("README.md", "docs/performance.md", "docs/serving.md"))
+PAGES = tuple(REPOSITORY / page for page in ("docs/performance.md", "docs/serving.md"))
 PLOT = RESULTS / "connections.png"
 MODULES = ("connections", "kinds", "models", "compilation", "decoding", "exports")
 ADD = "residual, n streams"

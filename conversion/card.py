@@ -63,7 +63,7 @@ def write_card(
     somebody else's, it or the results can't be read, or writing fails.
     """
     if base_results is not None and results is None:
-        raise CardError("results of the base are shown beside the model's own. Give these too, with --results.")
+        raise CardError("results of the base are shown beside the model's. Give these too, with --results.")
     folder = Path(folder)
     if not folder.is_dir():
         raise CardError(f"there is no folder '{folder}'. Give that of a checkpoint with hyper-connections.")
@@ -186,8 +186,8 @@ def _to_see_to(facts: Facts, metadata: dict) -> list[str]:
     problems = [name_problem(facts.name, metadata)]
     if terms_of(metadata) is not None and not facts.licence_files:
         problems.append(
-            f"the licence of the base ({licence_of(metadata)}) asks that a copy of it goes with the weights, and "
-            f"there is none beside them: copy it from the base before you publish the model."
+            f"the licence of the base ({licence_of(metadata)}) requires a copy of it with the weights, and there "
+            f"is none: copy it from the base before you publish the model."
         )
     return [problem for problem in problems if problem]
 
@@ -197,7 +197,7 @@ def _write(path: Path, content: str) -> Path:
         path.parent.mkdir(exist_ok=True)
         replace_file(path, content.encode())
     except OSError as error:
-        raise CardError(f"can't write '{path}': {error.strerror}. Mend that and run it again.") from error
+        raise CardError(f"can't write '{path}': {error.strerror}. Fix that and run it again.") from error
     return path
 
 

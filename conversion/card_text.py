@@ -64,7 +64,7 @@ def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
         raise CardError(f"can't read '{path}': {error.strerror}. Allow that, or remove it.") from error
     except (ValueError, TypeError, AttributeError, YAMLError, RecursionError) as error:
         raise CardError(
-            f"the metadata of '{path}' can't be read: {error}. Mend what stands between its two lines of '---', or "
+            f"the metadata of '{path}' can't be read: {error}. Fix what is between its two lines of '---', or "
             f"remove the file."
         ) from error
 

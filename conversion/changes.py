@@ -68,7 +68,7 @@ def find_changes(
         if name in code or (name in (CONFIG, INDEX) and not as_converted):
             continue
         if name not in source.files:
-            notes.append(f"{name}, which the conversion brought along, is missing")
+            notes.append(f"{name}, which the conversion copied, is missing")
         elif digest_of(name) != expected:
             change = FileChange(name, "is not what the conversion wrote", name in (CONFIG, INDEX))
             changes.append(change) if as_converted else notes.append(str(change))

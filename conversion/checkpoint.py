@@ -200,7 +200,7 @@ def read_json(source: Source, name: str) -> dict:
         content = reading.read_json(path)
     except OSError as error:
         raise UnsupportedCheckpointError(
-            f"can't read {name} of {source.name!r}: {error.strerror}. Mend that, or give another checkpoint."
+            f"can't read {name} of {source.name!r}: {error.strerror}. Fix that, or give another checkpoint."
         ) from error
     except ValueError as error:
         raise UnsupportedCheckpointError(

@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         with hearing_interrupts():
             return options.run(options)
     except KeyboardInterrupt:
-        tell("interrupted; the same command goes on from here" if options else "interrupted")
+        tell("interrupted; run the same command again to continue" if options else "interrupted")
         return INTERRUPTED
     except Exception as error:
         if options is None or options.verbose:
@@ -236,35 +236,37 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     convert = command(
-        "convert", _convert, "turn a Pre-Norm checkpoint into one with n residual streams, exactly", CONVERT_EXAMPLES
+        "convert", _convert, "convert a checkpoint, exactly, to one with n residual streams", CONVERT_EXAMPLES
     )
     convert.add_argument("model", metavar="MODEL", help="local folder or Hub id")
-    convert.add_argument("out", metavar="OUT", nargs="?", help="folder to make (default: <name>-HCx<n> here)")
+    convert.add_argument("out", metavar="OUT", nargs="?", help="folder to create (default: ./<name>-HCx<n>)")
     convert.add_argument("-n", "--hc-mult", type=int, metavar="N", help="residual streams (default: 4; attnres has 1)")
     refused = " and ".join(name for name in KINDS if name not in CONVERTIBLE)
     convert.add_argument(
         "--connection",
         choices=tuple(KINDS),
         default="dhc",
-        help="static, dynamic, manifold-constrained, its identity form, frac-connections, attention residuals or "
-        f"AltUp (default: dhc); {refused} have no equivalent",
+        help="shc: static, dhc: dynamic (default), mhc: manifold-constrained, ihc: the same without mixing, frac: "
+        f"frac-connections, attnres: attention residuals, altup: AltUp; {refused} can only be trained from scratch",
     )
     convert.add_argument(
         "--start",
         choices=STARTS,
         default="copies",
-        help="what the streams of shc and dhc start as: copies of the residual stream, or parts of its history "
-        "(default: copies)",
+        help="initial streams of shc and dhc: copies of the residual stream or parts of its history (default: copies)",
     )
     convert.add_argument(
-        "--history", choices=HISTORIES, default="type", help="with --start history: parts by what (default: type)"
+        "--history",
+        choices=HISTORIES,
+        default="type",
+        help="with --start history: divide it by type of sub-layer or by depth (default: type)",
     )
     convert.add_argument(
         "--block",
         type=_positive,
         default=1,
         metavar="B",
-        help="sub-layers to a value of attnres (default: 1, all apart)",
+        help="with attnres: sub-layers whose outputs are summed to one value (default: 1)",
     )
     convert.add_argument(
         "--tanh", action=argparse.BooleanOptionalAction, default=True, help="tanh on the dynamic part (default: on)"
@@ -274,19 +276,20 @@ def _parser() -> argparse.ArgumentParser:
         "--link",
         choices=LINKS,
         default="copy",
-        help="how base weights reach OUT (default: copy)",
+        help="how the base's weight files get into OUT (default: copy)",
     )
     convert.add_argument(
         "--verify",
         choices=(*MODES, "off"),
         default="auto",
-        help="structure: files and tensors; full: also run both models; auto: with the layers that fit (default)",
+        help="structure: check files and tensors; full: also run both models; auto: run the layers that fit in memory "
+        "(default)",
     )
     convert.add_argument("--layers", type=_positive, metavar="K", help="verify with the first K layers only")
-    convert.add_argument("--dry-run", action="store_true", help="print the plan and touch nothing")
-    convert.add_argument("--force", action="store_true", help="replace OUT if it is a converted checkpoint")
+    convert.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    convert.add_argument("--force", action="store_true", help="replace OUT if it is a conversion")
     convert.add_argument(
-        "--discard", action="store_true", help="with --force: also remove what a conversion did not make"
+        "--discard", action="store_true", help="with --force: also remove files that the conversion did not write"
     )
 
     verify = command("verify", _verify, "check a converted checkpoint, against its base if given", VERIFY_EXAMPLES)
@@ -296,56 +299,65 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--mode", "--verify", choices=MODES, default="auto", help="as in convert")
     verify.add_argument("--layers", type=_positive, metavar="K", help="run the first K layers only")
 
-    inspect = command("inspect", _inspect, "say what a converted checkpoint is and what it costs", INSPECT_EXAMPLES)
+    inspect = command(
+        "inspect", _inspect, "show what a converted checkpoint is and what its connections cost", INSPECT_EXAMPLES
+    )
     inspect.add_argument("model", metavar="MODEL", help="local folder or Hub id; no weights are downloaded")
     inspect.add_argument("--revision", help="branch, tag or commit of MODEL")
 
     plot = command("plot", _plot, "draw what the connections of a converted checkpoint do", PLOT_EXAMPLES)
     plot.add_argument("folder", metavar="DIR", help="folder of the checkpoint")
     plot.add_argument("--kind", choices=(*PLOTS, "all"), default="all", help="which picture (default: all)")
-    plot.add_argument("--text", metavar="FILE", help="text to run over; without one, static weights alone are shown")
-    plot.add_argument("--against", metavar="MODEL", help="its base, to compare with: local folder or Hub id")
-    plot.add_argument("-o", "--out", help="file to write, or folder for all kinds (default: DIR/figures)")
+    plot.add_argument(
+        "--text", metavar="FILE", help="text to run the model on; without it, only the static weights are shown"
+    )
+    plot.add_argument("--against", metavar="MODEL", help="its base, for comparison: local folder or Hub id")
+    plot.add_argument("-o", "--out", help="file to write, or folder if all kinds are drawn (default: DIR/figures)")
 
-    card = command("card", _card, "write the model card of a checkpoint, or bring it up to date", CARD_EXAMPLES)
+    card = command("card", _card, "write or update the model card of a checkpoint", CARD_EXAMPLES)
     card.add_argument("folder", metavar="DIR", help="folder of the checkpoint")
-    card.add_argument("--results", metavar="FILE", help="results of lm-eval to show: its results_*.json")
-    card.add_argument("--base-results", metavar="FILE", help="the same for the base, to show beside")
+    card.add_argument("--results", metavar="FILE", help="results_*.json of lm-eval, to show in the card")
+    card.add_argument("--base-results", metavar="FILE", help="the same for the base, for comparison")
     card.add_argument(
-        "--update", action="store_true", help="also take in a README.md that you or Trainer wrote, and keep its text"
+        "--update", action="store_true", help="also update a README.md that you or Trainer wrote, and keep its text"
     )
 
-    push = command("push", _push, "put a checkpoint on the Hub, in one commit", PUSH_EXAMPLES)
+    push = command("push", _push, "push a checkpoint to the Hub, in one commit", PUSH_EXAMPLES)
     push.add_argument("folder", metavar="DIR", help="folder of a conversion, or of a model saved after training")
-    push.add_argument("repo", metavar="REPO", help="owner/name on the Hub; made if it doesn't exist")
+    push.add_argument("repo", metavar="REPO", help="owner/name on the Hub; created if it doesn't exist")
     push.add_argument("--private", action="store_true", help="make the repo private")
     push.add_argument("--create-pr", action="store_true", help="open a pull request instead of committing")
-    push.add_argument("--revision", metavar="BRANCH", help="branch to commit to, made if missing (default: main)")
-    push.add_argument("--dry-run", action="store_true", help="list what becomes of every file, and change nothing")
+    push.add_argument("--revision", metavar="BRANCH", help="branch to commit to, created if missing (default: main)")
+    push.add_argument(
+        "--dry-run", action="store_true", help="list what would happen to every file, and change nothing"
+    )
     push.add_argument(
         "--include",
         metavar="PATTERN",
         action="append",
         default=[],
-        help="also push files that a model doesn't consist of, by a pattern relative to DIR; may be repeated",
+        help="also push files that don't belong to a model, by a pattern relative to DIR; may be repeated",
     )
     push.add_argument(
         "--accept-changes",
         action="store_true",
-        help="push though code, config or other files differ from what was written",
+        help="push even if code, config or other files have changed since they were written",
     )
 
-    update = command("refresh", _refresh, "bring the code of an older folder to this release", REFRESH_EXAMPLES)
+    update = command("refresh", _refresh, "update the code of an older folder to this release", REFRESH_EXAMPLES)
     update.add_argument("folder", metavar="DIR", help="folder of the checkpoint; its weights stay as they are")
-    update.add_argument("--dry-run", action="store_true", help="say what would change, and change nothing")
+    update.add_argument("--dry-run", action="store_true", help="print what would change, and change nothing")
     update.add_argument(
-        "--accept-changes", action="store_true", help="replace code that differs from what was written, too"
+        "--accept-changes", action="store_true", help="also replace code that has changed since it was written"
     )
 
     demo = command(
-        "demo", _demo, "train a tiny Llama, convert it, verify it and train both on, offline in minutes", DEMO_EXAMPLES
+        "demo",
+        _demo,
+        "train a tiny Llama, convert it, verify it and train both further; offline, in minutes",
+        DEMO_EXAMPLES,
     )
-    demo.add_argument("folder", metavar="DIR", nargs="?", help="where to leave the models (default: nowhere)")
+    demo.add_argument("folder", metavar="DIR", nargs="?", help="where to keep the models (default: they are not kept)")
     demo.add_argument("--steps", type=_positive, default=300, metavar="K", help="training steps (default: 300)")
     return parser
 

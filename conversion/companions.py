@@ -48,17 +48,17 @@ def check_links(source: Source, companions: tuple[str, ...]) -> None:
 
 
 def check_no_code(source: Source, companions: tuple[str, ...]) -> None:
-    """Refuse tokenizers, processors and ways to generate that are code, which would not come along."""
+    """Refuse tokenizers, processors and ways to generate that are code, which would not be copied."""
     for name in companions:
         if name.endswith("config.json") and (classes := _auto_map(read_json(source, name))):
             raise UnsupportedCheckpointError(
                 f"{name} of {source.name!r} names code of its own (auto_map: {str(classes)[:60]}), which is not run "
-                f"and does not come along. Convert a copy that has a class of Transformers for it, or none."
+                f"and not copied. Convert a copy that has a class of Transformers for it, or none."
             )
     if "custom_generate/generate.py" in source.files:
         raise UnsupportedCheckpointError(
-            f"{source.name!r} generates by code of its own (custom_generate), which is not run and does not come "
-            f"along. Convert a copy without it."
+            f"{source.name!r} generates by code of its own (custom_generate), which is not run and not copied. "
+            f"Convert a copy without it."
         )
 
 

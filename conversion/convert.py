@@ -148,7 +148,7 @@ def _check_weights(plan: ConversionPlan) -> None:
 def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
     """The folder to work in, ours alone: an interrupted conversion's if it had the same plan, else an empty one.
 
-    Raises `ConversionError` when another conversion is at work in it, when it is not a conversion's, and when OUT is
+    Raises `ConversionError` when another conversion is working in it, when it is not a conversion's, and when OUT is
     no longer as the plan found it.
     """
     work = plan.place.work
@@ -200,7 +200,7 @@ def _check_ours(work: Path) -> None:
 
 def _not_ours(work: Path) -> ConversionError:
     return ConversionError(
-        f"'{work}', where the conversion would work, is there and was not made by a conversion. Rename it, or choose "
+        f"'{work}', where the conversion works, exists and was not made by a conversion. Rename it, or choose "
         f"another OUT."
     )
 
@@ -368,6 +368,6 @@ def _file_errors(folder: Path):
         yield
     except OSError as error:
         raise ConversionError(
-            f"writing in '{folder}' failed: {error.strerror or error}. Mend that and run the same command again; "
-            f"it goes on where it stopped."
+            f"writing in '{folder}' failed: {error.strerror or error}. Fix that and run the same command again; "
+            f"it continues where it stopped."
         ) from error

@@ -73,7 +73,7 @@ def _demonstrate(place: Path, steps: int, say: Callable[[str], None]) -> None:
     say("3. loaded in a process that has no hf_hyperconn, it writes")
     say("   " + _generate_elsewhere(converted).replace("\n", "\n   "))
 
-    say("4. both trained on, with the same data")
+    say("4. both trained further, on the same data")
     model = LlamaForCausalLM.from_pretrained(place / "base")
     hc_model = AutoModelForCausalLM.from_pretrained(converted)
     before = [_loss(each, held_out) for each in (model, hc_model)]

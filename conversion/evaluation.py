@@ -90,7 +90,7 @@ def read_evaluation(path: str | Path) -> Evaluation:
             "seed": config.get("random_seed"),
         }
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise CardError(f"'{path}' is no results file of lm-eval: it lacks {error}. {advice}") from error
+        raise CardError(f"'{path}' is not a results file of lm-eval: it lacks {error}. {advice}") from error
     if not scores:
         raise CardError(f"'{path}' holds no scores. {advice}")
     shown = {name: str(value) for name, value in settings.items() if value is not None}

@@ -56,7 +56,7 @@ class HyperConnectionFields:
         for name, option in (("hc_history", "history"), ("hc_block", "block")):
             if getattr(self, name) != FIELDS[name] and name not in kind.fields:
                 raise ConversionError(
-                    f"{option} {getattr(self, name)!r} was asked for, which {kind.name} has not; leave it out."
+                    f"{option} {getattr(self, name)!r} was asked for, which {kind.name} doesn't have; leave it out."
                 )
         if self.hc_history != FIELDS["hc_history"] and self.hc_start != "history":
             raise ConversionError(f"history {self.hc_history!r} was asked for, but not the start 'history' itself.")

@@ -33,11 +33,11 @@ def opened_to_copy(source: Path, target: Path) -> Iterator[tuple[BinaryIO, Binar
     Raises `OSError`, also when `source` is a symbolic link or no regular file, or there is a `target`.
     """
     if not stat.S_ISREG(source.lstat().st_mode):
-        raise OSError(0, f"'{source}' is no regular file")
+        raise OSError(0, f"'{source}' is not a regular file")
     with open(source, "rb", opener=lambda path, flags: os.open(path, flags | ITSELF)) as file:
         mode = os.fstat(file.fileno()).st_mode
         if not stat.S_ISREG(mode):  # put there meanwhile
-            raise OSError(0, f"'{source}' is no regular file")
+            raise OSError(0, f"'{source}' is not a regular file")
         with _create(target, mode) as copy:
             yield file, copy
 

@@ -53,7 +53,7 @@ def check_offsets(tensors: Mapping[str, TensorInfo], offsets: Mapping[str, tuple
     Raises `ValueError` when they do not.
     """
     if not all(len(pair) == 2 and all(map(_is_count, pair)) for pair in offsets.values()):
-        raise ValueError("where a tensor lies is no pair of numbers")
+        raise ValueError("where a tensor lies is not a pair of numbers")
     end = 0
     for name, (start, stop) in sorted(offsets.items(), key=lambda item: item[1]):
         if start != end or stop - start != tensors[name].nbytes:
@@ -81,7 +81,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise UnsupportedCheckpointError(f"can't read '{path}': {error.strerror}. Check its permissions.") from error
     except (SafetensorError, ValueError) as error:
         raise UnsupportedCheckpointError(
-            f"{str(path)!r} is cut short or no safetensors file ({error}). Copy or download it again."
+            f"{str(path)!r} is cut short or not a safetensors file ({error}). Copy or download it again."
         ) from error
 
 

@@ -29,7 +29,7 @@ def explained(repo_id: str) -> Iterator[None]:
     except errors.HFValidationError as error:
         raise PushError(f"the repo {repo_id!r} was given: {error}") from error
     except ValueError as error:  # storage that takes no more, metadata of a card that the Hub can't read
-        raise PushError(f"the Hub refuses to write to {repo_id!r}: {error} Mend that, and push again.") from error
+        raise PushError(f"the Hub refuses to write to {repo_id!r}: {error} Fix that, and push again.") from error
 
 
 def refuses_copies(error: Exception, base: str) -> bool:
@@ -51,7 +51,7 @@ def _advice(repo_id: str, error: Exception) -> str:
     status, said = error.response.status_code, f" ({error.server_message})" if error.server_message else ""
     match status:
         case 401:
-            return f"the Hub doesn't know who writes to {repo_id!r}. Log in with `hf auth login`, or set HF_TOKEN."
+            return f"the Hub doesn't know who is writing to {repo_id!r}. Log in with `hf auth login`, or set HF_TOKEN."
         case 403:
             return (
                 f"the Hub refuses to write to {repo_id!r}{said}. Log in with a token that may (`hf auth login`), open "

@@ -187,7 +187,7 @@ def _state_of(
             trained, drift, of_readout = measure_drift(read, config, family, weights.stacks(family))
         return trained, None, drift, of_readout
     differ = _by_digest(source, weights, record)
-    return differ, "its weights would tell, which were not downloaded" if differ is None else None, None, None
+    return differ, "that would need its weights, which were not downloaded" if differ is None else None, None, None
 
 
 def _by_digest(source: Source, weights: Weights, record: dict | None) -> bool | None:

@@ -85,7 +85,7 @@ def name_problem(name: str, metadata: dict) -> str | None:
     if terms is None or terms.prefix is None or _letters(name).startswith(_letters(terms.prefix)):
         return None
     return (
-        f"the licence of the base ({licence_of(metadata)}) asks that the name of a model made from it begin with "
+        f"the licence of the base ({licence_of(metadata)}) requires that the name of a model made from it begin with "
         f"'{terms.prefix}'; '{name}' does not. Give it such a name where you publish it."
     )
 

@@ -25,12 +25,12 @@ def check_unchanged(place: Place) -> None:
     if place.replaced is None and os.path.lexists(place.out):
         raise ConversionError(
             f"'{place.out}' has appeared meanwhile and is not replaced. Move it away and run the same command again, "
-            f"which goes on from '{place.work}'."
+            f"which continues from '{place.work}'."
         )
     if place.replaced is not None and not _holds(place.out, place.replaced):
         raise ConversionError(
-            f"'{place.out}' has changed meanwhile and is not replaced. Look what is new there and run the same "
-            f"command again, which goes on from '{place.work}'."
+            f"'{place.out}' has changed meanwhile and is not replaced. Check what is new there and run the same "
+            f"command again, which continues from '{place.work}'."
         )
 
 
@@ -106,7 +106,7 @@ def lock(folder: Path) -> int | None:
     except BlockingIOError as error:
         os.close(descriptor)
         raise ConversionError(
-            f"another conversion is at work in '{folder}'. Wait for it, or choose another OUT."
+            f"another conversion is working in '{folder}'. Wait for it, or choose another OUT."
         ) from error
     except OSError:  # a file system without locks
         return descriptor
@@ -126,7 +126,7 @@ def _exchange(place: Place) -> None:
         rename_new(place.out, place.previous)
         assert place.replaced is not None
         if not _holds(place.previous, place.replaced):
-            raise ConversionError(f"'{place.out}' changed while it was replaced, so it stays. Look what is new there.")
+            raise ConversionError(f"'{place.out}' changed while it was replaced, so it stays. Check what is new.")
         rename_new(place.work, place.out)
     except BaseException as error:
         if not (_is(place.previous, old) and os.path.lexists(place.work)):

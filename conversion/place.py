@@ -57,7 +57,7 @@ def find_place(out: Path, source: Source, names: Iterable[str], *, force: bool, 
         leftover = _leftover(place, replaced) if force and os.path.lexists(place.previous) else None
         return Place(place.out, replaced, leftover)
     except OSError as error:
-        raise ConversionError(f"'{out}' can't be looked at: {error.strerror or error}. Choose another OUT.") from error
+        raise ConversionError(f"'{out}' can't be read: {error.strerror or error}. Choose another OUT.") from error
 
 
 def _check_name(out: Path, real: Path) -> None:
@@ -68,11 +68,11 @@ def _check_name(out: Path, real: Path) -> None:
             f"{LONGEST_NAME} are allowed. Choose another OUT."
         )
     if any(real.samefile(folder) for folder in _with_parents(Path.cwd()) if real.exists()):
-        raise ConversionError(f"'{out}' is the folder you are in, or holds it. Name a folder to make.")
+        raise ConversionError(f"'{out}' is the current folder, or contains it. Give a folder to create.")
     if real.is_symlink():
         raise ConversionError(f"'{out}' is a link that leads to itself. Remove it, or choose another OUT.")
     if real.is_mount():
-        raise ConversionError(f"'{out}' is where a disk is mounted, and can't be replaced. Name a folder in it.")
+        raise ConversionError(f"'{out}' is a mount point, and can't be replaced. Give a folder in it.")
 
 
 def _check_source(out: Path, place: Place, source: Source, names: Iterable[str]) -> None:
@@ -95,12 +95,12 @@ def _replaced(out: Path, real: Path, force: bool, discard: bool) -> Contents:
     contents = contents_of(real)
     if contents is None:
         raise ConversionError(
-            f"'{out}' is no converted checkpoint (no {RECORD} as the converter writes it), so --force does not "
+            f"'{out}' is not a converted checkpoint (no {RECORD} as the converter writes it), so --force does not "
             f"replace it. Remove it."
         )
     if contents.not_made and not discard:
         raise ConversionError(
-            f"'{out}' also holds what the conversion did not make, or what has changed since: "
+            f"'{out}' also contains files that the conversion did not write or that have changed since: "
             f"{named(contents.not_made)}. Save what you need, then add --discard to remove these with it, or choose "
             f"another OUT."
         )
@@ -125,7 +125,7 @@ def _leftover(place: Place, replaced: Contents | None) -> Contents | None:
 
 def _check_parent(real: Path) -> None:
     if not real.parent.is_dir():
-        raise ConversionError(f"there is no folder '{real.parent}' to write '{real.name}' in. Make it first.")
+        raise ConversionError(f"there is no folder '{real.parent}' to write '{real.name}' in. Create it first.")
     if not os.access(real.parent, os.W_OK | os.X_OK):
         raise ConversionError(f"no permission to write in '{real.parent}'. Choose another OUT.")
 

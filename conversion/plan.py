@@ -251,7 +251,7 @@ def _family(source: Source, config: dict) -> Family:
         )
     if not isinstance(model_type, str):
         raise UnsupportedCheckpointError(
-            f"{name!r} has model_type {model_type!r:.40}, which is no name. Download it again."
+            f"{name!r} has model_type {model_type!r:.40}, which is not a name. Download it again."
         )
     if model_type in OTHERWISE:
         raise UnsupportedCheckpointError(

@@ -38,14 +38,14 @@ def draw(
     nothing can be written to `out`, or matplotlib is missing.
     """
     if not (Path(folder) / CONFIG).is_file():
-        raise HyperConnError(f"'{folder}' is no checkpoint: it has no {CONFIG}. Give the folder of a conversion.")
+        raise HyperConnError(f"'{folder}' is not a checkpoint: it has no {CONFIG}. Give the folder of a conversion.")
     if text is None and kind not in ("connections", "all"):
         raise HyperConnError(f"a picture of {kind} needs a model that runs over text. Give --text FILE.")
     files = _files(Path(folder), kind if text or kind != "all" else "connections", kind == "all", out)
     if against is not None and "similarity" not in files:
         raise HyperConnError(
-            f"--against {against} is compared in the picture of similarity, which is not asked for. Give --text FILE, "
-            f"and --kind similarity or all."
+            f"--against {against} is only used for the picture of similarity, which was not asked for. "
+            f"Give --text FILE, and --kind similarity or all."
         )
     for path in files.values():
         _check_place(path)
@@ -59,7 +59,7 @@ def draw(
         import matplotlib
     except ImportError as error:
         raise HyperConnError(
-            "pictures are drawn by matplotlib, which is missing. Run: pip install matplotlib"
+            "matplotlib, which draws the pictures, is not installed. Run: pip install matplotlib"
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
@@ -74,7 +74,7 @@ def draw(
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, picture.getvalue())
         except OSError as error:
-            raise HyperConnError(f"can't write '{path}': {error.strerror}. Mend that, or give another -o.") from error
+            raise HyperConnError(f"can't write '{path}': {error.strerror}. Fix that, or give another -o.") from error
     return list(files.values())
 
 
@@ -89,7 +89,7 @@ def read_text(file: str) -> str:
         with open(file, encoding="utf-8") as opened:
             text = opened.read(CHARACTERS)
     except UnicodeDecodeError as error:
-        raise HyperConnError(f"'{file}' is no text in UTF-8 ({error.reason}). Give a text file.") from error
+        raise HyperConnError(f"'{file}' is not UTF-8 text ({error.reason}). Give a text file.") from error
     except OSError as error:
         raise HyperConnError(f"can't read the text '{file}': {error.strerror}.") from error
     if not text.strip():

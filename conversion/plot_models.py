@@ -74,8 +74,8 @@ def open_base(model: str, source: Source) -> Source:
     of_base = (found.get("model_type"), found.get("num_hidden_layers"))
     if of_base != of_checkpoint:
         raise UnsupportedCheckpointError(
-            f"{model!r} is no base of {source.name!r}: it has model_type {of_base[0]!r} and {of_base[1]} layers, not "
-            f"{of_checkpoint[0]!r} and {of_checkpoint[1]}. Give the base to --against."
+            f"{model!r} is not the base of {source.name!r}: it has model_type {of_base[0]!r} and {of_base[1]} layers, "
+            f"not {of_checkpoint[0]!r} and {of_checkpoint[1]}. Give the base to --against."
         )
     return base
 

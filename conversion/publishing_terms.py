@@ -44,7 +44,7 @@ def check_terms(base: str, info: "ModelInfo | None", repo_id: str, metadata: dic
             f"`hf-hyperconn card` writes what is missing."
         )
     if info and info.gated:
-        say(f"gated base    a card doesn't gate: have access asked for in the settings of {repo_id!r}")
+        say(f"gated base    a card doesn't gate a repo: switch gating on in the settings of {repo_id!r}")
 
 
 def _is_carried_over(base: str, field: str, value: Any, metadata: dict) -> bool:

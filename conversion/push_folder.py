@@ -182,7 +182,7 @@ def _check_changes(
     changes = tuple(change for change in changes if change.name in checked.names)
     if changes and not accept_changes:
         raise PushError(
-            f"'{folder}' is not as it was written: {'; '.join(map(str, changes))}. Look at that, and publish it as "
+            f"'{folder}' is not as it was written: {'; '.join(map(str, changes))}. Check that, and publish it as "
             f"it is with --accept-changes."
         )
     for change in changes:

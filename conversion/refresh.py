@@ -118,7 +118,7 @@ def refresh(folder: str | Path, *, dry_run: bool = False, accept_changes: bool =
         return found
     except OSError as error:
         raise ConversionError(
-            f"'{given}' is as it was: {error.strerror or error}. Mend that, and run the same command again."
+            f"'{given}' is as it was: {error.strerror or error}. Fix that, and run the same command again."
         ) from error
 
 

@@ -48,7 +48,7 @@ def _of_layers(config: dict, weights: Weights, count: str, stack: str) -> str | 
     prefix = re.sub(r"[^.]*\.$", "", stack)
     of_layers = {name: LAYER.match(name[len(prefix) :]) for name in names}
     if unknown := next((name for name, match in of_layers.items() if match is None), None):
-        return f"the tensor {unknown!r:.80} is of no layer"
+        return f"the tensor {unknown!r:.80} belongs to no layer"
     found = {int(match[1]) for match in of_layers.values() if match}
     absent = next((index for index in range(layers) if index not in found), None)
     if absent is not None:

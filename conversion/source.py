@@ -109,7 +109,7 @@ class HubSource(Source):
             raise
         except (ValueError, TypeError, AttributeError, RecursionError) as error:  # of what is no header at all
             raise UnsupportedCheckpointError(
-                f"{name} of {self.name!r} is no safetensors file ({error}). Do not trust this checkpoint."
+                f"{name} of {self.name!r} is not a safetensors file ({error}). Do not trust this checkpoint."
             ) from error
 
     def to_download(self, names: list[str]) -> tuple[Path, int]:
@@ -238,7 +238,7 @@ def _hub_errors(repo_id: str, revision: str | None):
             f"with `hf auth login`."
         ) from error
     except (errors.SafetensorsParsingError, errors.NotASafetensorsRepoError) as error:
-        raise UnsupportedCheckpointError(f"a weight file of {repo_id!r} is no safetensors file: {error}") from error
+        raise UnsupportedCheckpointError(f"a weight file of {repo_id!r} is not a safetensors file: {error}") from error
     except errors.HFValidationError as error:
         raise UnsupportedCheckpointError(f"there is no folder {repo_id!r}, nor can it be a Hub id: {error}") from error
     except errors.HfHubHTTPError as error:
@@ -248,6 +248,6 @@ def _hub_errors(repo_id: str, revision: str | None):
         ) from error
     except (errors.HTTPError, OSError) as error:  # the HTTP client differs between releases of huggingface_hub
         raise _Unreachable(
-            f"{repo_id!r} is no local folder, and the Hub can't be reached for it ({type(error).__name__}). "
+            f"{repo_id!r} is not a local folder, and the Hub can't be reached for it ({type(error).__name__}). "
             f"Go online, or give a local folder."
         ) from error

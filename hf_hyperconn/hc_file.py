@@ -229,7 +229,7 @@ def _quoted(value: object) -> str:
 
 def _refuse_special_and_oversized(file: Path) -> None:
     if not stat.S_ISREG(file.stat().st_mode):
-        raise OSError("it is no regular file")
+        raise OSError("it is not a regular file")
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
     if size > MAX_HEADER:

@@ -2,8 +2,9 @@
 
     python -m tests.record
 
-That is the weight decay of each of their parameters, the stub with their classes and the README's table of support. Of
-weight decay, what is recorded already stays. Read the diff: what is wrong there is wrong in the code.
+That is the weight decay of each of their parameters, the stub with their classes and the table of support in
+docs/families.md. Of weight decay, what is recorded already stays. Read the diff: what is wrong there is wrong in the
+code.
 """
 
 import json
@@ -42,8 +43,8 @@ def main() -> None:
     recorded["families"] = {model_type: families[model_type] for model_type in FAMILIES}
     GOLDEN.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
     (REPOSITORY / "hf_hyperconn" / "__init__.pyi").write_text(stub(), encoding="utf-8")
-    readme = REPOSITORY / "README.md"
-    readme.write_text(between_marks(readme.read_text(encoding="utf-8"), "support", table()), encoding="utf-8")
+    page = REPOSITORY / "docs" / "families.md"
+    page.write_text(between_marks(page.read_text(encoding="utf-8"), "support", table()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which families take which connections: the README's table, made of the tables of the code."""
+"""Which families take which connections: the table of docs/families.md, made of the tables of the code."""
 
 import json
 import re
@@ -55,6 +55,6 @@ def table() -> str:
     for heads, names in by_heads.items():
         cells = [", ".join(names), ", ".join(HEADS[head] for head in heads), *columns]
         lines.append("| " + " | ".join(cells) + " |")
-    others = [f"[{len(listed())} others](docs/families.md#tested-families)", "the base's", *columns]
+    others = [f"[{len(listed())} others](#tested-families)", "the base's", *columns]
     lines.append("| " + " | ".join(others) + " |")
     return "\n".join(lines)

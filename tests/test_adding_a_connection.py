@@ -35,7 +35,7 @@ def test_the_commands_prove_the_connection(place):
         done = run(command, place)
         assert done.returncode == 0, done.stdout
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 10
-    assert '`"gated"`' in (place / "README.md").read_text(encoding="utf-8")
+    assert '`"gated"`' in (place / "docs" / "families.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

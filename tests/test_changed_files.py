@@ -118,7 +118,7 @@ def test_other_files_are_reported_alone(out, base, capsys):
     assert main(["verify", str(out), "--against", str(base), "--mode", "structure"]) == 0
     assert capsys.readouterr().out.splitlines()[-3:] == [
         f"changed       chat_template.jinja {WRITTEN}",
-        "note          generation_config.json, which the conversion brought along, is missing",
+        "note          generation_config.json, which the conversion copied, is missing",
         "note          evil.py is not of the model's code",
     ]
 

@@ -97,7 +97,7 @@ def test_interrupted(llama_folder, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(convert, "_write_companions", interrupt)
     assert main(["convert", str(llama_folder), str(tmp_path / "out")]) == 130
-    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; the same command goes on from here"
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; run the same command again to continue"
     assert not (tmp_path / "out").exists()
 
 

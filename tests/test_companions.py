@@ -97,7 +97,8 @@ def test_what_takes_the_place_of_a_file_after_the_plan(swap, source, secret, mon
 
     write = convert._write_companions
     monkeypatch.setattr(convert, "_write_companions", then)
-    with pytest.raises((ConversionError, UnsupportedCheckpointError), match="outside the folder|is no regular file"):
+    errors = (ConversionError, UnsupportedCheckpointError)
+    with pytest.raises(errors, match="outside the folder|is not a regular file"):
         converted(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert not any(path.name == "notes.txt" for path in (tmp_path / ".out.incomplete").iterdir())
@@ -107,7 +108,7 @@ def test_what_is_no_file_is_not_opened(secret, tmp_path):
     (tmp_path / "link").symlink_to(secret)
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "pipe"):
-        with pytest.raises(OSError, match="is no regular file"), opened_to_copy(tmp_path / name, tmp_path / "copy"):
+        with pytest.raises(OSError, match="is not a regular file"), opened_to_copy(tmp_path / name, tmp_path / "copy"):
             pass
     assert not (tmp_path / "copy").exists()
 

@@ -216,7 +216,7 @@ def test_resumes_without_copying_again(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(convert, "_write_companions", fail)
-        with pytest.raises(ConversionError, match="No space left on device. Mend that and run the same command again"):
+        with pytest.raises(ConversionError, match="No space left on device. Fix that and run the same command again"):
             convert_checkpoint(str(source), tmp_path / "out")
     assert sorted(copied) == shard_names(source)
     assert not (tmp_path / "out").exists()
@@ -274,7 +274,7 @@ def test_two_conversions_do_not_meet(llama_folder, tmp_path, monkeypatch):
     out = tmp_path / "out"
 
     def meanwhile(plan, work):
-        with pytest.raises(ConversionError, match="another conversion is at work in"):
+        with pytest.raises(ConversionError, match="another conversion is working in"):
             convert_checkpoint(str(llama_folder), out, hc_mult=2)
         return write(plan, work)
 
@@ -304,7 +304,7 @@ def test_force_replaces_a_conversion(llama_folder, tmp_path):
 def test_force_spares_what_is_no_conversion(llama_folder, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConversionError, match="no converted checkpoint"):
+    with pytest.raises(ConversionError, match="not a converted checkpoint"):
         convert_checkpoint(str(llama_folder), tmp_path / "out", force=True)
     assert (tmp_path / "out" / "thesis.tex").read_text() == "years of work"
 

@@ -67,7 +67,7 @@ def test_a_header_of_two_gigabytes(source, refusal, tmp_path):
     sparse(source / "model.safetensors", 3 * 10**9)
     with (source / "model.safetensors").open("r+b") as file:
         file.write(struct.pack("<Q", 2_200_000_000))
-    assert "is cut short or no safetensors file" in refusal("convert", source, tmp_path / "out")
+    assert "is cut short or not a safetensors file" in refusal("convert", source, tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -87,7 +87,7 @@ def test_results_are_read_from_files_alone(path, llama_folder, tmp_path, refusal
 
 def test_a_pipe_that_takes_the_place_of_a_file(tmp_path):
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(OSError, match="it is no regular file"):
+    with pytest.raises(OSError, match="it is not a regular file"):
         reading.open_regular(tmp_path / "fifo")
     (tmp_path / "large").write_bytes(bytes(101))
     with pytest.raises(OSError, match="it holds more than 100 bytes"):
@@ -131,7 +131,7 @@ def test_json_that_is_none(content, reason, name, source, refusal, tmp_path):
 )
 def test_headers_that_are_none(header, source, refusal, tmp_path):
     with_header(source / "model.safetensors", json.dumps(header).encode(), bytes(4))
-    assert "is cut short or no safetensors file" in refusal("convert", source, tmp_path / "out")
+    assert "is cut short or not a safetensors file" in refusal("convert", source, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_headers_that_are_none(header, source, refusal, tmp_path):
         ({"a": (0, 4), "b": (0, 8)}, "a tensor of 8 bytes lies from 0 to 8, after 4"),
         ({"a": (0, 4), "b": (8, 16)}, "a tensor of 8 bytes lies from 8 to 16, after 4"),
         ({"a": (0, 8), "b": (8, 16)}, "a tensor of 4 bytes lies from 0 to 8, after 0"),
-        ({"a": (0, 4), "b": (4,)}, "is no pair of numbers"),
-        ({"a": (False, 4), "b": (4, 12)}, "is no pair of numbers"),
+        ({"a": (0, 4), "b": (4,)}, "is not a pair of numbers"),
+        ({"a": (False, 4), "b": (4, 12)}, "is not a pair of numbers"),
     ],
 )
 def test_offsets_of_a_header_from_the_hub(offsets, message):
@@ -165,8 +165,8 @@ def test_entries_of_a_header_from_the_hub(dtype, shape):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": ["llama"]}, "has model_type ['llama'], which is no name"),
-        ({"model_type": {"a": 1}}, "has model_type {'a': 1}, which is no name"),
+        ({"model_type": ["llama"]}, "has model_type ['llama'], which is not a name"),
+        ({"model_type": {"a": 1}}, "has model_type {'a': 1}, which is not a name"),
         ({"architectures": "LlamaForCausalLM"}, "has architectures 'LlamaForCausalLM', not a list of names"),
         ({"architectures": [1]}, "has architectures [1], not a list of names"),
         ({"hidden_size": -32}, "has hidden_size -32, not a size of a model"),

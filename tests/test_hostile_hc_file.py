@@ -141,7 +141,7 @@ def test_special_files(llama, tmp_path):
     (tmp_path / "link.safetensors").symlink_to("/dev/zero")
     (tmp_path / "folder.safetensors").mkdir()
     for name in ("pipe", "link", "folder"):
-        assert_refused(tmp_path / f"{name}.safetensors", llama, "it is no regular file")
+        assert_refused(tmp_path / f"{name}.safetensors", llama, "it is not a regular file")
     (tmp_path / "empty.safetensors").touch()
     assert_refused(tmp_path / "empty.safetensors", llama, "can't be read as a safetensors file")
 

@@ -218,7 +218,7 @@ def assert_converted(out: Path, base: Path, repo: str, commit: str):
 
 def unreachable(repo: str, reason: str) -> str:
     return (
-        f"'{repo}' is no local folder, and the Hub can't be reached for it ({reason}). Go online, or give a local "
+        f"'{repo}' is not a local folder, and the Hub can't be reached for it ({reason}). Go online, or give a local "
         f"folder."
     )
 
@@ -367,7 +367,7 @@ def test_inspect_refuses(online, work):
     message = "'org/dry' is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert org/dry"
     assert_refused(online["inspect plain"], message, work)
     message = (
-        "model.safetensors of 'org/liar' is no safetensors file (a tensor of 4000000000000 bytes lies from 0 to 4, "
+        "model.safetensors of 'org/liar' is not a safetensors file (a tensor of 4000000000000 bytes lies from 0 to 4, "
         "after 0). Do not trust this checkpoint."
     )
     assert_refused(online["inspect liar"], message, work)

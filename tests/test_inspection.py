@@ -287,7 +287,7 @@ def test_refused_without_the_numbers_of_experts(tmp_path):
 def test_refused_for_a_header_that_contradicts_itself(entry, out):
     header = json.dumps({"model.layers.0.mlp.up_proj.weight": entry}).encode()
     (out / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(UnsupportedCheckpointError, match="is cut short or no safetensors file"):
+    with pytest.raises(UnsupportedCheckpointError, match="is cut short or not a safetensors file"):
         inspect_checkpoint(str(out))
 
 

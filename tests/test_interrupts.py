@@ -88,7 +88,7 @@ def test_an_interrupt_while_an_object_is_finalised_is_heard(monkeypatch, capsys)
 
     monkeypatch.setattr(cli, "inspect_checkpoint", run)
     assert cli.main(["inspect", "anything"]) == 130
-    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
+    assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
 
 
 def test_an_interrupt_that_others_swallow_is_heard(monkeypatch, capsys):
@@ -101,7 +101,7 @@ def test_an_interrupt_that_others_swallow_is_heard(monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "inspect_checkpoint", run)
     assert cli.main(["inspect", "anything"]) == 130
-    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
+    assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -111,7 +111,7 @@ def test_ctrl_c_with_a_lock_taken_does_not_hang(llama_folder, tmp_path):
         [sys.executable, "-c", WITH_A_LOCK_TAKEN, *arguments], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 130
-    assert done.stderr.endswith("interrupted; the same command goes on from here\n")
+    assert done.stderr.endswith("interrupted; run the same command again to continue\n")
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
     assert main(arguments) == 0

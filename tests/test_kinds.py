@@ -186,7 +186,7 @@ def test_the_table_and_the_configs_agree_on_what_has_an_equivalent(name, norm, f
         ),
         ({"hc_mult": 0}, "0 residual streams were asked for; give -n 1 or more"),
         ({"connection": "attnres", "hc_mult": 4}, "attnres has no 4 streams; give -n 1, or none"),
-        ({"hc_block": 2}, "block 2 was asked for, which dhc has not; leave it out"),
+        ({"hc_block": 2}, "block 2 was asked for, which dhc doesn't have; leave it out"),
         ({"connection": "attnres", "hc_block": 0}, "hc_block 0, not a number of sub-layers was asked for"),
         ({"hc_history": "depth"}, "history 'depth' was asked for, but not the start 'history'"),
         ({"hc_start": "history", "hc_history": "size"}, "hc_history 'size', not one of 'type', 'depth' was asked"),

@@ -120,7 +120,7 @@ def test_only_the_beginning_of_a_long_text_is_read(tmp_path):
     [
         (b"", "is empty. Give one with a few sentences."),
         (b" \n\n", "is empty. Give one with a few sentences."),
-        (b"\x89PNG\r\n\x1a\n", "is no text in UTF-8 (invalid start byte). Give a text file."),
+        (b"\x89PNG\r\n\x1a\n", "is not UTF-8 text (invalid start byte). Give a text file."),
     ],
 )
 def test_a_text_that_is_none(content, message, folder, tmp_path, capsys):
@@ -210,7 +210,7 @@ def test_one_stream_of_keel(tmp_path, capsys):
         (["--text", "nowhere.txt"], "there is no text file 'nowhere.txt'."),
         (["--kind", "connections", "-o", "x.txt"], "'x.txt' should end with one of .png, .pdf, .svg."),
         (["-o", "x.png"], "'x.png' is a file; all kinds go to a folder."),
-        (["--against", "base"], "--against base is compared in the picture of similarity, which is not asked for."),
+        (["--against", "base"], "--against base is only used for the picture of similarity, which was not asked for."),
     ],
 )
 def test_what_is_refused(options, message, folder, capsys, monkeypatch):
@@ -224,11 +224,11 @@ def test_what_is_refused(options, message, folder, capsys, monkeypatch):
 def test_without_matplotlib(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", str(folder), "--kind", "connections"]) == 1
-    assert "which is missing. Run: pip install matplotlib" in capsys.readouterr().err
+    assert "which draws the pictures, is not installed. Run: pip install matplotlib" in capsys.readouterr().err
 
 
 def test_a_base_is_refused(llama_folder, capsys):
     assert main(["plot", str(llama_folder), "--kind", "connections"]) == 1
     assert "is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert" in capsys.readouterr().err
     assert main(["plot", str(llama_folder / "nowhere")]) == 1
-    assert "is no checkpoint" in capsys.readouterr().err
+    assert "is not a checkpoint" in capsys.readouterr().err

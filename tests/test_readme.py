@@ -113,13 +113,33 @@ def test_the_two_commands_are_in_the_makefile():
 def test_the_table_of_installation_has_every_extra():
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads(read("pyproject.toml"))["project"]
-    rows = dict(re.findall(r"`pip install \"\.\[(\w+)\]\"` \| ([^|]+) \|", read("README.md")))
+    page = read("docs/install.md")
+    rows = dict(re.findall(r"`pip install \"\.\[(\w+)\]\"` \| ([^|]+) \|", page))
     extras = {name: ", ".join(packages) for name, packages in project["optional-dependencies"].items()}
     assert rows == {name: packages for name, packages in extras.items() if name not in ("dev", "docs")}
-    (required,) = re.findall(r"`pip install \.` \| ([^|]+) \|", read("README.md"))
+    (required,) = re.findall(r"`pip install \.` \| ([^|]+) \|", page)
     for package in project["dependencies"]:
         if ">=" in package:
             assert package.replace(">=", " ≥ ").replace(",<", " and < ") in required
+
+
+def test_the_readme_gives_the_measured_differences():
+    """Those of docs/results.md, whose tables are made of the results, with fewer digits."""
+    results = read("docs/results.md")
+
+    def measured(table: str, row: str, digits: int) -> list[str]:
+        rows = results.partition(f"<!-- {table} -->")[2].partition(f"<!-- /{table} -->")[0].splitlines()
+        (cells,) = [line for line in rows if line.startswith(f"| {row} |")]
+        found = re.findall(r"([+-][\d.]+) ± ([\d.]+)", cells)
+        return [f"{float(mean):+.{digits}f} ± {float(interval):.{digits}f}" for mean, interval in found]
+
+    shown = re.findall(r"[+-][\d.]+ ± [\d.]+", read("README.md"))
+    assert shown == [
+        *measured("deep scratch", "DHC×4", 2),
+        *measured("deep scratch", "DHC×4 history by type", 2),
+        *measured("cpu scratch Llama", "DHC×4", 2),
+        *measured("cpu continued python", "DHC×4, connections at 10× the learning rate", 4),
+    ]
 
 
 def test_links_lead_somewhere():

@@ -154,12 +154,12 @@ def test_missing_shard(source, refusal):
 def test_corrupt_shard(keep, source, refusal):
     content = (source / "model.safetensors").read_bytes()
     (source / "model.safetensors").write_bytes(content[:keep])
-    assert "is cut short or no safetensors file" in refusal(source)
+    assert "is cut short or not a safetensors file" in refusal(source)
 
 
 def test_shard_of_something_else(source, refusal):
     (source / "model.safetensors").write_bytes(b"<html>404 Not Found</html>" * 10)
-    assert "is cut short or no safetensors file" in refusal(source)
+    assert "is cut short or not a safetensors file" in refusal(source)
 
 
 def test_shard_without_its_tensor(source, refusal):

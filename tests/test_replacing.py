@@ -96,7 +96,7 @@ def test_what_no_conversion_made_is_not_removed(change, source, out):
     make(out)
     before = sorted(out.rglob("*"))
     with pytest.raises(
-        ConversionError, match="holds what the conversion did not make, or what has changed since: "
+        ConversionError, match="contains files that the conversion did not write or that have changed since: "
     ) as error:
         converted(source, out, force=True)
     assert f" {name}" in str(error.value)
@@ -137,7 +137,7 @@ def test_the_comparison_that_verify_notes_is_no_change(source, tmp_path):
 def test_a_folder_whose_record_is_not_ours(record, source, out):
     (out / "hyperconn_conversion.json").write_text(record)
     before = contents(out)
-    with pytest.raises(ConversionError, match="is no converted checkpoint"):
+    with pytest.raises(ConversionError, match="is not a converted checkpoint"):
         converted(source, out, force=True, discard=True)
     assert contents(out) == before
 
@@ -176,14 +176,14 @@ def test_a_folder_that_one_is_in(given, force, source, tmp_path, monkeypatch, ca
     (here / "sub").mkdir(parents=True)
     monkeypatch.chdir(here)
     assert main(["convert", str(source), given, *["--force"] * force]) == 1
-    assert "is the folder you are in, or holds it. Name a folder to make." in capsys.readouterr().err
+    assert "is the current folder, or contains it. Give a folder to create." in capsys.readouterr().err
     assert [path.name for path in tmp_path.rglob(".*")] == []
 
 
 def test_where_a_disk_is_mounted(source, tmp_path, monkeypatch):
     (tmp_path / "disk").mkdir()
     monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "disk")
-    with pytest.raises(ConversionError, match="is where a disk is mounted, and can't be replaced"):
+    with pytest.raises(ConversionError, match="is a mount point, and can't be replaced"):
         converted(source, tmp_path / "disk", force=True)
 
 
@@ -207,7 +207,7 @@ def test_out_is_a_link(dangling, source, tmp_path):
 
 def test_out_is_a_link_that_leads_nowhere(source, tmp_path):
     (tmp_path / "out").symlink_to(tmp_path / "nothing" / "model")
-    with pytest.raises(ConversionError, match="there is no folder '.*nothing' to write 'model' in. Make it first."):
+    with pytest.raises(ConversionError, match="there is no folder '.*nothing' to write 'model' in. Create it first."):
         converted(source, tmp_path / "out")
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(ConversionError, match="is a link that leads to itself"):

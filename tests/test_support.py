@@ -1,4 +1,4 @@
-"""The README's table of support is that of the code, and every cell of it holds."""
+"""The table of support in docs/families.md is that of the code, and every cell of it holds."""
 
 import copy
 
@@ -26,7 +26,7 @@ EXACT = {
 
 
 def test_the_table_is_that_of_the_code():
-    assert f"<!-- support -->\n{table()}\n<!-- /support -->" in read("README.md")
+    assert f"<!-- support -->\n{table()}\n<!-- /support -->" in read("docs/families.md")
     assert len(listed()) > 50
 
 

@@ -87,7 +87,7 @@ def test_a_trained_one_says_that_and_still_names_its_base(run):
     assert written.metadata["datasets"] == ["someone/tiny-texts"]
     assert "generated_from_trainer" in written.metadata["tags"]
     (warning,) = written.warnings
-    assert "a copy of it goes with the weights" in warning
+    assert "a copy of it with the weights" in warning
 
     state = json.loads((run / "trainer_state.json").read_text())
     first, *_, last = [entry["loss"] for entry in state["log_history"] if "loss" in entry]
@@ -202,7 +202,7 @@ def test_the_command(folder, tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.out == f"{renamed / 'README.md'}\n"
     assert printed.err.startswith(
-        "warning: the licence of the base (llama3.2) asks that the name of a model made from"
+        "warning: the licence of the base (llama3.2) requires that the name of a model made from"
     )
     assert main(["card", str(renamed), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

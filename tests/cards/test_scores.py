@@ -73,10 +73,10 @@ def test_where_a_data_set_lies_is_not_published(folder, tmp_path):
     ("content", "message"),
     [
         ("{", "is not JSON"),
-        ("[]", "is no results file of lm-eval"),
-        ("{}", "is no results file of lm-eval"),
+        ("[]", "is not a results file of lm-eval"),
+        ("{}", "is not a results file of lm-eval"),
         (json.dumps({**RESULTS, "results": {}}), "holds no scores"),
-        (json.dumps({**RESULTS, "results": {"arc_easy": 3}}), "is no results file of lm-eval"),
+        (json.dumps({**RESULTS, "results": {"arc_easy": 3}}), "is not a results file of lm-eval"),
     ],
 )
 def test_results_that_are_none(content, message, folder, tmp_path):

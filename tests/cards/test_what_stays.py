@@ -129,7 +129,7 @@ def test_a_write_that_fails_leaves_the_old_card(folder, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(CardError, match="No space left on device. Mend that and run it again"):
+    with pytest.raises(CardError, match="No space left on device. Fix that and run it again"):
         write_card(folder)
     assert (sorted(folder.rglob("*")), text_of(folder)) == before
 
@@ -143,8 +143,8 @@ def test_a_licence_that_a_person_wrote_counts(llama_folder, tmp_path):
         metadata = "license: other\nlicense_name: llama3.2\nlicense_link: mine.txt\n"
         (folder / "README.md").write_text(f"---\n{metadata}---\n# Mine\n")
         name, copy = write_card(folder, update=True).warnings
-        assert f"(llama3.2) asks that the name of a model made from it begin with 'Llama'; '{folder.name}'" in name
-        assert "the licence of the base (llama3.2) asks that a copy of it goes with the weights" in copy
+        assert f"(llama3.2) requires that the name of a model made from it begin with 'Llama'; '{folder.name}'" in name
+        assert "the licence of the base (llama3.2) requires a copy of it with the weights" in copy
         assert "**Built with Llama**" in text_of(folder)
         assert metadata in text_of(folder)
         assert "Llama 3.2 Community License" in (folder / "Notice").read_text(encoding="utf-8")

@@ -43,7 +43,7 @@ def test_a_change_is_not_published_unasked(case, hub, folder, capsys):
     assert main(["push", str(folder), "me/changed"]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith(f"error: '{folder}' is not as it was written: {name} is not what the conversion wrote")
-    assert error.endswith("Look at that, and publish it as it is with --accept-changes.")
+    assert error.endswith("Check that, and publish it as it is with --accept-changes.")
     assert hub.requests == []
     assert main(["push", str(folder), "me/changed", "--accept-changes"]) == 0
     assert f"changed       {name} is not what the conversion wrote" in capsys.readouterr().err
@@ -93,7 +93,7 @@ def test_of_a_trained_model_the_code_is_judged(record, hub, folder, tmp_path):
         change_record(trained, files=None)
     push_checkpoint(trained, "me/trained")
     append(trained / CODE, "import os\n")
-    with pytest.raises(PushError, match=f"{CODE} .*hf_hyperconn {hf_hyperconn.__version__}'s. Look"):
+    with pytest.raises(PushError, match=f"{CODE} .*hf_hyperconn {hf_hyperconn.__version__}'s. Check"):
         push_checkpoint(trained, "me/trained")
     (trained / "evil.py").write_text("import os\n")
     said = []

@@ -146,7 +146,7 @@ def test_a_gated_base_does_not_become_public_by_oversight(hub, base, folder, tmp
     said = []
     push_checkpoint(folder, "me/gated", say=said.append)
     assert [line for line in said if line.startswith("gated base")] == [
-        "gated base    a card doesn't gate: have access asked for in the settings of 'me/gated'"
+        "gated base    a card doesn't gate a repo: switch gating on in the settings of 'me/gated'"
     ]
     assert_holds(hub, "me/gated", folder)
 
@@ -175,7 +175,9 @@ def test_the_name_that_a_licence_asks_for_is_the_repo_s(hub, folder):
     for name, private in (("me/Kuzco", True), ("me/Llama-Kuzco", False), ("me/Pacha", False)):
         push_checkpoint(folder, name, private=private, say=said.append)
     (line,) = [line for line in said if line.startswith("name  ")]
-    assert "asks that the name of a model made from it begin with 'Llama'; 'Pacha' does not. Give it such a" in line
+    assert (
+        "requires that the name of a model made from it begin with 'Llama'; 'Pacha' does not. Give it such a" in line
+    )
 
 
 def test_the_base_itself_is_not_replaced(hub, base, converted):
@@ -256,7 +258,7 @@ REFUSED = {
     "nobody": (
         lambda hub: None,
         "",
-        "the Hub doesn't know who writes to 'me/refused'. Log in with `hf auth login`, or set HF_TOKEN.",
+        "the Hub doesn't know who is writing to 'me/refused'. Log in with `hf auth login`, or set HF_TOKEN.",
     ),
     "guest": (
         lambda hub: None,
@@ -264,7 +266,7 @@ REFUSED = {
         "the Hub refuses to write to 'me/refused' (You don't have the rights to write to me/refused). Log in with a "
         "token that may (`hf auth login`), open a pull request with --create-pr, or give another repo.",
     ),
-    "full": (lambda hub: hub.full.add("me"), "hf_me", f"`{FULL} Mend that, and push again."),
+    "full": (lambda hub: hub.full.add("me"), "hf_me", f"`{FULL} Fix that, and push again."),
     "meanwhile": (let_someone_commit_meanwhile, "hf_me", f"Please refresh and try again.). {AGAIN}"),
     "storing": (fail_storing, "hf_me", f"the Hub answered 507 (The disk is full.). Wait a little. {AGAIN}"),
     "closed": (close, "hf_me", f"the Hub can't be reached (ConnectError). Go online. {AGAIN}"),
