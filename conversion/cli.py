@@ -75,7 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
         with hearing_interrupts():
             return options.run(options)
     except KeyboardInterrupt:
-        tell("interrupted; the same command goes on from here" if options else "interrupted")
+        goes_on = options is not None and options.run in GO_ON and not options.dry_run
+        tell("interrupted; the same command goes on from here" if goes_on else "interrupted")
         return INTERRUPTED
     except Exception as error:
         if options is None or options.verbose:
@@ -204,6 +205,9 @@ def _demo(options: argparse.Namespace) -> int:
 
     run_demo(options.folder, steps=options.steps, say=_speaker(options))
     return OK
+
+
+GO_ON = (_convert, _push)  # these keep what an interrupted one has done
 
 
 def _speaker(options: argparse.Namespace):
