@@ -38,6 +38,7 @@ INSPECT_EXAMPLES = """examples:
 """
 PLOT_EXAMPLES = """examples:
   hf-hyperconn plot ./Llama-3.2-1B-HCx4 --text article.txt
+  hf-hyperconn plot ./Llama-3.2-1B-HCx4 --text article.txt -o sheet.pdf
   hf-hyperconn plot ./llama-hc --kind similarity --text article.txt --against ./llama -o similarity.pdf
   hf-hyperconn plot ./llama-hc --kind connections -o static-weights.png
 """
@@ -309,7 +310,7 @@ def _parser() -> argparse.ArgumentParser:
     plot.add_argument("--kind", choices=(*PLOTS, "all"), default="all", help="which picture (default: all)")
     plot.add_argument("--text", metavar="FILE", help="text to run over; without one, static weights alone are shown")
     plot.add_argument("--against", metavar="MODEL", help="its base, to compare with: local folder or Hub id")
-    plot.add_argument("-o", "--out", help="file to write, or folder for all kinds (default: DIR/figures)")
+    plot.add_argument("-o", "--out", help="file to write, or for all kinds a folder (default: DIR/figures)")
 
     card = command("card", _card, "write the model card of a checkpoint, or bring it up to date", CARD_EXAMPLES)
     card.add_argument("folder", metavar="DIR", help="folder of the checkpoint")
