@@ -4,6 +4,7 @@ Sub-layers are counted from 1, as in the paper's figures: odd ones are attention
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil
 
 import torch
@@ -149,7 +150,7 @@ def reference_figure(layers: int = 6) -> Figure:
         matrix = unfold(map(matrices, range(len(SUB_LAYERS) * layers)), readout).inputs
         # a norm follows: only the direction of a row counts
         drawn.append((title, matrix / matrix.abs().amax(-1, keepdim=True)))
-    return _grid([lambda ax, t=t, m=m: plot_connections(m, ax, limit=1.0, title=t) for t, m in drawn], columns=2)
+    return _grid([partial(_on, plot_connections, m, limit=1.0, title=t) for t, m in drawn], columns=2)
 
 
 def similarity_figure(percentiles: dict[str, torch.Tensor]) -> Figure:
@@ -184,7 +185,7 @@ def _connections(matrices: ConnectionMatrices) -> list[Panel]:
         panels.append(("Its standard deviation over tokens", matrices.inputs_deviation))
     panels += [(f"In stream {i + 1}", stream) for i, stream in enumerate(matrices.streams)]
     limit = float(torch.stack([panel.abs().max() for _, panel in panels]).max())
-    return [lambda ax, t=t, m=m: plot_connections(m, ax, limit=limit, title=t) for t, m in panels]
+    return [partial(_on, plot_connections, m, limit=limit, title=t) for t, m in panels]
 
 
 def _similarity(percentiles: dict[str, torch.Tensor], ax: Axes) -> None:
@@ -207,10 +208,11 @@ def _coefficients(coefficients: dict[str, torch.Tensor]) -> list[Panel]:
         "mix": "What it takes from others, rest of A_r",
         "write": "Writes, b",
     }
-    return [
-        lambda ax, kind=kind, values=values: plot_coefficients(values, ax, title=titles[kind])
-        for kind, values in coefficients.items()
-    ]
+    return [partial(_on, plot_coefficients, values, title=titles[kind]) for kind, values in coefficients.items()]
+
+
+def _on(plot: Callable[..., Axes], values: torch.Tensor, ax: Axes, **options) -> Axes:
+    return plot(values, ax, **options)
 
 
 def _axes(ax: Axes | None) -> Axes:
