@@ -10,7 +10,7 @@ INSTALLED_DOCS := $(VENV)/.installed-docs
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST_TRITON := OMP_NUM_THREADS=1 $(BIN)/python tests/triton/run.py -n 2
 
-.PHONY: demo test test-fast test-slow test-tail test-oldest test-range test-transformers test-engines test-quantised evidence fuzz sweep docs dist lint style clean
+.PHONY: demo test test-fast test-slow test-tail test-oldest test-range test-transformers test-engines test-quantised evidence bench-check fuzz sweep docs dist lint style clean
 
 demo: $(INSTALLED)
 	$(BIN)/hf-hyperconn demo
@@ -44,6 +44,10 @@ test-quantised: $(INSTALLED_SLOW)
 # new models of 24 layers, with connections and without, in 20 minutes on two cores
 evidence: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.depth.evidence
+
+# a few ratios of time against those of benchmarks/results/check.json, on the CPU: what became slower
+bench-check: $(INSTALLED)
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m benchmarks.check
 
 # mutated checkpoints, signals and full disks against the commands; writes docs/reliability.json and the page's tables
 fuzz: $(INSTALLED)

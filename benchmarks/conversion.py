@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -125,13 +126,18 @@ def measure(command: list) -> dict:
     }
 
 
-def run_all(folder: Path, repeats: int) -> dict[str, dict[str, list[dict]]]:
+CACHES = {"warm": warm, "cold": cool}
+
+
+def run_all(
+    folder: Path, repeats: int, caches: Mapping[str, Callable[[Path], None]] = CACHES
+) -> dict[str, dict[str, list[dict]]]:
     """All runs by state of the page cache and method, the methods taking turns."""
     source, out = folder / "source", folder / "out"
     convert = [Path(sys.executable).with_name("hf-hyperconn"), "convert", source, out, "-q", "--verify", "off"]
     methods = {"cp": ["cp", "-r", source, out], "convert": convert, "convert_hard": [*convert, "--link", "hard"]}
     runs = {}
-    for cache, prepare in {"warm": warm, "cold": cool}.items():
+    for cache, prepare in caches.items():
         runs[cache] = {name: [] for name in methods}
         for _ in range(repeats):
             for name, command in methods.items():

@@ -47,19 +47,25 @@ def processor() -> str:
 
 
 def medians_ms(
-    functions: Sequence[Callable[[], object]], repeats: int = REPEATS, warm_up: int = WARM_UP
+    functions: Sequence[Callable[[], object]],
+    repeats: int = REPEATS,
+    warm_up: int = WARM_UP,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Median wall time of a call of each function, in milliseconds; they are called in turn."""
+    """Median time of a call of each function, in milliseconds; they are called in turn.
+
+    clock: tells seconds, by default those on the wall.
+    """
     times = [[] for _ in functions]
     for _ in range(warm_up + repeats):
         for function, taken in zip(functions, times, strict=True):
             if device() == "cuda":
                 torch.cuda.synchronize()
-            started = time.perf_counter()
+            started = clock()
             function()
             if device() == "cuda":
                 torch.cuda.synchronize()
-            taken.append(time.perf_counter() - started)
+            taken.append(clock() - started)
     return [1e3 * statistics.median(taken[warm_up:]) for taken in times]
 
 

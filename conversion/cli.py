@@ -38,6 +38,7 @@ INSPECT_EXAMPLES = """examples:
 """
 PLOT_EXAMPLES = """examples:
   hf-hyperconn plot ./Llama-3.2-1B-HCx4 --text article.txt
+  hf-hyperconn plot ./Llama-3.2-1B-HCx4 --text article.txt -o sheet.pdf
   hf-hyperconn plot ./llama-hc --kind similarity --text article.txt --against ./llama -o similarity.pdf
   hf-hyperconn plot ./llama-hc --kind connections -o static-weights.png
 """
@@ -75,7 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
         with hearing_interrupts():
             return options.run(options)
     except KeyboardInterrupt:
-        tell("interrupted; run the same command again to continue" if options else "interrupted")
+        goes_on = options is not None and options.run in GO_ON and not options.dry_run
+        tell("interrupted; run the same command again to continue" if goes_on else "interrupted")
         return INTERRUPTED
     except Exception as error:
         if options is None or options.verbose:
@@ -206,6 +208,9 @@ def _demo(options: argparse.Namespace) -> int:
     return OK
 
 
+GO_ON = (_convert, _push)  # these keep what an interrupted one has done
+
+
 def _speaker(options: argparse.Namespace):
     return (lambda line: None) if options.quiet else tell
 
@@ -312,7 +317,7 @@ def _parser() -> argparse.ArgumentParser:
         "--text", metavar="FILE", help="text to run the model on; without it, only the static weights are shown"
     )
     plot.add_argument("--against", metavar="MODEL", help="its base, for comparison: local folder or Hub id")
-    plot.add_argument("-o", "--out", help="file to write, or folder if all kinds are drawn (default: DIR/figures)")
+    plot.add_argument("-o", "--out", help="file to write, or folder for all kinds (default: DIR/figures)")
 
     card = command("card", _card, "write or update the model card of a checkpoint", CARD_EXAMPLES)
     card.add_argument("folder", metavar="DIR", help="folder of the checkpoint")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = ("connections", "similarity", "streams", "coefficients")
+SHEET = "sheet"
 SUFFIXES = (".png", ".pdf", ".svg")
 CHARACTERS = 2**20  # of a text, more than are studied
 
@@ -24,13 +25,13 @@ CHARACTERS = 2**20  # of a text, more than are studied
 def draw(
     folder: str, kind: str = "all", *, text: str | None = None, against: str | None = None, out: str | None = None
 ) -> list[Path]:
-    """Draw a checkpoint's connections; one file for each kind of picture.
+    """Draw a checkpoint's connections; one file for each kind of picture, or one sheet with all of them.
 
     folder: a converted checkpoint.
     kind: one of `KINDS`, or "all".
     text: a text file that the model runs over; without one, the static weights alone are unfolded.
     against: its base, a folder or Hub id, whose similarity is drawn beside.
-    out: for one kind a file, for all a folder; by default `figures` inside `folder`.
+    out: a file, for all kinds also a folder; by default `figures` inside `folder`.
 
     Returns the files that were written; what had their names is replaced.
 
@@ -41,8 +42,9 @@ def draw(
         raise HyperConnError(f"'{folder}' is not a checkpoint: it has no {CONFIG}. Give the folder of a conversion.")
     if text is None and kind not in ("connections", "all"):
         raise HyperConnError(f"a picture of {kind} needs a model that runs over text. Give --text FILE.")
-    files = _files(Path(folder), kind if text or kind != "all" else "connections", kind == "all", out)
-    if against is not None and "similarity" not in files:
+    kinds = (kind,) if kind != "all" else KINDS if text else ("connections",)
+    files = _files(Path(folder), kinds, kind == "all", out)
+    if against is not None and "similarity" not in kinds:
         raise HyperConnError(
             f"--against {against} is only used for the picture of similarity, which was not asked for. "
             f"Give --text FILE, and --kind similarity or all."
@@ -97,16 +99,19 @@ def read_text(file: str) -> str:
     return text
 
 
-def _files(folder: Path, kind: str, is_folder: bool, out: str | None) -> dict[str, Path]:
-    kinds = KINDS if kind == "all" else (kind,)
-    if out is None or is_folder:
-        place = folder / "figures" if out is None else Path(out)
-        if place.suffix in SUFFIXES or place.is_file():
-            raise HyperConnError(f"'{place}' is a file; all kinds go to a folder. Give one, or a single --kind.")
-        return {name: place / f"{name}.png" for name in kinds}
-    if Path(out).suffix not in SUFFIXES:
+def _files(folder: Path, kinds: tuple[str, ...], may_be_folder: bool, out: str | None) -> dict[str, Path]:
+    """The files to write, by the kind of picture; several kinds in one file are `SHEET`."""
+    if out is not None and Path(out).suffix in SUFFIXES:
+        return {kinds[0] if len(kinds) == 1 else SHEET: Path(out)}
+    place = folder / "figures" if out is None else Path(out)
+    if out is not None and not may_be_folder:
         raise HyperConnError(f"'{out}' should end with one of {', '.join(SUFFIXES)}.")
-    return {kind: Path(out)}
+    if place.is_file():
+        raise HyperConnError(
+            f"'{place}' is a file, and no picture. Give a folder, or a file that ends with one of "
+            f"{', '.join(SUFFIXES)}, which gets all kinds on one sheet."
+        )
+    return {name: place / f"{name}.png" for name in kinds}
 
 
 def _check_place(path: Path) -> None:
@@ -160,4 +165,5 @@ def _figures(folder: str, text: str, against: str | None) -> "dict[str, Callable
         "similarity": lambda: plots.similarity_figure(similarity),
         "streams": lambda: plots.streams_figure(found.streams),
         "coefficients": lambda: plots.coefficients_figure(found.coefficients),
+        SHEET: lambda: plots.sheet_figure(found, similarity),
     }

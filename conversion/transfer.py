@@ -42,26 +42,32 @@ def bring(source: Path, target: Path, link: str, progress: Callable[[int], None]
 
 
 def compare(source: Path, target: Path, progress: Callable[[int], None] = lambda count: None) -> str:
-    """Read two files side by side and return their common SHA-256.
+    """Read two files side by side and return their common SHA-256; a file and a link to it are read once.
 
     Raises `VerificationError` when they differ.
     """
-    same = os.path.samefile(source, target)
-    if not same and source.stat().st_size != target.stat().st_size:
+    if os.path.samefile(source, target):
+        return digest(source, progress)
+    if source.stat().st_size != target.stat().st_size:
         raise VerificationError(f"'{target}' and '{source}' differ in size.")
-    digest, here, there = hashlib.sha256(), bytearray(CHUNK), bytearray(CHUNK)
+    found, here, there = hashlib.sha256(), bytearray(CHUNK), bytearray(CHUNK)
     with open(source, "rb") as a, open(target, "rb") as b:
         while count := a.readinto(here):
-            if not same and (b.readinto(there) != count or not _equal(here, there, count)):
+            if b.readinto(there) != count or not _equal(here, there, count):
                 raise VerificationError(f"'{target}' differs from '{source}'.")
-            digest.update(memoryview(here)[:count])
+            found.update(memoryview(here)[:count])
             progress(count)
-    return digest.hexdigest()
+    return found.hexdigest()
 
 
 def digest(path: Path, progress: Callable[[int], None] = lambda count: None) -> str:
     """The SHA-256 of a file."""
-    return compare(path, path, progress)
+    found, chunk = hashlib.sha256(), bytearray(CHUNK)
+    with open(path, "rb") as file:
+        while count := file.readinto(chunk):
+            found.update(memoryview(chunk)[:count])
+            progress(count)
+    return found.hexdigest()
 
 
 def _equal(here: bytearray, there: bytearray, count: int) -> bool:

@@ -34,6 +34,7 @@ SHARED_CODE = (
     "manifold_hyper_connections.py",
     "manifold_hyper_connections_triton_kernels.py",
     "manifold_hyper_connections_triton_operators.py",
+    "manifold_start.py",
     "modeling_hyper_connections.py",
     "norm_forms.py",
     "operators.py",

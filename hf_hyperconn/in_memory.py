@@ -33,6 +33,9 @@ def convert_model(
     hc_start: str = "copies",
     hc_history: str = "type",
     hc_block: int = 1,
+    hc_selection: str = "alternating",
+    hc_sinkhorn_iters: int = 20,
+    hc_eps: float = 1e-6,
 ) -> Model:
     """Give a loaded model hyper-connections at the equivalent initialisation.
 
@@ -43,8 +46,8 @@ def convert_model(
     model: a Transformers model whose layers add branches to a residual stream. One of a class that is not
         Transformers' own, but built like those, can be converted and trained, but not saved whole. Or a diffusion
         transformer of diffusers, such as DiT.
-    hc_mult, connection, hc_tanh, hc_readout, hc_start, hc_history, hc_block: see `HyperConnectionConfig`, and its
-        `from_prenorm` for None.
+    hc_mult, connection, hc_tanh, hc_readout, hc_start, hc_history, hc_block, hc_selection, hc_sinkhorn_iters, hc_eps:
+        see `HyperConnectionConfig`, and its `from_prenorm` for None.
 
     Raises `UnsupportedCheckpointError` for another kind of model, a quantised, spread or offloaded one, or one whose
     modules have been replaced, wrapped, patched or hooked.
@@ -57,6 +60,9 @@ def convert_model(
         "hc_start": hc_start,
         "hc_history": hc_history,
         "hc_block": hc_block,
+        "hc_selection": hc_selection,
+        "hc_sinkhorn_iters": hc_sinkhorn_iters,
+        "hc_eps": hc_eps,
     }
     return convert_with_fields(model, fields)
 

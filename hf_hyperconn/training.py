@@ -4,6 +4,7 @@ Weight decay pulls a parameter to zero. For the static part of a hyper-connectio
 all, so it is left alone, and so are scales; what predicts the dynamic part decays (HC paper, Section 4).
 """
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,8 @@ def hc_param_groups(
 
     Frozen parameters are in no group, groups without parameters are left out.
     """
-    decayed = set(decayed_names(model))
+    of_no_training = Trainer.__new__(Trainer)  # its rule reads nothing but the model
+    decayed = set(decayed_names(model, of_no_training.get_decay_parameter_names(model)))
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -44,10 +46,12 @@ def hc_param_groups(
     ]
 
 
-def decayed_names(model: nn.Module) -> list[str]:
-    """Names of the parameters that weight decay applies to."""
-    nobody: Any = None  # nothing of a trainer is read
-    decays = dict.fromkeys(Trainer.get_decay_parameter_names(nobody, model), True)
+def decayed_names(model: nn.Module, usual: Iterable[str]) -> list[str]:
+    """Names of the parameters that weight decay applies to.
+
+    usual: those that a Trainer would name, which hold outside of connections.
+    """
+    decays = dict.fromkeys(usual, True)
     for path, module in model.named_modules():
         if hasattr(module, "decayed"):
             for name, _ in module.named_parameters(path, recurse=False):
@@ -131,7 +135,8 @@ class HCTrainerMixin(Base):
         return super().autocast_smart_context_manager(*args, **kwargs)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        return decayed_names(model)
+        """As the Trainer's own, but in connections nothing decays that would lose what it starts as."""
+        return decayed_names(model, super().get_decay_parameter_names(model))
 
     def create_optimizer(self, model: PreTrainedModel | None = None) -> torch.optim.Optimizer:
         is_new = self.optimizer is None

@@ -75,6 +75,29 @@ def test_ctrl_c_while_arguments_are_parsed(monkeypatch, capsys):
     assert capsys.readouterr().err == "interrupted\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "goes_on"),
+    [
+        (["convert", "llama"], True),
+        (["convert", "llama", "--dry-run"], False),
+        (["push", "llama-hc", "me/llama-hc"], True),
+        (["push", "llama-hc", "me/llama-hc", "--dry-run"], False),
+        (["verify", "llama-hc"], False),
+        (["demo"], False),
+    ],
+)
+def test_only_a_command_that_goes_on_says_so(arguments, goes_on, monkeypatch, capsys):
+    from hf_hyperconn.conversion import cli, demo
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    for module, name in ((cli, "plan_conversion"), (cli, "plan_push"), (cli, "verify_checkpoint"), (demo, "run_demo")):
+        monkeypatch.setattr(module, name, interrupt)
+    assert main(arguments) == 130
+    assert capsys.readouterr().err.strip() == "interrupted" + goes_on * "; the same command goes on from here"
+
+
 def test_an_interrupt_while_an_object_is_finalised_is_heard(monkeypatch, capsys):
     from hf_hyperconn.conversion import cli
 
@@ -88,7 +111,7 @@ def test_an_interrupt_while_an_object_is_finalised_is_heard(monkeypatch, capsys)
 
     monkeypatch.setattr(cli, "inspect_checkpoint", run)
     assert cli.main(["inspect", "anything"]) == 130
-    assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_an_interrupt_that_others_swallow_is_heard(monkeypatch, capsys):
@@ -101,7 +124,7 @@ def test_an_interrupt_that_others_swallow_is_heard(monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "inspect_checkpoint", run)
     assert cli.main(["inspect", "anything"]) == 130
-    assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
+    assert capsys.readouterr().err == "interrupted\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

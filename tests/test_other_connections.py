@@ -235,6 +235,19 @@ def test_a_model_from_scratch_has_nothing_to_be_verified_against(fields, tmp_pat
     assert "was trained from scratch" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("connection", "fields"),
+    [("mhc", {"hc_eps": 1e-3, "hc_sinkhorn_iters": 5}), ("altup", {"hc_selection": "same"})],
+)
+def test_fields_of_one_connection_can_be_given(connection, fields, llama_folder, llama, ids):
+    loaded = HCLlamaForCausalLM.from_prenorm(llama_folder, connection=connection, dtype=torch.float32, **fields)
+    with torch.no_grad():
+        expected = llama(ids).logits
+        for model in (loaded, convert_model(llama, connection=connection, **fields)):
+            assert {name: getattr(model.config, name) for name in fields} == fields
+            assert torch.allclose(model(ids).logits, expected, **READS_SUM_TO_ONE)
+
+
 @pytest.mark.parametrize("connection", ["mhc", "ihc"])
 def test_another_eps_is_verified_as_untrained(connection, llama_folder, llama, tmp_path):
     config = HCLlamaConfig.from_prenorm(llama.config, connection=connection, hc_eps=1e-3)

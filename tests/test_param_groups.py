@@ -57,10 +57,24 @@ def test_the_rule_of_the_paper():
     assert decays["model.layers.*.self_attn.q_proj.bias"] == decays["model.norm.weight"] == 0.0
 
 
-def test_parameters_outside_the_connections_are_grouped_as_by_transformers(llama):
-    usual = set(Trainer.get_decay_parameter_names(None, llama))
+def test_parameters_outside_the_connections_are_grouped_as_by_transformers(llama, tmp_path):
+    trainer = Trainer(llama, TrainingArguments(tmp_path, use_cpu=True))
+    usual = set(trainer.get_decay_parameter_names(llama))
     decays = decay_by_name(llama)
     assert {name for name, _ in llama.named_parameters() if decays[re.sub(r"\.\d+\.", ".*.", name)]} == usual
+
+
+def test_what_another_trainer_excludes_is_excluded():
+    class Careful(Trainer):
+        def get_decay_parameter_names(self, model):
+            return [name for name in super().get_decay_parameter_names(model) if "embed" not in name]
+
+    class HCCareful(HCTrainerMixin, Careful):
+        pass
+
+    model = hc_llama()
+    careful, usual = (each.__new__(each).get_decay_parameter_names(model) for each in (HCCareful, HCTrainer))
+    assert set(usual) - set(careful) == {"model.embed_tokens.weight"}
 
 
 def test_learning_rates_and_what_is_left_out():

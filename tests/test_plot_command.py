@@ -45,6 +45,18 @@ def test_all_pictures_of_a_text(folder, tmp_path, capsys):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in out.iterdir())
 
 
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+def test_all_pictures_on_one_sheet(folder, tmp_path, suffix, capsys):
+    sheet = tmp_path / f"sheet.{suffix}"
+    assert main(["plot", str(folder), "--text", str(tmp_path / "text"), "-o", str(sheet)]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(sheet)]
+    if suffix == "svg":
+        titles = ("What each sub-layer reads", "How much the input changes", "Whether the streams differ", "Writes, b")
+        assert all(f"<!-- {title}" in sheet.read_text() for title in titles)
+    assert main(["plot", str(folder), "-o", str(sheet)]) == 0  # without a text the static weights alone
+    assert capsys.readouterr().out.splitlines() == [str(sheet)]
+
+
 def test_without_a_text_static_weights_alone(folder, capsys):
     assert main(["plot", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"files": [str(folder / "figures" / "connections.png")]}
@@ -209,7 +221,7 @@ def test_one_stream_of_keel(tmp_path, capsys):
         (["--kind", "streams"], "a picture of streams needs a model that runs over text. Give --text FILE."),
         (["--text", "nowhere.txt"], "there is no text file 'nowhere.txt'."),
         (["--kind", "connections", "-o", "x.txt"], "'x.txt' should end with one of .png, .pdf, .svg."),
-        (["-o", "x.png"], "'x.png' is a file; all kinds go to a folder."),
+        (["-o", __file__], "is a file, and no picture. Give a folder, or a file that ends with one of .png, .pdf"),
         (["--against", "base"], "--against base is only used for the picture of similarity, which was not asked for."),
     ],
 )

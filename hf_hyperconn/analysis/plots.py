@@ -3,7 +3,8 @@
 Sub-layers are counted from 1, as in the paper's figures: odd ones are attention.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil
 
 import torch
@@ -16,7 +17,10 @@ from ..arrangements import parallel, post_norm, sequential, two_hop
 from ..models.sub_layers import SUB_LAYERS
 from .statistics import PERCENTILES
 from .streams import StreamStatistics
+from .study import Study
 from .unfolding import ConnectionMatrices, unfold
+
+Panel = Callable[[Axes], object]
 
 ATTENTION = "#1b7837"
 # dark to light, so that they differ in grey too
@@ -129,12 +133,7 @@ def plot_coefficients(percentiles: torch.Tensor, ax: Axes | None = None, *, titl
 
 def connections_figure(matrices: ConnectionMatrices) -> Figure:
     """C^(0) with its spread over tokens, and C^(i) of every stream, in common colours."""
-    panels = [("What each sub-layer reads, C⁽⁰⁾", matrices.inputs)]
-    if matrices.tokens:
-        panels.append(("Its standard deviation over tokens", matrices.inputs_deviation))
-    panels += [(f"In stream {i + 1}", stream) for i, stream in enumerate(matrices.streams)]
-    limit = float(torch.stack([panel.abs().max() for _, panel in panels]).max())
-    return _grid([lambda ax, t=t, m=m: plot_connections(m, ax, limit=limit, title=t) for t, m in panels], columns=3)
+    return _grid(_connections(matrices), columns=3)
 
 
 def reference_figure(layers: int = 6) -> Figure:
@@ -151,43 +150,69 @@ def reference_figure(layers: int = 6) -> Figure:
         matrix = unfold(map(matrices, range(len(SUB_LAYERS) * layers)), readout).inputs
         # a norm follows: only the direction of a row counts
         drawn.append((title, matrix / matrix.abs().amax(-1, keepdim=True)))
-    return _grid([lambda ax, t=t, m=m: plot_connections(m, ax, limit=1.0, title=t) for t, m in drawn], columns=2)
+    return _grid([partial(_on, plot_connections, m, limit=1.0, title=t) for t, m in drawn], columns=2)
 
 
 def similarity_figure(percentiles: dict[str, torch.Tensor]) -> Figure:
     """Similarity of neighbouring inputs of several models, by name."""
     figure = plt.figure(layout="constrained")
-    ax = figure.add_subplot()
-    for index, (name, of_model) in enumerate(percentiles.items()):
-        plot_similarity(of_model, ax, label=name, index=index)
+    _similarity(percentiles, figure.add_subplot())
     return figure
 
 
 def streams_figure(streams: StreamStatistics) -> Figure:
     """Similarity of the streams and what mixing does, and which streams are read and written."""
-    return _grid(
-        [
-            lambda ax: plot_streams(streams, ax),
-            lambda ax: plot_shares(streams.read_share, ax, title="Which streams are read"),
-            lambda ax: plot_shares(streams.write_share, ax, title="Which streams are written"),
-        ],
-        columns=3,
-    )
+    return _grid(_streams(streams), columns=3)
 
 
 def coefficients_figure(coefficients: dict[str, torch.Tensor]) -> Figure:
     """Distributions of coefficients by kind, `CoefficientMeter.result`."""
+    return _grid(_coefficients(coefficients), columns=2)
+
+
+def sheet_figure(found: Study, similarity: dict[str, torch.Tensor]) -> Figure:
+    """All of these on one sheet.
+
+    similarity: of neighbouring inputs of several models, by name.
+    """
+    panels = [*_connections(found.matrices), lambda ax: _similarity(similarity, ax)]
+    return _grid([*panels, *_streams(found.streams), *_coefficients(found.coefficients)], columns=3)
+
+
+def _connections(matrices: ConnectionMatrices) -> list[Panel]:
+    panels = [("What each sub-layer reads, C⁽⁰⁾", matrices.inputs)]
+    if matrices.tokens:
+        panels.append(("Its standard deviation over tokens", matrices.inputs_deviation))
+    panels += [(f"In stream {i + 1}", stream) for i, stream in enumerate(matrices.streams)]
+    limit = float(torch.stack([panel.abs().max() for _, panel in panels]).max())
+    return [partial(_on, plot_connections, m, limit=limit, title=t) for t, m in panels]
+
+
+def _similarity(percentiles: dict[str, torch.Tensor], ax: Axes) -> None:
+    for index, (name, of_model) in enumerate(percentiles.items()):
+        plot_similarity(of_model, ax, label=name, index=index)
+
+
+def _streams(streams: StreamStatistics) -> list[Panel]:
+    return [
+        lambda ax: plot_streams(streams, ax),
+        lambda ax: plot_shares(streams.read_share, ax, title="Which streams are read"),
+        lambda ax: plot_shares(streams.write_share, ax, title="Which streams are written"),
+    ]
+
+
+def _coefficients(coefficients: dict[str, torch.Tensor]) -> list[Panel]:
     titles = {
         "read": "Reads, A_m",
         "keep": "What a stream keeps, diagonal of A_r",
         "mix": "What it takes from others, rest of A_r",
         "write": "Writes, b",
     }
-    drawn = [
-        lambda ax, kind=kind, values=values: plot_coefficients(values, ax, title=titles[kind])
-        for kind, values in coefficients.items()
-    ]
-    return _grid(drawn, columns=2)
+    return [partial(_on, plot_coefficients, values, title=titles[kind]) for kind, values in coefficients.items()]
+
+
+def _on(plot: Callable[..., Axes], values: torch.Tensor, ax: Axes, **options) -> Axes:
+    return plot(values, ax, **options)
 
 
 def _axes(ax: Axes | None) -> Axes:
@@ -201,7 +226,7 @@ def _widen(ax: Axes, height: float = 0.01) -> None:
         ax.set_ylim((low + high - height) / 2, (low + high + height) / 2)
 
 
-def _grid(panels: Sequence, columns: int) -> Figure:
+def _grid(panels: Sequence[Panel], columns: int) -> Figure:
     rows = ceil(len(panels) / columns)
     figure = plt.figure(figsize=(5 * min(columns, len(panels)), 4.2 * rows), layout="constrained")
     for place, draw in enumerate(panels, start=1):

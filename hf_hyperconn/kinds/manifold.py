@@ -5,9 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ..models.manifold_start import FAVOURED_READ, KEPT
 from .kind import NORM, SCALE, Kind, float32, setting, sub_layers
-
-FAVOURED_READ, KEPT = 0.7, 0.96
 
 
 class Manifold(Kind):

@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig
 
 from .history_start import HISTORIES
@@ -29,7 +31,6 @@ ONE_STREAM = {
     "attnres": "'attnres' has values of earlier sub-layers instead of streams",
 }
 OF_A_FOLDER = ("model_type", "architectures", "auto_map", "transformers_version")
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 if TYPE_CHECKING:  # what the mixins below stand before
@@ -307,7 +308,16 @@ def _without_its_folder(config: dict) -> dict:
 def _base_on_the_hub(config: PreTrainedConfig) -> dict[str, Any]:
     """The name of a base that was loaded from the Hub, as `hc_base_model`."""
     name = config.name_or_path or ""
-    return {"hc_base_model": name} if HUB_ID.fullmatch(name) and not os.path.isdir(name) else {}
+    return {"hc_base_model": name} if _is_of_the_hub(name) and not os.path.isdir(name) else {}
+
+
+def _is_of_the_hub(name: str) -> bool:
+    """Whether a name can be owner/name of a repo; without an owner it may as well be that of a folder."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return "/" in name
 
 
 def save_code(package: str, modules: set[str], folder: str | os.PathLike) -> None:

@@ -27,10 +27,9 @@ from .hyper_connections import Connection, WideModule, Writer, compute_dtype, st
 from .hyper_connections_autograd import gradients, is_transformed, needs_autograd
 from .hyper_connections_step import Streams, implementation, without_autocast
 from .hyper_connections_torch import products_on
+from .manifold_start import FAVOURED_READ, KEPT
 from .sinkhorn import sinkhorn
 
-FAVOURED_READ = 0.7
-KEPT = 0.96
 BIAS = 3.0
 
 

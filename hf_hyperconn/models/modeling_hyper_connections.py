@@ -169,6 +169,9 @@ class HyperConnectionPreTrainedModel(Base):
         hc_start: str = "copies",
         hc_history: str = "type",
         hc_block: int = 1,
+        hc_selection: str = "alternating",
+        hc_sinkhorn_iters: int = 20,
+        hc_eps: float = 1e-6,
         **kwargs,
     ) -> Model:
         """Load a base checkpoint as this class, with hyper-connections at the equivalent initialisation.
@@ -176,8 +179,8 @@ class HyperConnectionPreTrainedModel(Base):
         The result computes the same logits as the base, bit for bit (but for `hc_readout="sum"`).
 
         pretrained_model_name_or_path: a local folder or a Hub id.
-        hc_mult, connection, hc_tanh, hc_readout, hc_start, hc_history, hc_block: see `HyperConnectionConfig`, and its
-            `from_prenorm` for None.
+        hc_mult, connection, hc_tanh, hc_readout, hc_start, hc_history, hc_block, hc_selection, hc_sinkhorn_iters,
+            hc_eps: see `HyperConnectionConfig`, and its `from_prenorm` for None.
         kwargs: as for `from_pretrained` (`dtype`, `device_map`, `revision`, ...).
 
         Raises `ValueError` when the checkpoint belongs to another family, does not hold all of the base's weights or
@@ -196,6 +199,9 @@ class HyperConnectionPreTrainedModel(Base):
             hc_start=hc_start,
             hc_history=hc_history,
             hc_block=hc_block,
+            hc_selection=hc_selection,
+            hc_sinkhorn_iters=hc_sinkhorn_iters,
+            hc_eps=hc_eps,
         )
         with_info = kwargs.pop("output_loading_info", False)
         token = _loads_a_base.set(True)

@@ -1,0 +1,141 @@
+"""Notice regressions: a few ratios, measured and compared with what is committed.
+
+    python -m benchmarks.check           # a minute; exits with 1 when a ratio is above what is accepted
+    python -m benchmarks.check --write   # measures ten times and accepts that, in benchmarks/results/check.json
+
+A connection's forward with backward against adding one branch output to n streams; a decoded token with connections
+against without, its time and its operations; conversion against `cp -r`. All are ratios of CPU time (or of counts) on
+one thread of a CPU, which other programs on the machine disturb less than time on the wall.
+
+check.json has the lowest, the median and the highest of ten measurements in a row, made while other programs kept the
+two cores busy: the highest was up to 9 percent above the lowest, of conversions 18. Minutes later, under other loads,
+SHC varied most, from 6.5 to 8.1. Accepted is what lies as far above the highest as that is above the lowest; counts
+don't vary, so of them no more is accepted. A ratio above that is measured again, and the lower one counts.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from benchmarks import connections, conversion, decoding
+from benchmarks.llamas import build
+from benchmarks.timing import RESULTS, keep_memory, medians_ms, write
+
+COMMITTED = RESULTS / "check.json"
+CONNECTIONS = ("SHC", "DHC")
+DECODED = ("DHC×4", "mHC×4")
+SHAPE = {**decoding.SHAPE, "hidden_size": 256, "intermediate_size": 688}  # of a model whose products weigh little
+CONNECTION_REPEATS = 40
+GIGABYTES = 1.0
+TIMES = 10  # with --write
+
+
+def connection_ratios() -> dict[str, float]:
+    """A connection around an identity branch, forward and backward, against adding to n streams."""
+    torch.manual_seed(0)
+    made = [connections.CASES[name][0](torch.float32) for name in (connections.LEAST, *CONNECTIONS)]
+    both = [connections.calls(function, torch.float32)[1] for function in made]
+    least, *taken = medians_ms(both, CONNECTION_REPEATS, clock=time.process_time)
+    return {f"connection, {name}": each / least for name, each in zip(CONNECTIONS, taken, strict=True)}
+
+
+@torch.no_grad()
+def decoding_ratios() -> dict[str, float]:
+    """A decoded token, eager, with connections against without: its time and what it asks of PyTorch's dispatcher."""
+    cases = (decoding.PLAIN, *DECODED)
+    decoders = [decoding.decoder(build(SHAPE, decoding.CASES[case]).eval(), compiled=False) for case in cases]
+    counts = map(decoding.operations, decoders)
+    taken = medians_ms(decoders, decoding.REPEATS, clock=time.process_time)
+    return {
+        f"{what} of a decoded token, {case}": each / plain
+        for what, (plain, *others) in (("operations", counts), ("time", taken))
+        for case, each in zip(DECODED, others, strict=True)
+    }
+
+
+def conversion_ratios() -> dict[str, float]:
+    """`hf-hyperconn convert` against `cp -r` of the same files, which are in memory."""
+    with tempfile.TemporaryDirectory(prefix="check-") as folder:
+        source = Path(folder, "source")
+        source.mkdir()
+        conversion.write_checkpoint(source, GIGABYTES)
+        runs = conversion.run_all(Path(folder), repeats=5, caches={"warm": conversion.warm})["warm"]
+    copied, converted = (statistics.median(run["cpu_seconds"] for run in runs[method]) for method in ("cp", "convert"))
+    return {"conversion": converted / copied}
+
+
+MEASUREMENTS: tuple[Callable[[], dict[str, float]], ...] = (connection_ratios, decoding_ratios, conversion_ratios)
+
+
+def spread(measured: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """What is committed of several measurements: of each ratio the lowest, median, highest and what is accepted."""
+    found = {}
+    for name in measured[0]:
+        values = [each[name] for each in measured]
+        low, middle, high = min(values), statistics.median(values), max(values)
+        figures = {"lowest": low, "median": middle, "highest": high, "accepted": high + (high - low)}
+        found[name] = {figure: round(value, 3) for figure, value in figures.items()}
+    return found
+
+
+def faults(measured: Mapping[str, float], committed: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """What is to be said of each ratio that is above what is accepted; empty when none is.
+
+    Raises `KeyError` for a ratio that is not committed.
+    """
+    return [
+        f"{name}: measured {value:.3f}, accepted up to {committed[name]['accepted']:.3f} "
+        f"({committed[name]['lowest']:.3f} to {committed[name]['highest']:.3f} when it was committed)"
+        for name, value in measured.items()
+        if round(value, 3) > committed[name]["accepted"]
+    ]
+
+
+def check(committed: Mapping[str, Mapping[str, float]], measurements=MEASUREMENTS) -> list[str]:
+    """Measure all ratios, print them, and return what `faults` says of them."""
+    found = []
+    for measure in measurements:
+        ratios = measure()
+        if faults(ratios, committed):
+            again = measure()
+            ratios = {name: min(ratio, again[name]) for name, ratio in ratios.items()}
+        for name, ratio in ratios.items():
+            print(f"{name:<40}{ratio:7.3f}   accepted up to {committed[name]['accepted']:.3f}", flush=True)
+        found += faults(ratios, committed)
+    return found
+
+
+def main() -> int:
+    """Check, or with `--write` measure what is accepted. Returns the exit code."""
+    keep_memory()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="accept what is measured now")
+    torch.set_num_threads(1)
+    if parser.parse_args().write:
+        measured = [
+            {name: ratio for measure in MEASUREMENTS for name, ratio in measure().items()} for _ in range(TIMES)
+        ]
+        write(COMMITTED.name, {"times": TIMES, "ratios": spread(measured)})
+        return 0
+    result = json.loads(COMMITTED.read_text())
+    found = check(result["ratios"])
+    for fault in found:
+        print(fault, file=sys.stderr)
+    if found:
+        print(
+            f"committed on {result['device']}, torch {result['torch']}. Find what became slower; where that is meant, "
+            f"or the machine is another, accept it: python -m benchmarks.check --write",
+            file=sys.stderr,
+        )
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
