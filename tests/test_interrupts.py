@@ -95,7 +95,7 @@ def test_only_a_command_that_goes_on_says_so(arguments, goes_on, monkeypatch, ca
     for module, name in ((cli, "plan_conversion"), (cli, "plan_push"), (cli, "verify_checkpoint"), (demo, "run_demo")):
         monkeypatch.setattr(module, name, interrupt)
     assert main(arguments) == 130
-    assert capsys.readouterr().err.strip() == "interrupted" + goes_on * "; the same command goes on from here"
+    assert capsys.readouterr().err.strip() == "interrupted" + goes_on * "; run the same command again to continue"
 
 
 def test_an_interrupt_while_an_object_is_finalised_is_heard(monkeypatch, capsys):
