@@ -29,9 +29,15 @@ def test_every_tested_family_was_found_exact(record):
     assert [each for each in TESTED if record["outcomes"][each][0] != "exact"] == []
 
 
+def test_the_readme_says_how_many_are_exact(record):
+    count = sum(kind == "exact" for kind, _ in record["outcomes"].values())
+    assert f"[{count} model types](docs/model_types.md)" in read("README.md")
+    assert f"{count} model types convert exactly, and {len(TESTED)} of them\n" in read("CHANGELOG.md")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model_type", ["gptj", "siglip_vision_model", "aimv2_vision_model", "t5", "clip_vision_model"]
+    "model_type", ["gptj", "siglip_vision_model", "aimv2_vision_model", "bert", "clip_vision_model", "llama4"]
 )
 def test_a_sample_is_as_recorded(model_type, record):
     if transformers.__version__ != RELEASE:

@@ -331,6 +331,10 @@ class HyperConnectionHead(Base):
         if (language_model_class := getattr(self.model_class, "language_model_class", None)) is not None:
             let_auto_model_find(config.of_layers, language_model_class)
         super().__init__(config)
+        self.connect()
+
+    def connect(self) -> None:
+        """Make its base model one on residual streams."""
         for child in self.children():
             if isinstance(child, plain_class(self.model_class)):
                 adopt(child, self.model_class)
