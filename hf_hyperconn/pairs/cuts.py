@@ -64,7 +64,7 @@ class Branch:
             head = f"def {name}(\n{lines}):"
         also = ", ".join(f'"{each}": {each}' for each in self.returned)
         result = f"return {self.result}, {{{also}}}" if also else f"return {self.result}"
-        body = [*([f'"""{docstring}"""'] if docstring else []), *self.statements.splitlines(), result]
+        body = [*([f'"""{docstring}"""'] if docstring else []), *f"{self.statements}\n{result}".strip().splitlines()]
         return "\n".join([head, *(f"    {line}".rstrip() for line in body)]) + "\n"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from ..models.sub_layers import SUB_LAYERS, SubLayer
 from .source_files import release
 from .sources import FamilySource, LayerSource
-from .writing import class_with, shown
+from .writing import class_with, listed, shown
 
 
 def is_cut(layer: LayerSource) -> bool:
@@ -46,7 +46,7 @@ def _body(layer: LayerSource, count: str) -> str:
         settings["settings"] = dict(layer.cut.settings)
     if layer.cut.absent:
         settings["absent"] = layer.cut.absent
-    lines = [f"    {name} = {shown(value)}" for name, value in settings.items()]
+    lines = [_setting(name, value) for name, value in settings.items()]
     if layer.cut.sub_layers != SUB_LAYERS:
         lines.insert(0, f"    parts = {_parts(layer.cut.sub_layers)}")
     text = "\n\n" + "\n".join(lines) if lines else ""
@@ -64,6 +64,12 @@ def _body(layer: LayerSource, count: str) -> str:
     return text
 
 
+def _setting(name: str, value: object) -> str:
+    if isinstance(value, tuple):
+        return listed(f"{name} = ", map(shown, value), is_tuple=True)
+    return f"    {name} = {shown(value)}"
+
+
 def _method(source: str) -> str:
     """A method in the body of a class, after what stands before it."""
     return "\n\n" + "\n".join(f"    {line}".rstrip() for line in source.rstrip("\n").splitlines())
@@ -75,5 +81,5 @@ def _parts(sub_layers: Iterable[SubLayer]) -> str:
         defaults = each._field_defaults
         others = {name: value for name, value in each._asdict().items() if name in defaults}
         given = [f"{name}={shown(value)}" for name, value in others.items() if value != defaults[name]]
-        made.append(f"SubLayer({', '.join([*map(shown, each[:3]), *given])})")
-    return f"({made[0]},)" if len(made) == 1 else "(\n" + "".join(f"        {each},\n" for each in made) + "    )"
+        made.append(listed("SubLayer", [*map(shown, each[:3]), *given], depth=2))
+    return f"({made[0].strip()},)" if len(made) == 1 else "(\n" + "".join(f"{each},\n" for each in made) + "    )"

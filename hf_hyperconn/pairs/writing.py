@@ -32,6 +32,21 @@ def assigned(name: str, values: dict[str, str]) -> str:
     return f"    {name} = {{\n{items}    }}"
 
 
+def listed(head: str, items: Iterable[str], depth: int = 1, is_tuple: bool = False) -> str:
+    """`head(items)` in the body of a class, in as many lines as it needs, as a formatter writes it.
+
+    depth: how deep the line is indented, in steps of four.
+    """
+    items, space = [*items], "    " * depth
+    line = f"{space}{head}({', '.join(items)}{',' * (is_tuple and len(items) == 1)})"
+    inner = f"{space}    {', '.join(items)}"
+    if len(line) <= WIDTH - (depth > 1):  # where it stands in something else a comma follows
+        return line
+    if len(inner) <= WIDTH and not is_tuple:
+        return f"{space}{head}(\n{inner}\n{space})"
+    return f"{space}{head}(\n" + "".join(f"{space}    {item},\n" for item in items) + f"{space})"
+
+
 def shown(value: object) -> str:
     """As Python writes it, with double quotes."""
     if isinstance(value, dict):
