@@ -37,7 +37,8 @@ def number_of_experts(config: Mapping) -> int | None:
 
 def experts_met(config: Mapping) -> int | None:
     """How many of them a token meets, by whichever name its family gives that, or by its rule; None without either."""
-    return _of_a_layer(config, MET) or MET_BY_RULE.get(str(config.get("model_type")).removeprefix("hc_"))
+    by_rule = MET_BY_RULE.get(str(config.get("model_type")).removeprefix("hc_"))
+    return by_rule if (met := _of_a_layer(config, MET)) is None else met
 
 
 def _of_a_layer(config: Mapping, names: Iterable[str]):
