@@ -83,8 +83,9 @@ def replace_norms(module: nn.Module, config) -> None:
     """
     if config.norm is None:
         return
+    family = type(config).__name__.removeprefix("HC").removesuffix("Config")  # as RobertaPreLayerNorm
     for path, norm in list(module.named_modules()):
-        if "Norm" in type(norm).__name__ and not any(True for _ in norm.children()):
+        if "Norm" in type(norm).__name__.replace(family, ""):
             owner, _, name = path.rpartition(".")
             if (width := _width(norm)) is None or len(inspect.signature(norm.forward).parameters) > 1:
                 raise ValueError(
