@@ -19,6 +19,7 @@ from hf_hyperconn import registration
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import TESTED, family_of_class, find_family
 from hf_hyperconn.models.hyper_connections_layer import HyperConnectionDecoderLayer
+from hf_hyperconn.pairs import loops
 from hf_hyperconn.pairs.modules import MODELS, code_text
 from hf_hyperconn.pairs.sources import read_family
 from hf_hyperconn.pairs.text import configuration_text, modeling_text
@@ -197,3 +198,18 @@ def test_arguments_that_a_layer_takes_by_their_place():
 def tiny_config(config_class: type, **fields):
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
     return config_class(**sizes, **fields)
+
+
+@pytest.mark.parametrize(
+    ("statement", "only_chooses"),
+    [
+        ("stream = stream[:, chosen, :]", True),
+        ("stream = stream[:, chosen, :] * 2", False),
+        ("stream += 1", False),
+        ("stream[0] = 0", False),
+        ("stream, chosen = chosen, stream", False),
+    ],
+)
+def test_a_method_between_layers_may_only_choose_tokens(statement, only_chooses):
+    method = ast.parse(f"def method(self, stream, chosen):\n    {statement}\n    return stream, chosen").body[0]
+    assert loops._slices_first(method) == only_chooses

@@ -115,10 +115,10 @@ def changes_in_place(statement: ast.stmt, streams: set[str]) -> bool:
     return False
 
 
-def tuple_returned(statement: ast.Return, before: ast.stmt) -> ast.Return | None:
-    """`return (X, Y)` for `name = (X, Y)` and `return name`; None for other statements."""
+def returned_at_once(statement: ast.stmt, before: ast.stmt) -> ast.Return | None:
+    """`return X` for `name = X` and `return name`; None for other statements."""
     match before, statement:
-        case ast.Assign([ast.Name(name)], ast.Tuple() as value), ast.Return(ast.Name(returned)) if name == returned:
+        case ast.Assign([ast.Name(name)], value), ast.Return(ast.Name(returned)) if name == returned:
             return ast.Return(value)
     return None
 

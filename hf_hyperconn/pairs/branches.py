@@ -27,7 +27,7 @@ from .additions import (
     is_copy,
     names_returned,
     reshapes,
-    tuple_returned,
+    returned_at_once,
     widens,
 )
 from .cuts import STREAM, Branch, Cut
@@ -132,9 +132,9 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, layer: str, inli
     parts: list[_Part] = []
     part = _Part({taken[1]})
     *others, (last, *_) = statements
-    if others and isinstance(last, ast.Return) and (whole := tuple_returned(last, others[-1].node)) is not None:
-        last = whole
-        others.pop()
+    match returned_at_once(last, others[-1].node) if others else None:
+        case ast.Return(ast.Tuple()) as last:
+            others.pop()
     stream, *returned = names_returned(last) or [""]
     unless_made = {name for name in returned if any(_is_none(each.node, name) for each in others)} - {*taken}
     ahead = deque(each for each in others if not any(_is_none(each.node, name) for name in unless_made))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .additions import added_to, is_copy
+from .additions import added_to, is_copy, returned_at_once
 from .names import made, read
 from .settings import Settled
 from .source_files import Definition, SourceFile
@@ -192,10 +192,10 @@ def _assignments(bound: dict[str, ast.expr], streams: set[str], body: list[State
 
 def _with_last_in_return(body: list[Statement]) -> list[Statement]:
     """The statements of a callee, without a name for a tuple that is returned at once."""
-    match [each.node for each in body[-2:]]:
-        case [ast.Assign([ast.Name(name)], ast.BinOp(ast.Tuple()) as value), ast.Return(ast.Name(returned))]:
-            if name == returned:
-                return [*body[:-2], statement_of(f"return {ast.unparse(value)}", body[-1].given)]
+    whole = returned_at_once(body[-1].node, body[-2].node) if len(body) > 1 else None
+    match whole:
+        case ast.Return(ast.BinOp(ast.Tuple(), ast.Add())):
+            return [*body[:-2], statement_of(ast.unparse(whole), body[-1].given)]
     return body
 
 

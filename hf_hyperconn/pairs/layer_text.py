@@ -81,5 +81,5 @@ def _parts(sub_layers: Iterable[SubLayer]) -> str:
         defaults = each._field_defaults
         others = {name: value for name, value in each._asdict().items() if name in defaults}
         given = [f"{name}={shown(value)}" for name, value in others.items() if value != defaults[name]]
-        made.append(listed("SubLayer", [*map(shown, each[:3]), *given], depth=2))
-    return f"({made[0].strip()},)" if len(made) == 1 else "(\n" + "".join(f"{each},\n" for each in made) + "    )"
+        made.append(listed("SubLayer", [*map(shown, each[:3]), *given], depth=2, after=","))
+    return f"({made[0].strip()})" if len(made) == 1 else "(\n" + "".join(f"{each}\n" for each in made) + "    )"

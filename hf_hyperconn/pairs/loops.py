@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import UnsupportedCheckpointError
-from .names import made, read
+from .additions import changes_in_place
+from .names import made, names, read
 from .source_files import Definition
 
 CHECKPOINTING = "self._gradient_checkpointing_func"  # of diffusers
@@ -144,16 +145,17 @@ def _only_chooses_tokens(statement: ast.stmt, stream: str, owner: Definition) ->
 
 def _slices_first(method: ast.FunctionDef) -> bool:
     """Whether a method returns its first argument, of which it takes no more than a slice of the second dimension."""
-    given = method.args.args[1].arg
+    given, slices = method.args.args[1].arg, set()
     for node in ast.walk(method):
         match node:
-            case ast.Assign([ast.Name(name)], value) if name == given:
-                if re.fullmatch(rf"{given}\[:, \w+, :\]", ast.unparse(value)) is None:
-                    return False
+            case ast.Assign([ast.Name(name) as target], value) if name == given:
+                if re.fullmatch(rf"{given}\[:, \w+, :\]", ast.unparse(value)) is not None:
+                    slices.add(target)
             case ast.Return(value):
                 if not isinstance(value, ast.Tuple) or ast.unparse(value.elts[0]) != given:
                     return False
-    return True
+    stored = {node for node in names([*ast.walk(method)]) if node.id == given and isinstance(node.ctx, ast.Store)}
+    return stored == slices and not changes_in_place(method, {given})
 
 
 def _without_checkpointing(statement: ast.stmt) -> tuple[ast.stmt, int]:

@@ -224,9 +224,8 @@ def _with_language_model(known: _Classes, part: Part) -> FamilySource:
 
 def _with_inner_models(known: _Classes, models: Mapping[str, Inner]) -> FamilySource:
     """What the source says of a model that has its layers in an encoder and a decoder."""
-    outer = {
-        suffix: each for suffix, each in known.found.items() if _have_same_classes(find_inner_models(each), models)
-    }
+    made = {suffix: find_inner_models(each) for suffix, each in known.found.items()}
+    outer = {suffix: each for suffix, each in made.items() if _have_same_classes(each, models)}
     sources = []
     is_one_class = len({each.definition.name for each in models.values()}) < len(models)
     for attribute, model in models.items():
@@ -236,7 +235,7 @@ def _with_inner_models(known: _Classes, models: Mapping[str, Inner]) -> FamilySo
             "heads": {"Model": name},
             "prefix": attribute.title() if is_one_class else "",
         }
-        renamed = [find_inner_models(each)[attribute].renamed for each in outer.values()]
+        renamed = [each[attribute].renamed for each in outer.values()]
         count = next((each[layers.count] for each in renamed if layers.count in each), layers.count)
         of_family, stack = {**known.of_family, **of_model}, replace(layers, count=count)
         source = _of_stack(of_family, model.definition, known.of_config, stack, model.known)
@@ -249,7 +248,7 @@ def _with_inner_models(known: _Classes, models: Mapping[str, Inner]) -> FamilySo
         prefix="",
         stack=f"{last.attribute}.{last.source.stack}",
         inner=tuple(sources),
-        outer=frozenset(each.name for each in outer.values()),
+        outer=frozenset(known.found[suffix].name for suffix in outer),
     )
 
 

@@ -8,7 +8,7 @@ from .language_models import APART
 from .layer_text import globals_read, is_cut, layer_class
 from .source_files import release
 from .sources import FamilySource, InnerModel
-from .writing import assigned, class_with, import_of, import_of_transformers, shown
+from .writing import assigned, class_with, import_of, import_of_transformers, listed, shown
 
 LICENCE = "# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0."
 
@@ -147,7 +147,7 @@ def _pretrained(family: FamilySource) -> str:
 
 def _layer_classes(sources: Sequence[FamilySource]) -> str:
     names = [f"HC{each.prefix}{layer.name}" for each in sources for layer in each.layers]
-    return f"layer_classes = ({', '.join(names)}{',' * (len(names) == 1)})"
+    return listed("layer_classes = ", names, is_tuple=True).lstrip()
 
 
 def _inner(family: FamilySource, inner: InnerModel) -> str:

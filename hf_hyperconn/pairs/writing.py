@@ -7,12 +7,7 @@ WIDTH = 119
 
 
 def class_with(name: str, bases: list[str], docstring: str) -> str:
-    line = f"class {name}({', '.join(bases)}):"
-    if len(line) > WIDTH:
-        inner = ", ".join(bases)
-        inner = f"    {inner}\n" if len(inner) + 4 <= WIDTH else "".join(f"    {base},\n" for base in bases)
-        line = f"class {name}(\n{inner}):"
-    return f'{line}\n    """{docstring}"""'
+    return f'{listed(f"class {name}", bases, depth=0, after=":")}\n    """{docstring}"""'
 
 
 def import_of(module: str, names: Iterable[str], width: int = WIDTH) -> str:
@@ -32,19 +27,19 @@ def assigned(name: str, values: dict[str, str]) -> str:
     return f"    {name} = {{\n{items}    }}"
 
 
-def listed(head: str, items: Iterable[str], depth: int = 1, is_tuple: bool = False) -> str:
-    """`head(items)` in the body of a class, in as many lines as it needs, as a formatter writes it.
+def listed(head: str, items: Iterable[str], *, depth: int = 1, after: str = "", is_tuple: bool = False) -> str:
+    """`head(items)`, in as many lines as it needs, as a formatter writes it.
 
-    depth: how deep the line is indented, in steps of four.
+    depth: how deep it is indented, in steps of four. after: what follows the bracket.
     """
     items, space = [*items], "    " * depth
-    line = f"{space}{head}({', '.join(items)}{',' * (is_tuple and len(items) == 1)})"
-    inner = f"{space}    {', '.join(items)}"
-    if len(line) <= WIDTH - (depth > 1):  # where it stands in something else a comma follows
+    line = f"{space}{head}({', '.join(items)}{',' * (is_tuple and len(items) == 1)}){after}"
+    inner = f"{space}    {', '.join(items)}\n"
+    if len(line) <= WIDTH:
         return line
-    if len(inner) <= WIDTH and not is_tuple:
-        return f"{space}{head}(\n{inner}\n{space})"
-    return f"{space}{head}(\n" + "".join(f"{space}    {item},\n" for item in items) + f"{space})"
+    if len(inner) > WIDTH + 1 or is_tuple:
+        inner = "".join(f"{space}    {item},\n" for item in items)
+    return f"{space}{head}(\n{inner}{space}){after}"
 
 
 def shown(value: object) -> str:
