@@ -238,15 +238,21 @@ def usual_names(config: Mapping) -> dict:
 def configs_of_stacks(config: Mapping) -> list[dict]:
     """A config with usual names for each list of layers, whose sizes are those of that list.
 
-    An encoder-decoder has two lists, of its encoder and of its decoder; another model has one.
+    An encoder-decoder has two lists, of its encoder and of its decoder; another model has one. A decoder whose depth a
+    config leaves open, as T5's may, is as deep as the encoder.
     """
     config = usual_names(config)
     try:
         inner = find_family(name_of_family(config)).source.inner
     except UnsupportedCheckpointError:
         inner = ()
+    usual = config.get("num_hidden_layers")
     return [
-        {**config, "model_type": f"hc_{each.source.model_type}", "num_hidden_layers": config.get(each.source.count)}
+        {
+            **config,
+            "model_type": f"hc_{each.source.model_type}",
+            "num_hidden_layers": usual if (own := config.get(each.source.count)) is None else own,
+        }
         for each in inner
     ] or [config]
 

@@ -1,7 +1,9 @@
 """The families tested beside those of test_families.py: converted on the command line, loaded without this package."""
 
 import copy
+import json
 import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -231,6 +233,17 @@ def test_verification_of_the_first_layers(model_type, place, capsys):
     ]
     assert cli.main(arguments) == 0
     assert "layers        the first 2 of 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model_type", ["t5"])
+@pytest.mark.parametrize("changes", [{}, {"num_decoder_layers": None}])
+def test_a_decoder_whose_depth_the_config_leaves_open(model_type, changes, place, tmp_path):
+    """It is as deep as the encoder."""
+    base = shutil.copytree(place / model_type / "base", tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    del config["num_decoder_layers"]
+    (base / "config.json").write_text(json.dumps({**config, **changes}))
+    assert cli.main(["convert", str(base), str(tmp_path / "out"), "-q", "--verify", "full"]) == 0
 
 
 @pytest.mark.parametrize("name", ["input_features", "pixel_values"])
