@@ -12,6 +12,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import torch
+from transformers import LlamaForCausalLM
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCTrainer, convert_model, hc_param_groups, save_hc
 from hf_hyperconn.callbacks import hc_figures
@@ -22,14 +23,15 @@ reveal_type(config.hidden_size)
 model = HCLlamaForCausalLM(config)
 reveal_type(HCLlamaForCausalLM.from_pretrained("folder"))
 reveal_type(HCLlamaForCausalLM.from_prenorm("base", hc_mult=4))
-reveal_type(convert_model(model, hc_mult=4))
+reveal_type(convert_model(LlamaForCausalLM.from_pretrained("base"), hc_mult=4))
 reveal_type(save_hc(model, "file.safetensors"))
 reveal_type(hc_figures(model, torch.tensor([[1]])))
 torch.optim.AdamW(hc_param_groups(model, lr=1e-4, weight_decay=0.1))
 HCTrainer(model, hc_lr=1e-3)
 """
+LLAMA = "transformers.models.llama.modeling_llama.LlamaForCausalLM"
 REVEALED = [
-    *("int", "int", *["hf_hyperconn.HCLlamaForCausalLM"] * 2, "transformers.modeling_utils.PreTrainedModel"),
+    *("int", "int", *["hf_hyperconn.HCLlamaForCausalLM"] * 2, LLAMA),
     *("pathlib.Path", "dict[str, float]"),
 ]
 
