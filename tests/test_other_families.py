@@ -1,6 +1,7 @@
 """The families tested beside those of test_families.py: converted on the command line, loaded without this package."""
 
 import copy
+import inspect
 import json
 import re
 import shutil
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 from transformers import PreTrainedModel, TrainingArguments
 
+import hf_hyperconn
 from hf_hyperconn import HCTrainer, convert_model
 from hf_hyperconn.conversion import cli, numeric
 from hf_hyperconn.conversion.equivalent import hyper_connection_shapes
@@ -183,15 +186,46 @@ def test_it_trains_with_what_has_no_equivalent(model_type, fields):
     assert losses[-1] < losses[1]  # of the first step not all is smooth: a class token starts at 0, where norms jump
 
 
-def test_attention_weights_that_layers_return_are_the_bases():
-    base = tiny("gptj")
+@pytest.mark.parametrize("model_type", ["gptj", "t5", "umt5", "whisper"])
+def test_what_is_recorded_is_the_bases(model_type):
+    """T5 adds in a module that is not called any more, and there Transformers records the weights of attention."""
+    base = tiny(model_type)
     converted = convert_model(base)
     for eager in (base, converted):
         eager.set_attn_implementation("eager")
-    found, expected = (model(IDS, output_attentions=True, output_hidden_states=True) for model in (converted, base))
-    assert len(found.attentions) == 4
-    assert all(map(torch.equal, found.attentions, expected.attentions))
-    assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
+    asked = {**inputs_of(base), "output_attentions": True, "output_hidden_states": True}
+    found, expected = converted(**asked), base(**asked)
+    assert found.keys() == expected.keys()
+    for name in [each for each in expected if each.endswith(("attentions", "hidden_states"))]:
+        assert len(found[name]) == len(expected[name]) > 0
+        assert all(map(torch.equal, found[name], expected[name])), name
+
+
+def test_a_constructor_takes_what_the_bases_takes():
+    base, hc = (getattr(package, name) for package, name in ((transformers, "ViTModel"), (hf_hyperconn, "HCViTModel")))
+    assert inspect.signature(hc.__init__) == inspect.signature(base.__init__)
+    config = hc.config_class(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32)
+    assert hc(config, add_pooling_layer=False, use_mask_token=True).embeddings.mask_token is not None
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "mamba2", "t5"])
+def test_output_projections_start_as_the_base_starts_them_but_smaller(model_type):
+    """By a rule of the family's own, which may be one for a module around them."""
+    family, hc_config = find_family(model_type), convert_model(tiny(model_type), hc_mult=4).config
+    torch.manual_seed(0)
+    base = getattr(transformers, family.usual_architecture)(tiny(model_type).config)
+    torch.manual_seed(0)
+    new = getattr(hf_hyperconn, f"HC{family.usual_architecture}")(hc_config)
+    expected = dict(base.named_parameters())
+    scaled = {
+        f"{name}.{module.hc_output_projection}"
+        for name, module in new.named_modules()
+        if hasattr(module, "hc_output_projection")
+    }
+    assert len(scaled) >= 4
+    for name, value in new.named_parameters():
+        if name in expected:
+            assert torch.equal(value, expected[name] / 2 if name in scaled else expected[name]), name
 
 
 def test_another_form_of_a_layer_is_refused():

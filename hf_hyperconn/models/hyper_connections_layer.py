@@ -134,7 +134,7 @@ class HyperConnectionDecoderLayer(Base):
             owner, _, name = path.rpartition(".")
             if path.removesuffix(".weight").rpartition(".")[2] in OUTPUT_PROJECTIONS and "norm" not in path:
                 module: Any = self.get_submodule(owner)
-                module.hc_output_projection, module._is_hf_initialized = name, False
+                module.hc_output_projection, module.hc_is_scaled = name, False
 
     def add_readout(self) -> None:
         """Give the last layer its readout, if that has parameters."""

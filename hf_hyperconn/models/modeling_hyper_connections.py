@@ -9,8 +9,10 @@ are given their classes with hyper-connections (`adopt`).
 """
 
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -53,6 +55,9 @@ class HyperConnectionPreTrainedModel(Base):
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
+        if hasattr(cls, "connect") and plain_class(cls) in cls.__bases__:
+            base: Any = plain_class(cls)
+            cls.__init__ = connected(base.__init__)  # type: ignore[method-assign]
         if "layer_classes" in vars(cls):
             cls._adopt_family(plain_class(cls))
         elif cls.__module__.startswith("torch."):
@@ -81,6 +86,10 @@ class HyperConnectionPreTrainedModel(Base):
         share_implementation_of_experts(cls, base)
         share_names_of_weights(config_class.model_type, config_class.base_model_type)
 
+    @classmethod
+    def register_parts(cls, config) -> None:
+        """Let AutoModel find the classes of models in it, where a base asks that for them."""
+
     def post_init(self):
         # a class of the base's may have collected its own before this class adopted the model
         for name in ("_no_split_modules", "_keep_in_fp32_modules_strict"):
@@ -102,9 +111,15 @@ class HyperConnectionPreTrainedModel(Base):
         for part in self.modules():
             if isinstance(part, PreTrainedModel) and not isinstance(part, HyperConnectionPreTrainedModel):
                 for module in part.modules():
-                    if isinstance(module, InitialisedModule) or hasattr(module, "hc_output_projection"):
+                    if isinstance(module, InitialisedModule):
                         self._initialize_weights(module)
         super().initialize_weights()
+        scaled: Any = [each for each in self.modules() if getattr(each, "hc_is_scaled", None) is False]
+        for module in scaled:
+            module.hc_is_scaled = True
+            parameter = getattr(module, module.hc_output_projection)
+            if not getattr(parameter, "_is_hf_initialized", False):  # it was not loaded
+                parameter.mul_(self.config.of_layers.hc_mult**-0.5)
 
     def _init_weights(self, module):
         super()._init_weights(module)
@@ -112,10 +127,6 @@ class HyperConnectionPreTrainedModel(Base):
             for name, value in module.initial_values().items():
                 parameter = getattr(module, name)
                 init.copy_(parameter, _sharded_like(value, parameter))
-        elif (projection := getattr(module, "hc_output_projection", None)) is not None:
-            config = self.config.of_layers
-            std = getattr(config, "initializer_range", 0.02) * config.hc_mult**-0.5
-            init.normal_(getattr(module, projection), mean=0.0, std=std)
 
     def materialise_connections(self, device: torch.device) -> None:
         """Create and initialise what hyper-connections have on the meta device, where loading leaves new weights."""
@@ -245,10 +256,6 @@ class HyperConnectionModel(Base):
     stack = "layers"
     hc_layerdrop: str | None = None
 
-    def __init__(self, config, *args, **kwargs):
-        super().__init__(config, *args, **kwargs)
-        self.connect()
-
     def connect(self) -> None:
         """Make every decoder layer one on residual streams."""
         layers, classes = self.decoder_layers, {plain_class(each): each for each in self.layer_classes}
@@ -281,10 +288,9 @@ class HyperConnectionComposite(Base):
     language_model_class: type[HyperConnectionPreTrainedModel]
     stack = "language_model.layers"
 
-    def __init__(self, config, *args, **kwargs):
-        let_auto_model_find(config.of_layers, self.language_model_class)
-        super().__init__(config, *args, **kwargs)
-        self.connect()
+    @classmethod
+    def register_parts(cls, config) -> None:
+        let_auto_model_find(config.of_layers, cls.language_model_class)
 
     def connect(self) -> None:
         """Make its language model one on residual streams."""
@@ -305,10 +311,6 @@ class HyperConnectionOuterModel(Base):
 
     inner: dict[str, type[PreTrainedModel]]
 
-    def __init__(self, config, *args, **kwargs):
-        super().__init__(config, *args, **kwargs)
-        self.connect()
-
     def connect(self) -> None:
         """Make each of them one on residual streams."""
         for name, model_class in self.inner.items():
@@ -326,12 +328,10 @@ class HyperConnectionHead(Base):
 
     model_class: type[HyperConnectionPreTrainedModel]
 
-    def __init__(self, config):
-        let_auto_model_find(config, self.model_class)
-        if (language_model_class := getattr(self.model_class, "language_model_class", None)) is not None:
-            let_auto_model_find(config.of_layers, language_model_class)
-        super().__init__(config)
-        self.connect()
+    @classmethod
+    def register_parts(cls, config) -> None:
+        let_auto_model_find(config, cls.model_class)
+        cls.model_class.register_parts(config)
 
     def connect(self) -> None:
         """Make its base model one on residual streams."""
@@ -339,6 +339,18 @@ class HyperConnectionHead(Base):
             if isinstance(child, plain_class(self.model_class)):
                 adopt(child, self.model_class)
         self.post_init()
+
+
+def connected(built: Callable) -> Callable:
+    """The `__init__` of a class with hyper-connections, made of its base's; it takes the same arguments."""
+
+    @wraps(built)
+    def __init__(self, config, *args, **kwargs):
+        self.register_parts(config)
+        built(self, config, *args, **kwargs)
+        self.connect()
+
+    return __init__
 
 
 def adopt(model: Any, hc_class: type[PreTrainedModel]) -> None:

@@ -120,7 +120,12 @@ def cut_branches(
             inliner = Inliner(definition, settled)
         statements = [*settled.statements(body, line)]
         cut = _cut(statements, forward, layer, inliner)
-    return replace(cut, settings=tuple(settled.required.items()), absent=tuple(sorted(settled.absent)))
+    return replace(
+        cut,
+        settings=tuple(settled.required.items()),
+        absent=tuple(sorted(settled.absent)),
+        inlined=tuple(inliner.inlined) if inliner else (),
+    )
 
 
 def _cut(statements: list[Statement], forward: ast.FunctionDef, layer: str, inliner: Inliner | None) -> Cut:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..models.sub_layers import SUB_LAYERS, SubLayer
+from .source_files import Definition
 
 STREAM = "hidden_states"
 # in the names of modules that a branch isn't named after
@@ -76,6 +77,7 @@ class Cut:
     returned: what the layer returns after the stream, in a tuple; None where it returns the stream alone.
     settings: the value of each field of the config with which a layer has these branches.
     absent: arguments of the layer that must be None.
+    inlined: the classes of modules of which the branches have statements, so that these are not called.
     """
 
     branches: tuple[Branch, ...]
@@ -83,6 +85,7 @@ class Cut:
     returned: tuple[str, ...] | None = None
     settings: tuple[tuple[str, object], ...] = ()
     absent: tuple[str, ...] = ()
+    inlined: tuple[Definition, ...] = ()
 
     @property
     def sub_layers(self) -> tuple[SubLayer, ...]:

@@ -7,7 +7,7 @@ Of `x = self.output(x, stream)`, where `output` adds to its second argument, wha
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .additions import added_to, is_copy, returned_at_once
 from .names import made, read
@@ -38,10 +38,12 @@ class Inliner:
 
     layer: whose forward it is.
     settled: the choice between its statements.
+    inlined: the classes of modules of which it has put statements there.
     """
 
     layer: Definition
     settled: Settled
+    inlined: list[Definition] = field(default_factory=list)
 
     def expanded(self, statement: Statement, streams: set[str]) -> list[Statement] | None:
         """The statements that stand for one that calls what adds to the stream; None for another."""
@@ -65,6 +67,8 @@ class Inliner:
             return None
         if (arguments := _assignments(bound, of_stream, body)) is None or (ends := _ends(target, body)) is None:
             return None
+        if callee.owner is not None and callee.path == ast.unparse(call.func):
+            self.inlined.append(callee.owner)
         before, after = ends
         *others, last = body[:-1]
         texts = [*arguments, *(each.text for each in others), *before, last.text, *after]
@@ -110,7 +114,7 @@ class Inliner:
             case ast.Name("self"):
                 return self.layer
             case ast.Attribute(value, name) if (owner := self._module(value)) is not None:
-                return next(_assigned(owner, name), None)
+                return next(assigned_classes(owner, name), None)
             case ast.Subscript(ast.Attribute(value, name), index) if (owner := self._module(value)) is not None:
                 found = [*self._appended(owner, name)]
                 place = ast.literal_eval(index) if isinstance(index, ast.Constant | ast.UnaryOp) else len(found)
@@ -143,7 +147,7 @@ def _callee_of(
     return Callee(node.body[1:] if has_docstring else node.body, taken, file, owner, path)
 
 
-def _assigned(owner: Definition, name: str) -> Iterator[Definition]:
+def assigned_classes(owner: Definition, name: str) -> Iterator[Definition]:
     """The class in `self.name = Class(...)` of an `__init__`."""
     if (init := owner.method("__init__")) is None:
         return

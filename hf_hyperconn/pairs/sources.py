@@ -14,6 +14,7 @@ from .cuts import Cut
 from .language_models import APART, Part, find_language_model
 from .loops import LayerLoop, read_layer_loop
 from .norms import norm_of
+from .recorders import moved_recorders
 from .source_files import Definition, release, source_file, table
 from .stacks import Inner, Stack, find_inner_models, find_stack
 
@@ -37,6 +38,7 @@ class FamilySource:
     modules: names of the attributes that the base model's own `__init__` sets.
     between: a method of the base model that its forward may call on the stream between layers; None without any.
     layerdrop: the attribute of what has the layers that says how often one is left out in training; None without any.
+    recorders: of what Transformers records at modules that are not called, by what that is, as they are written.
     sizes: the defaults of its config for the number of layers, hidden size and vocabulary, by their usual names.
     prefix: what the names of its classes with hyper-connections have before the base's, where two have one base.
     language_model: for a model with a language model in it, that; what is said of layers is said of its.
@@ -58,6 +60,7 @@ class FamilySource:
     modules: frozenset[str]
     between: str | None
     layerdrop: str | None
+    recorders: dict[str, str]
     sizes: dict[str, int]
     prefix: str = ""
     language_model: "InnerModel | None" = None
@@ -296,6 +299,7 @@ def _of_stack(
         modules=_attributes(base),
         between=how.between,
         layerdrop=how.layerdrop,
+        recorders=moved_recorders(base, (each for layer in layers for each in layer.cut.inlined)),
         sizes={usual: value for usual, value in sizes.items() if value is not None},
     )
 

@@ -104,6 +104,8 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
     names = {family.pretrained, *family.heads.values()}
     for each in sources:
         names |= {each.heads["Model"]}
+        for recorder in each.recorders.values():
+            names |= {*re.findall(r"(\w+)\((\w+)", recorder)[0]}
         for layer in each.layers:
             names |= {layer.name} | globals_read(layer)
     mixins = [
@@ -137,12 +139,19 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
 
 def _pretrained(family: FamilySource) -> str:
     bases = ["HyperConnectionPreTrainedModel", family.pretrained]
+    sources = [] if family.language_model else [each.source for each in family.inner] or [family]
     if family.language_model:
         line = f"layer_classes = HC{family.language_model.name}.layer_classes"
     else:
-        line = _layer_classes([each.source for each in family.inner] or [family])
+        line = _layer_classes(sources)
     head = class_with(f"HC{family.pretrained}", bases, f"What the HC-{_title(family)} classes share.")
-    return f"{head}\n\n    config: HC{family.config}\n    {line}\n{assigned('auto_map', auto_map(family))}"
+    lines = [f"    config: HC{family.config}", f"    {line}", assigned("auto_map", auto_map(family))]
+    recorders = {key: each for source in sources for key, each in source.recorders.items()}
+    if recorders:
+        own = f"**{family.pretrained}._can_record_outputs"
+        items = [own, *(f'"{key}": {each}' for key, each in recorders.items())]
+        lines.append("".join(["    _can_record_outputs = {\n", *(f"        {each},\n" for each in items), "    }"]))
+    return "\n".join([f"{head}\n", *lines])
 
 
 def _layer_classes(sources: Sequence[FamilySource]) -> str:

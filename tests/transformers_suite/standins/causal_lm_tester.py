@@ -1,16 +1,13 @@
 """A tester and a test class that put a family of decoder models under all of Transformers' test mixins."""
 
 import copy
-import os
 
 import torch
-import transformers
 from transformers import set_seed
 from transformers.testing_utils import torch_device
 
-import hf_hyperconn
-
 from . import test_modeling_common
+from .classes import class_of
 from .generation.test_utils import GenerationTesterMixin
 from .test_configuration_common import ConfigTester
 from .test_fsdp_mixin import FSDPTesterMixin
@@ -24,9 +21,6 @@ except ModuleNotFoundError:  # Transformers before it had the mixin
 
     class ExpertParallelTesterMixin:
         """Nothing to test."""
-
-
-CONTROL = bool(os.environ.get("TRANSFORMERS_SUITE_CONTROL"))
 
 
 class CausalLMModelTester:
@@ -45,14 +39,14 @@ class CausalLMModelTester:
     num_attention_heads = 4
 
     def __init__(self, family: str, config_fields: dict):
-        package, name = (transformers, family) if CONTROL else (hf_hyperconn, f"HC{family}")
-        self.config_class = getattr(package, f"{name}Config")
-        self.base_model_class = getattr(package, f"{name}Model")
-        self.causal_lm_class = getattr(package, f"{name}ForCausalLM")
-        self.sequence_classification_class = getattr(package, f"{name}ForSequenceClassification", None)
-        self.token_classification_class = getattr(package, f"{name}ForTokenClassification", None)
-        self.question_answering_class = getattr(package, f"{name}ForQuestionAnswering", None)
+        self.config_class = class_of(family, "Config")
+        self.base_model_class = class_of(family, "Model")
+        self.causal_lm_class = class_of(family, "ForCausalLM")
+        self.sequence_classification_class = class_of(family, "ForSequenceClassification")
+        self.token_classification_class = class_of(family, "ForTokenClassification")
+        self.question_answering_class = class_of(family, "ForQuestionAnswering")
         self.config_fields = config_fields
+        self.hidden_size = config_fields.get("hidden_size", self.hidden_size)
 
     @property
     def all_model_classes(self) -> tuple[type, ...]:
@@ -114,7 +108,8 @@ class CausalLMModelTest(
     def setUp(self):
         self.model_tester = CausalLMModelTester(self.family, self.config_fields)
         self.all_model_classes = self.model_tester.all_model_classes
-        self.config_tester = ConfigTester(self, config_class=self.model_tester.config_class, hidden_size=64)
+        fields = {**self.config_fields, "hidden_size": 64}
+        self.config_tester = ConfigTester(self, config_class=self.model_tester.config_class, **fields)
         set_seed(0)
         test_modeling_common.global_rng.seed(0)
 

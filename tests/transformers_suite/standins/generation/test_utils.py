@@ -17,6 +17,11 @@ class GenerationTesterMixin:
     whole sequence through the model for every token, without a cache.
     """
 
+    def skip_if_stateful(self):
+        """Of models that keep a state of what they have read, instead of keys and values of every token."""
+        if any(model_class._is_stateful for model_class in self.all_generative_model_classes):
+            self.skipTest("its state has no length, and can't be cut back to an earlier token")
+
     def generative_models(self, **changes):
         """A model of every generative class and a prompt; its weights leave no two tokens nearly as likely."""
         for model_class in self.all_generative_model_classes:
@@ -77,6 +82,7 @@ class GenerationTesterMixin:
             assert outputs.past_key_values.layers[0].is_sliding
 
     def test_cache_shapes(self):
+        self.skip_if_stateful()
         for model, input_ids in self.generative_models():
             cache = model.generate(input_ids, return_dict_in_generate=True).past_key_values
             config = model.config
@@ -117,6 +123,7 @@ class GenerationTesterMixin:
 
     @parameterized.expand([("dynamic",), ("static",)])
     def test_generate_continues_from_past_key_values(self, implementation):
+        self.skip_if_stateful()
         for model, input_ids in self.generative_models():
             length = input_ids.shape[1] + NEW_TOKENS
             config = model.config
@@ -128,6 +135,7 @@ class GenerationTesterMixin:
             assert second.tolist() == tokens.tolist()
 
     def test_generate_with_chunked_prefill(self):
+        self.skip_if_stateful()
         for model, input_ids in self.generative_models():
             self.check_greedy(model, input_ids, prefill_chunk_size=3)
 
@@ -180,6 +188,7 @@ class GenerationTesterMixin:
 
     @parameterized.expand([("assistant",), ("poor_assistant",), ("prompt_lookup",)])
     def test_assisted_generate(self, kind):
+        self.skip_if_stateful()
         for model, input_ids in self.generative_models():
             prompt = input_ids[:1].repeat(1, 2)
             assistant = copy.deepcopy(model)
@@ -191,6 +200,8 @@ class GenerationTesterMixin:
 
     @parameterized.expand([("greedy", 1), ("beam", 3)])
     def test_generate_outputs(self, name, num_beams):
+        if not self.has_attentions:
+            self.skipTest("the family has no attention")
         for model, input_ids in self.generative_models():
             model.set_attn_implementation("eager")
             wanted = ("output_scores", "output_logits", "output_hidden_states", "output_attentions")
@@ -236,6 +247,7 @@ class GenerationTesterMixin:
             torch.testing.assert_close(torch.stack(outputs.logits, dim=1), logits.float(), **HALF_PRECISION)
 
     def test_generate_with_continuous_batching(self):
+        self.skip_if_stateful()
         for model, input_ids in self.generative_models():
             model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
             prompts = [input_ids[0, 2:].tolist(), input_ids[1].tolist()]

@@ -1,0 +1,64 @@
+"""Where attention weights are recorded that Transformers records at modules whose statements stand in a branch.
+
+Hooks of `output_attentions=True` see what a module returns when it is called. T5's `T5LayerSelfAttention` is not, as
+it adds to the stream; but the `T5Attention` in it returns the same weights.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from .additions import returned_at_once
+from .inlining import assigned_classes
+from .source_files import Definition
+
+RECORDER = "OutputRecorder"
+
+
+def moved_recorders(base: Definition, inlined: Iterable[Definition]) -> dict[str, str]:
+    """The recorders of a model that belong elsewhere, by what they record, as they are written.
+
+    inlined: the classes of modules whose statements stand in branches.
+    """
+    of_class = {each.name: each for each in inlined}
+    return {
+        key: f'{RECORDER}({owner}, index={index}, layer_name="{attribute}")'
+        for key, name, place in _recorders(base)
+        if name in of_class
+        for owner, attribute, index in _same_inside(of_class[name], place)
+    }
+
+
+def _recorders(base: Definition) -> Iterator[tuple[str, str, int]]:
+    """What is recorded, the class of modules and the place in what they return."""
+    for definition in base.lineage():
+        for node in definition.node.body:
+            match node:
+                case ast.Assign([ast.Name("_can_record_outputs")], ast.Dict(keys, values)):
+                    for key, value in zip(keys, values, strict=True):
+                        match key, value:
+                            case ast.Constant(str(what)), ast.Call(ast.Name(), [ast.Name(name)], [index]):
+                                if index.arg == "index":
+                                    yield what, name, ast.literal_eval(index.value)
+                            case ast.Constant(str(what)), ast.Name(name):
+                                yield what, name, 0 if "hidden_states" in what else 1
+                    return
+
+
+def _same_inside(definition: Definition, place: int) -> Iterator[tuple[str, str, int]]:
+    """The class, attribute and place in its results of the module that makes what a module returns at a place."""
+    forward, _ = definition.own_method("forward")
+    last = forward.body[-1]
+    match returned_at_once(last, forward.body[-2]) or last:
+        case ast.Return(ast.Tuple(values)):
+            wanted = ast.unparse(values[place])
+        case ast.Return(ast.BinOp(ast.Tuple([_]), ast.Add(), ast.Subscript(ast.Name(wanted), ast.Slice()))):
+            pass
+        case _:
+            return
+    for node in forward.body:
+        match node:
+            case ast.Assign([made], ast.Call(ast.Attribute(ast.Name("self"), attribute))):
+                names = [*map(ast.unparse, made.elts if isinstance(made, ast.Tuple) else [made])]
+                index = names.index(wanted) if wanted in names and len(names) > 1 else place
+                for owner in assigned_classes(definition, attribute) if wanted in names else ():
+                    yield owner.name, attribute, index
