@@ -29,7 +29,7 @@ test-slow: $(INSTALLED_SLOW)
 test-tail: $(INSTALLED)
 	$(PYTEST) -m tail
 
-# Transformers' own tests of models, on six families; their source is downloaded once
+# Transformers' own tests of models, on ten families; their source is downloaded once
 test-transformers: $(INSTALLED_SLOW)
 	$(BIN)/python tests/transformers_suite/run.py
 

@@ -12,6 +12,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import TESTED, find_family
+from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .families import FAMILIES
 from .model_inputs import kind_that_runs, kinds_of_inputs
@@ -215,7 +216,16 @@ def inputs_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 def loss_of(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """That of a language model; of another model what its last hidden states have of a fixed direction."""
     torch.manual_seed(0)  # some models draw what they mask
-    if model.can_generate():
+    if getattr(model, "module", model).can_generate():  # DDP's wrapper asks nothing of its module
         return model(**inputs, labels=inputs.get("decoder_input_ids", inputs.get("input_ids"))).loss
     states = model(**inputs)[0]
     return (states * torch.randn(states.shape[1:], generator=torch.Generator().manual_seed(0))).mean()
+
+
+def separated(model: PreTrainedModel) -> PreTrainedModel:
+    """The conversion, its connections changed, so that its streams differ and all of its gradients do."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if is_of_connection(name):
+            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return model

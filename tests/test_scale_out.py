@@ -12,12 +12,25 @@ pytest.importorskip("accelerate")
 pytest.importorskip("datasets")
 
 from examples.continue_pretraining import main
+from hf_hyperconn import HCLlamaForCausalLM
 
 from .families import FAMILIES
-from .recipe import COMMANDS, ON_CPU, REPOSITORY, SCRIPT, documented, losses, on_ranks, run, settings
+from .other_families import separated
+from .recipe import (
+    COMMANDS,
+    FSDP2,
+    ON_CPU,
+    REPOSITORY,
+    SCRIPT,
+    documented,
+    gradients_of_ranks,
+    losses,
+    on_ranks,
+    run,
+    settings,
+)
 from .tolerances import RANKS, RANKS_BFLOAT16
 
-FSDP2 = "examples/configs/fsdp2.yaml"
 RECIPE = "examples/configs/recipe.yaml"
 
 
@@ -144,10 +157,9 @@ def test_connections_are_float32_in_mixed_precision(stories, texts, tmp_path, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "ranks"), [("runs/ddp", "MULTI_CPU"), (FSDP2, "FSDP")])
-def test_gradients_of_two_ranks_are_those_of_the_joined_batch(engine, ranks, stories):
-    command = on_ranks(documented(engine), 2, [], before=(ON_CPU,) if engine == FSDP2 else ())
-    command[command.index(SCRIPT) :] = ["tests/ranks/gradients.py", str(stories)]
-    assert f"gradients of 2 {ranks} ranks agree" in run(command)
+def test_gradients_of_two_ranks_are_those_of_the_joined_batch(engine, ranks, stories, tmp_path):
+    separated(HCLlamaForCausalLM.from_prenorm(stories)).save_pretrained(tmp_path)
+    assert f"gradients of 2 {ranks} ranks agree" in gradients_of_ranks(engine, tmp_path)
 
 
 @pytest.mark.slow

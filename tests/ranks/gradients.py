@@ -1,6 +1,6 @@
 """Run on ranks: gradients of the ranks' parts of a batch, reduced by accelerate, against those of the whole batch.
 
-Usage: accelerate launch ... tests/ranks/gradients.py BASE
+Usage: accelerate launch ... tests/ranks/gradients.py CONVERSION
 """
 
 import re
@@ -9,34 +9,34 @@ import sys
 import torch
 from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, PreTrainedModel
 
-from hf_hyperconn import HCLlamaForCausalLM
-from hf_hyperconn.models.sub_layers import is_of_connection
+import hf_hyperconn
+from tests.other_families import inputs_of, loss_of
 from tests.tolerances import REDUCED_GRADIENTS
 
 
-def separated(base: str) -> HCLlamaForCausalLM:
-    """A conversion whose streams differ, so that all of its gradients do."""
-    model = HCLlamaForCausalLM.from_prenorm(base)
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if is_of_connection(name):
-            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+def loaded(folder: str) -> PreTrainedModel:
+    (architecture,) = AutoConfig.from_pretrained(folder).architectures
+    model = getattr(hf_hyperconn, architecture).from_pretrained(folder)
+    model.config.use_cache = False  # which layers that are run twice would fill twice
     return model
 
 
 accelerator = Accelerator(cpu=True)
-batch = torch.randint(3, 500, (4, 32), generator=torch.Generator().manual_seed(1))
-whole = separated(sys.argv[1])
-whole(batch, labels=batch).loss.backward()
-expected = {name: parameter.grad for name, parameter in whole.named_parameters()}
+whole = loaded(sys.argv[1])
+batch = inputs_of(whole)
+loss_of(whole, batch).backward()
+expected = {name: parameter.grad for name, parameter in whole.named_parameters() if parameter.grad is not None}
 
-model = separated(sys.argv[1])
+model = loaded(sys.argv[1])
 model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-rows = batch.chunk(accelerator.num_processes)[accelerator.process_index]
-accelerator.backward(model(rows, labels=rows).loss)
+rows = {name: each.chunk(accelerator.num_processes)[accelerator.process_index] for name, each in batch.items()}
+accelerator.backward(loss_of(model, rows))
 reduced = {}
 for name, parameter in model.named_parameters():
+    if parameter.grad is None:
+        continue
     gradient = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
     reduced[re.sub(r"^module\.|_checkpoint_wrapped_module\.", "", name)] = gradient
 # under FSDP the first rank alone has loaded the weights
