@@ -81,7 +81,12 @@ def spread(measured: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     for name in measured[0]:
         values = [each[name] for each in measured]
         low, middle, high = min(values), statistics.median(values), max(values)
-        figures = {"lowest": low, "median": middle, "highest": high, "accepted": high * (1 if high == low else ACCEPTED)}
+        figures = {
+            "lowest": low,
+            "median": middle,
+            "highest": high,
+            "accepted": high * (1 if high == low else ACCEPTED),
+        }
         found[name] = {figure: round(value, 3) for figure, value in figures.items()}
     return found
 
