@@ -6,25 +6,32 @@ it adds to the stream; but the `T5Attention` in it returns the same weights.
 
 import ast
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from .additions import returned_at_once
 from .inlining import assigned_classes
 from .source_files import Definition
 
-RECORDER = "OutputRecorder"
+
+class Recorder(NamedTuple):
+    """Where something is recorded: a class of modules, the place in what they return, and what they are called."""
+
+    owner: str
+    place: int
+    attribute: str
 
 
-def moved_recorders(base: Definition, inlined: Iterable[Definition]) -> dict[str, str]:
-    """The recorders of a model that belong elsewhere, by what they record, as they are written.
+def moved_recorders(base: Definition, inlined: Iterable[Definition]) -> dict[str, Recorder]:
+    """The recorders of a model that belong elsewhere, by what they record.
 
     inlined: the classes of modules whose statements stand in branches.
     """
     of_class = {each.name: each for each in inlined}
     return {
-        key: f'{RECORDER}({owner}, index={index}, layer_name="{attribute}")'
+        key: recorder
         for key, name, place in _recorders(base)
         if name in of_class
-        for owner, attribute, index in _same_inside(of_class[name], place)
+        for recorder in _same_inside(of_class[name], place)
     }
 
 
@@ -44,8 +51,8 @@ def _recorders(base: Definition) -> Iterator[tuple[str, str, int]]:
                     return
 
 
-def _same_inside(definition: Definition, place: int) -> Iterator[tuple[str, str, int]]:
-    """The class, attribute and place in its results of the module that makes what a module returns at a place."""
+def _same_inside(definition: Definition, place: int) -> Iterator[Recorder]:
+    """Where the same is recorded in the module that makes what a module returns at a place."""
     forward, _ = definition.own_method("forward")
     last = forward.body[-1]
     match returned_at_once(last, forward.body[-2]) or last:
@@ -61,4 +68,4 @@ def _same_inside(definition: Definition, place: int) -> Iterator[tuple[str, str,
                 names = [*map(ast.unparse, made.elts if isinstance(made, ast.Tuple) else [made])]
                 index = names.index(wanted) if wanted in names and len(names) > 1 else place
                 for owner in assigned_classes(definition, attribute) if wanted in names else ():
-                    yield owner.name, attribute, index
+                    yield Recorder(owner.name, index, attribute)

@@ -14,7 +14,7 @@ from .cuts import Cut
 from .language_models import APART, Part, find_language_model
 from .loops import LayerLoop, read_layer_loop
 from .norms import norm_of
-from .recorders import moved_recorders
+from .recorders import Recorder, moved_recorders
 from .source_files import Definition, release, source_file, table
 from .stacks import Inner, Stack, find_inner_models, find_stack
 
@@ -38,7 +38,7 @@ class FamilySource:
     modules: names of the attributes that the base model's own `__init__` sets.
     between: a method of the base model that its forward may call on the stream between layers; None without any.
     layerdrop: the attribute of what has the layers that says how often one is left out in training; None without any.
-    recorders: of what Transformers records at modules that are not called, by what that is, as they are written.
+    recorders: of what Transformers records at modules that are not called, by what that is.
     sizes: the defaults of its config for the number of layers, hidden size and vocabulary, by their usual names.
     prefix: what the names of its classes with hyper-connections have before the base's, where two have one base.
     language_model: for a model with a language model in it, that; what is said of layers is said of its.
@@ -60,7 +60,7 @@ class FamilySource:
     modules: frozenset[str]
     between: str | None
     layerdrop: str | None
-    recorders: dict[str, str]
+    recorders: dict[str, Recorder]
     sizes: dict[str, int]
     prefix: str = ""
     language_model: "InnerModel | None" = None

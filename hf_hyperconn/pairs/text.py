@@ -105,7 +105,7 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
     for each in sources:
         names |= {each.heads["Model"]}
         for recorder in each.recorders.values():
-            names |= {*re.findall(r"(\w+)\((\w+)", recorder)[0]}
+            names |= {"OutputRecorder", recorder.owner}
         for layer in each.layers:
             names |= {layer.name} | globals_read(layer)
     mixins = [
@@ -146,10 +146,11 @@ def _pretrained(family: FamilySource) -> str:
         line = _layer_classes(sources)
     head = class_with(f"HC{family.pretrained}", bases, f"What the HC-{_title(family)} classes share.")
     lines = [f"    config: HC{family.config}", f"    {line}", assigned("auto_map", auto_map(family))]
-    recorders = {key: each for source in sources for key, each in source.recorders.items()}
+    recorders = dict.fromkeys(each for source in sources for each in source.recorders.items())
     if recorders:
         own = f"**{family.pretrained}._can_record_outputs"
-        items = [own, *(f'"{key}": {each}' for key, each in recorders.items())]
+        moved = ((key, f'{at.owner}, index={at.place}, layer_name="{at.attribute}"') for key, at in recorders)
+        items = [own, *(f'"{key}": OutputRecorder({where})' for key, where in moved)]
         lines.append("".join(["    _can_record_outputs = {\n", *(f"        {each},\n" for each in items), "    }"]))
     return "\n".join([f"{head}\n", *lines])
 
