@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_hyperconn.errors import CardError
 from hf_hyperconn.kinds import kind_of
+from hf_hyperconn.pairs.classes import auto_class
 
 from .base_card import README, licence_fields
 from .card_facts import DTYPES, Facts, collect_facts
@@ -129,7 +130,7 @@ def _values(facts: Facts, evaluation: Evaluation | None, of_base: Evaluation | N
         "streams": kind.streams(found.fields),
         "handed_on": kind.handed_on(found.fields),
         "exactness": f"bit for bit{' in 16 bits and within rounding in float32' * kind.is_rounded}",
-        "auto_class": f"AutoModel{facts.head.removeprefix('Model')}",
+        "auto_class": auto_class(facts.head),
         "generates": facts.head in facts.family.source.generative,
         "dtype": DTYPES.get(found.dtype, found.dtype),
         "added_parameters": _share(found.added_parameters, found.parameters),

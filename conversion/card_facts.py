@@ -39,6 +39,7 @@ TASKS = {
     "ForMaskedLM": "fill-mask",
     "ForImageClassification": "image-classification",
     "ForAudioClassification": "audio-classification",
+    "Backbone": "image-feature-extraction",
     "Model": "feature-extraction",
 }
 

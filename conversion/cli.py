@@ -111,8 +111,7 @@ def _convert(options: argparse.Namespace) -> int:
         put(json.dumps({**plan.as_dict(), "verification": verification}, indent=2))
         return OK
     _speaker(options)(
-        f'next          {plan.auto_class}.from_pretrained("{result.path}", trust_remote_code=True)\n'
-        f"              equals its base until you train it"
+        f"next          {plan.loading.format(folder=result.path)}\n              equals its base until you train it"
     )
     put(str(result.path), as_is=True)
     return OK

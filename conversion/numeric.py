@@ -116,7 +116,7 @@ def compare_models(
 
 
 def _run(model_class, source: Source, weights: Weights, family: Family, dtype: torch.dtype, layers: int) -> dict:
-    """Logits (or last hidden state), hidden states and greedy continuation on fixed tokens, or a fixed image.
+    """Logits (or last hidden state, or maps), hidden states and greedy continuation on fixed tokens, or a fixed image.
 
     `fault` says which weights are no numbers, or that those it has lead to none; None where all is well.
     """
@@ -129,6 +129,8 @@ def _run(model_class, source: Source, weights: Weights, family: Family, dtype: t
             (outputs[name] for name in ("logits", "start_logits", "last_hidden_state") if name in outputs), None
         )
         logits = outputs[0] if logits is None else logits
+        if isinstance(logits, tuple):  # the maps of a backbone
+            logits = torch.cat([each.flatten() for each in logits])
         result = {
             "logits": logits,
             "hidden_states": [state for name in HIDDEN_STATES for state in outputs.get(name) or ()],

@@ -12,6 +12,7 @@ from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 from hf_hyperconn.families import Family, configs_of_stacks, find_family, name_of_family, usual_names
 from hf_hyperconn.kinds import FORMAT, KINDS, sub_layers
+from hf_hyperconn.pairs.classes import auto_class
 from hf_hyperconn.pairs.language_models import FIELD
 
 from .checkpoint import Weights, read_weights, read_written_config, refuse_other_weights
@@ -72,10 +73,13 @@ class ConversionPlan:
         return connection_parameters({**self.base_config, **self.fields.as_config()}, self.family.norm)
 
     @property
-    def auto_class(self) -> str:
-        """The name of the Auto class that loads the output."""
+    def loading(self) -> str:
+        """How the output is loaded from a folder: by an Auto class, which for a backbone would ask the Hub."""
         (architecture, *_) = _architectures(self.base_config, self.family)
-        return f"AutoModel{self.family.head_of(architecture).removeprefix('Model')}"
+        name = auto_class(self.family.head_of(architecture))
+        if name == "AutoBackbone":
+            return f'hf_hyperconn.HC{architecture}.from_pretrained("{{folder}}")'
+        return f'{name}.from_pretrained("{{folder}}", trust_remote_code=True)'
 
     @property
     def config(self) -> dict:

@@ -8,7 +8,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .errors import UnsupportedCheckpointError
 from .families import TESTED, Family, find_family
-from .pairs.classes import MAPPINGS
+from .pairs.classes import MAPPINGS, auto_class
 from .pairs.modules import PACKAGE
 
 
@@ -40,7 +40,7 @@ def register(family: Family) -> None:
 
 def _auto(suffix: str) -> Any:
     """An Auto class, where this release has it."""
-    return getattr(transformers, "AutoModel" + suffix.removeprefix("Model"), None)
+    return getattr(transformers, auto_class(suffix), None)
 
 
 def _find(key: Hashable) -> Family | None:

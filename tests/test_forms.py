@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, ViTForImageClassification, ViTImagePro
 from hf_hyperconn import convert_model
 
 from .other_families import inputs_of, loss_of, separated, tiny
-from .recipe import FSDP2, SCRIPT, documented, gradients_of_ranks, on_ranks, run
+from .recipe import SCRIPT, documented, gradients_of_ranks, on_ranks, run
 from .tolerances import COMPILED, REDUCED_GRADIENTS
 
 # parallel branches; one addition; three and a method between layers; two kinds of layers; encoders; both
@@ -75,7 +75,7 @@ def test_layers_compile_to_three_graphs_of_a_kind(model_type):
 def test_gradients_of_two_ranks_are_those_of_the_joined_batch(model_type, tmp_path):
     """By FSDP2, in which T5's one embedding of two stacks can't be; GPT-NeoX is among make test-transformers."""
     converted(model_type).save_pretrained(tmp_path)
-    assert "gradients of 2 FSDP ranks agree" in gradients_of_ranks(FSDP2, tmp_path)
+    assert "gradients of 2 FSDP ranks agree" in gradients_of_ranks("examples/configs/fsdp2.yaml", tmp_path)
 
 
 @pytest.mark.slow

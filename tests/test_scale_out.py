@@ -18,7 +18,6 @@ from .families import FAMILIES
 from .other_families import separated
 from .recipe import (
     COMMANDS,
-    FSDP2,
     ON_CPU,
     REPOSITORY,
     SCRIPT,
@@ -31,6 +30,7 @@ from .recipe import (
 )
 from .tolerances import RANKS, RANKS_BFLOAT16
 
+FSDP2 = "examples/configs/fsdp2.yaml"
 RECIPE = "examples/configs/recipe.yaml"
 
 

@@ -1,10 +1,13 @@
 """Classifiers of images: heads whose base model lacks a part, and studies of what they do on images."""
 
+import types
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import (
+    AutoBackbone,
     AutoModelForImageClassification,
     DeiTConfig,
     DeiTForImageClassification,
@@ -68,6 +71,31 @@ def test_a_classifier_is_converted_on_the_command_line(saved):
     assert model.vit.pooler is None
     assert equal(model, classifier())
     assert equal(HCViTForImageClassification.from_prenorm(saved / "base"), classifier())
+
+
+@pytest.mark.parametrize("name", ["Dinov2", "DINOv3ViT", "Beit"])
+def test_a_backbone_has_the_maps_of_its_base(name, tmp_path, monkeypatch, capsys):
+    """With what it reads out of the streams after any layer; Beit's has the base model in it."""
+    of_hub = types.SimpleNamespace(repo_exists=lambda name: True)  # which AutoBackbone asks for a folder, too
+    monkeypatch.setattr("transformers.models.auto.auto_factory.hf_api", lambda: of_hub)
+    config = getattr(transformers, f"{name}Config")(**SIZES, out_indices=[1, 3], reshape_hidden_states=True)
+    torch.manual_seed(0)
+    base = getattr(transformers, f"{name}Backbone")(config).eval()
+    base.save_pretrained(tmp_path / "base")
+    folder = tmp_path / "hc"
+    assert cli.main(["convert", str(tmp_path / "base"), str(folder), "-n", "2"]) == 0
+    assert f'hf_hyperconn.HC{name}Backbone.from_pretrained("{folder}")' in capsys.readouterr().err
+    for model in (
+        convert_model(base, hc_mult=2),
+        AutoBackbone.from_pretrained(folder),
+        AutoBackbone.from_pretrained(folder, trust_remote_code=True),
+    ):
+        assert type(model).__name__ == f"HC{name}Backbone"
+        assert any(each.endswith("1.mlp_hc.static_alpha") for each, _ in model.named_parameters())
+        with torch.no_grad():
+            found, expected = model(pixel_values=IMAGES), base(pixel_values=IMAGES)
+        assert [each.shape for each in found.feature_maps] == [(2, 16, 4, 4)] * 2
+        assert all(map(torch.equal, found.feature_maps, expected.feature_maps))
 
 
 def test_images_are_studied():

@@ -315,6 +315,7 @@ class HyperConnectionOuterModel(Base):
         """Make each of them one on residual streams."""
         for name, model_class in self.inner.items():
             adopt(getattr(self, name), model_class)
+        replace_norms(self, self.config)
         self.post_init()
 
     @property
@@ -334,10 +335,18 @@ class HyperConnectionHead(Base):
         cls.model_class.register_parts(config)
 
     def connect(self) -> None:
-        """Make its base model one on residual streams."""
+        """Make its base model one on residual streams.
+
+        Raises `ValueError` when it has none.
+        """
         for child in self.children():
             if isinstance(child, plain_class(self.model_class)):
                 adopt(child, self.model_class)
+        if not any(isinstance(part, self.model_class) for part in self.modules()):
+            raise ValueError(
+                f"{type(self).__name__} has no {self.model_class.__name__} in it, so it would have no connections. "
+                f"Convert a class that has one, such as {self.model_class.__name__} itself."
+            )
         self.post_init()
 
 

@@ -18,7 +18,13 @@ MAPPINGS = {
     "ForMultimodalLM": "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
     "ForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
     "ForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "Backbone": "MODEL_FOR_BACKBONE_MAPPING_NAMES",
 }
+
+
+def auto_class(suffix: str) -> str:
+    """The name of the Auto class with this suffix."""
+    return "AutoBackbone" if suffix == "Backbone" else "AutoModel" + suffix.removeprefix("Model")
 
 
 def class_names(model_type: str) -> dict[str, str | None]:

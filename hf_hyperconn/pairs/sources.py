@@ -11,6 +11,7 @@ from ..models.sub_layers import SubLayer
 from .branches import cut_branches, digest, refusal
 from .classes import class_names, first_with, made_by, module_of, path_of, within_another
 from .cuts import Cut
+from .inlining import assigned_classes
 from .language_models import APART, Part, find_language_model
 from .loops import LayerLoop, read_layer_loop
 from .norms import norm_of
@@ -44,6 +45,7 @@ class FamilySource:
     language_model: for a model with a language model in it, that; what is said of layers is said of its.
     inner: models that it has its layers in, as an encoder and a decoder; what is said of layers is said of the last's.
     outer: the classes that make those models, the base model among them; other heads have a base model.
+    of_backbone: for a backbone that has no base model, but its encoder, that.
     """
 
     model_type: str
@@ -66,6 +68,7 @@ class FamilySource:
     language_model: "InnerModel | None" = None
     inner: "tuple[InnerModel, ...]" = ()
     outer: frozenset[str] = frozenset()
+    of_backbone: "tuple[InnerModel, ...]" = ()
 
     @property
     def sub_layers(self) -> tuple[SubLayer, ...]:
@@ -143,7 +146,8 @@ def read_family(model_type: str) -> FamilySource:
     count = known.of_config.renamed().get("num_hidden_layers")
     heads = {suffix: each.name for suffix, each in known.found.items()}
     stack = find_stack(known.base, ("num_hidden_layers", count))
-    return _of_stack({**known.of_family, "heads": heads}, known.base, known.of_config, stack)
+    source = _of_stack({**known.of_family, "heads": heads}, known.base, known.of_config, stack)
+    return _with_backbone(source, known, stack)
 
 
 @dataclass(frozen=True)
@@ -201,6 +205,19 @@ def _read_classes(model_type: str, own_type: str) -> _Classes:
         ),
     }
     return _Classes(base, found, of_config, of_family)
+
+
+def _with_backbone(source: FamilySource, known: _Classes, stack: Stack) -> FamilySource:
+    """The same with the encoder of its backbone, or without that class, which may have what no other has."""
+    backbone = known.found.get("Backbone")
+    if backbone is None or known.base.name in made_by(backbone):
+        return source
+    attribute, _, place = stack.path.rpartition(".")
+    is_model = any("PreTrainedModel" in each.bases for each in stack.owner.lineage())
+    if is_model and place and stack.owner.name in {each.name for each in assigned_classes(backbone, attribute)}:
+        encoder = replace(source, heads={"Model": stack.owner.name}, stack=place, layerdrop=None)
+        return replace(source, of_backbone=(InnerModel(attribute, stack.owner.name, encoder),))
+    return replace(source, heads={suffix: each for suffix, each in source.heads.items() if suffix != "Backbone"})
 
 
 def _with_language_model(known: _Classes, part: Part) -> FamilySource:

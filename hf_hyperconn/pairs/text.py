@@ -1,9 +1,10 @@
 """The text of a family's two files."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..models.sub_layers import SUB_LAYERS
+from .classes import auto_class
 from .language_models import APART
 from .layer_text import globals_read, is_cut, layer_class
 from .source_files import release
@@ -23,10 +24,7 @@ def auto_map(family: FamilySource) -> dict[str, str]:
     name = stem(family.model_type)
     return {
         "AutoConfig": f"configuration_{name}.HC{family.config}",
-        **{
-            "AutoModel" + suffix.removeprefix("Model"): f"modeling_{name}.HC{base}"
-            for suffix, base in family.heads.items()
-        },
+        **{auto_class(suffix): f"modeling_{name}.HC{base}" for suffix, base in family.heads.items()},
     }
 
 
@@ -92,7 +90,7 @@ def modeling_text(family: FamilySource) -> str:
             _head(family, sources),
             *(layer_class(layer, each) for each in sources for layer in each.layers),
             _pretrained(family),
-            *(_inner(family, each) for each in family.inner),
+            *(_inner(family, each) for each in (*family.inner, *family.of_backbone)),
             *(_model(family, base, generates) for base, generates in _classes(family).items()),
         ],
     )
@@ -100,8 +98,9 @@ def modeling_text(family: FamilySource) -> str:
 
 def _head(family: FamilySource, sources: list[FamilySource]) -> str:
     """What stands before the classes of a file in which the layers of these sources are."""
+    whole = {family.heads["Model"], *family.outer, *_backbones(family)}
     title, part, between = _title(family), family.language_model, any(each.between for each in sources)
-    names = {family.pretrained, *family.heads.values()}
+    names = {family.pretrained, *family.heads.values(), *(each.name for each in family.of_backbone)}
     for each in sources:
         names |= {each.heads["Model"]}
         for recorder in each.recorders.values():
@@ -110,8 +109,8 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
             names |= {layer.name} | globals_read(layer)
     mixins = [
         *(["HyperConnectionComposite"] if part else []),
-        *(["HyperConnectionOuterModel"] if family.inner else []),
-        *(["HyperConnectionHead"] if {*_classes(family)} - {family.heads["Model"], *family.outer} else []),
+        *(["HyperConnectionOuterModel"] if family.inner or family.of_backbone else []),
+        *(["HyperConnectionHead"] if {*_classes(family)} - whole else []),
         *(["HyperConnectionModel"] if sources else []),
         "HyperConnectionPreTrainedModel",
     ]
@@ -168,17 +167,29 @@ def _inner(family: FamilySource, inner: InnerModel) -> str:
 
 def _model(family: FamilySource, base: str, generates: list[str]) -> str:
     pretrained, part = f"HC{family.pretrained}", family.language_model
-    if base not in {family.heads["Model"], *family.outer}:
+    if base in _backbones(family):
+        mixin, lines = "HyperConnectionOuterModel", [_made(family.of_backbone)]
+    elif base not in {family.heads["Model"], *family.outer}:
         mixin, lines = "HyperConnectionHead", [f"model_class = HC{family.heads['Model']}"]
     elif part:
         mixin, lines = "HyperConnectionComposite", [f"language_model_class = HC{part.name}"]
         lines += [f"stack = {shown(family.stack)}"] if family.stack != "language_model.layers" else []
     elif base in family.outer:
-        made = ", ".join(f"{shown(each.attribute)}: HC{each.source.prefix}{each.name}" for each in family.inner)
-        mixin, lines = "HyperConnectionOuterModel", [f"inner = {{{made}}}"]
+        mixin, lines = "HyperConnectionOuterModel", [_made(family.inner)]
     else:
         mixin, lines = "HyperConnectionModel", _of_stack(family)
     return _written(base, [mixin, pretrained, base, *generates], lines)
+
+
+def _made(inner: Iterable[InnerModel]) -> str:
+    """Which models a class makes."""
+    made = ", ".join(f"{shown(each.attribute)}: HC{each.source.prefix}{each.name}" for each in inner)
+    return f"inner = {{{made}}}"
+
+
+def _backbones(family: FamilySource) -> set[str]:
+    """The class that makes the encoder of the base model itself, if there is one."""
+    return {family.heads["Backbone"]} if family.of_backbone else set()
 
 
 def _of_stack(source: FamilySource) -> list[str]:
