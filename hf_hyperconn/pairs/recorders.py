@@ -46,8 +46,6 @@ def _recorders(base: Definition) -> Iterator[tuple[str, str, int]]:
                             case ast.Constant(str(what)), ast.Call(ast.Name(), [ast.Name(name)], [index]):
                                 if index.arg == "index":
                                     yield what, name, ast.literal_eval(index.value)
-                            case ast.Constant(str(what)), ast.Name(name):
-                                yield what, name, 0 if "hidden_states" in what else 1
                     return
 
 
