@@ -197,7 +197,7 @@ def test_what_is_recorded_is_the_bases(model_type):
     found, expected = converted(**asked), base(**asked)
     assert found.keys() == expected.keys()
     for name in [each for each in expected if each.endswith(("attentions", "hidden_states"))]:
-        assert len(found[name]) == len(expected[name]) > 0
+        assert len(found[name]) == len(expected[name])  # with Transformers 5.16, T5 itself records none
         assert all(map(torch.equal, found[name], expected[name])), name
 
 
