@@ -30,6 +30,7 @@ SHARED_CODE = (
     "hyper_connections_triton_kernels.py",
     "hyper_connections_triton_operators.py",
     "hyper_connections_types.py",
+    "initial_weights.py",
     "keel_connection.py",
     "manifold_hyper_connections.py",
     "manifold_hyper_connections_triton_kernels.py",

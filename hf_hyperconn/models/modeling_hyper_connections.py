@@ -15,15 +15,13 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from torch import nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedModel
-from transformers import initialization as init
 from transformers.utils import logging
 
 from .dynamic_activations import replace_norms
-from .hyper_connections import InitialisedModule
 from .hyper_connections_layer import HyperConnectionDecoderLayer, has_readout_module
+from .initial_weights import InitialWeights
 from .sub_layers import ADDED, READOUT, is_of_connection
 from .transformers_seam import declare, share_implementation_of_experts, share_names_of_weights
 
@@ -40,7 +38,7 @@ else:
 Model = TypeVar("Model", bound="HyperConnectionPreTrainedModel")
 
 
-class HyperConnectionPreTrainedModel(Base):
+class HyperConnectionPreTrainedModel(InitialWeights):
     """Mixin before a family's `PreTrainedModel`.
 
     config_class: the family's config, with the fields of hyper-connections.
@@ -100,42 +98,6 @@ class HyperConnectionPreTrainedModel(Base):
             self._keys_to_ignore_on_load_missing = {*(self._keys_to_ignore_on_load_missing or ()), ADDED.pattern}
         self.add_model_tags(["hyper-connections", "hf-hyperconn", f"hc-x{self.config.of_layers.hc_mult}"])
         super().post_init()
-
-    def _initialize_weights(self, module, is_custom_code=False):
-        # as for the base's class, whose weights these are: what is custom code may not know which have been loaded
-        super()._initialize_weights(module)
-
-    @torch.no_grad()
-    def initialize_weights(self):
-        # before a part that is a model of Transformers', such as Dinov2's encoder, does it in its own way
-        for part in self.modules():
-            if isinstance(part, PreTrainedModel) and not isinstance(part, HyperConnectionPreTrainedModel):
-                for module in part.modules():
-                    if isinstance(module, InitialisedModule):
-                        self._initialize_weights(module)
-        super().initialize_weights()
-        scaled: Any = [each for each in self.modules() if getattr(each, "hc_is_scaled", None) is False]
-        for module in scaled:
-            module.hc_is_scaled = True
-            parameter = getattr(module, module.hc_output_projection)
-            if not getattr(parameter, "_is_hf_initialized", False):  # it was not loaded
-                parameter.mul_(self.config.of_layers.hc_mult**-0.5)
-
-    def _init_weights(self, module):
-        super()._init_weights(module)
-        if isinstance(module, InitialisedModule):
-            for name, value in module.initial_values().items():
-                parameter = getattr(module, name)
-                init.copy_(parameter, _sharded_like(value, parameter))
-
-    def materialise_connections(self, device: torch.device) -> None:
-        """Create and initialise what hyper-connections have on the meta device, where loading leaves new weights."""
-        for module in self.modules():
-            if isinstance(module, HyperConnectionPreTrainedModel):
-                innermost = module  # a language model starts its norms in its own way
-            if isinstance(module, InitialisedModule) and any(p.is_meta for p in module.parameters()):
-                module.to_empty(device=device)
-                module.apply(innermost._init_weights)
 
     @classmethod
     def prepare_distribute_model(cls, distributed_config, *args, **kwargs):
@@ -345,7 +307,7 @@ class HyperConnectionHead(Base):
         if not any(isinstance(part, self.model_class) for part in self.modules()):
             raise ValueError(
                 f"{type(self).__name__} has no {self.model_class.__name__} in it, so it would have no connections. "
-                f"Convert a class that has one, such as {self.model_class.__name__} itself."
+                f"Convert a class that has one, such as {plain_class(self.model_class).__name__} itself."
             )
         self.post_init()
 
@@ -394,13 +356,3 @@ def without_fsdp_prefix(cls: type):
         yield
     finally:
         cls.__name__ = name
-
-
-def _sharded_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The part of a value that each rank has of a parameter; all of it unless the parameter is sharded."""
-    if not hasattr(parameter, "device_mesh"):
-        return value
-    from torch.distributed.tensor import distribute_tensor  # not part of every build of torch
-
-    sharded: Any = parameter
-    return distribute_tensor(value, sharded.device_mesh, sharded.placements)
