@@ -110,9 +110,7 @@ def _convert(options: argparse.Namespace) -> int:
         verification = result.verification and result.verification.as_dict()
         put(json.dumps({**plan.as_dict(), "verification": verification}, indent=2))
         return OK
-    _speaker(options)(
-        f"next          {plan.loading.format(folder=result.path)}\n              equals its base until you train it"
-    )
+    _speaker(options)(f"next          {plan.loading}\n              equals its base until you train it")
     put(str(result.path), as_is=True)
     return OK
 

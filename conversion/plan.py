@@ -74,12 +74,12 @@ class ConversionPlan:
 
     @property
     def loading(self) -> str:
-        """How the output is loaded from a folder: by an Auto class, which for a backbone would ask the Hub."""
+        """The call that loads the output from its folder: of an Auto class, which for a backbone would ask the Hub."""
         (architecture, *_) = _architectures(self.base_config, self.family)
         name = auto_class(self.family.head_of(architecture))
         if name == "AutoBackbone":
-            return f'hf_hyperconn.HC{architecture}.from_pretrained("{{folder}}")'
-        return f'{name}.from_pretrained("{{folder}}", trust_remote_code=True)'
+            return f'hf_hyperconn.HC{architecture}.from_pretrained("{self.out}")'
+        return f'{name}.from_pretrained("{self.out}", trust_remote_code=True)'
 
     @property
     def config(self) -> dict:

@@ -37,16 +37,14 @@ def moved_recorders(base: Definition, inlined: Iterable[Definition]) -> dict[str
 
 def _recorders(base: Definition) -> Iterator[tuple[str, str, int]]:
     """What is recorded, the class of modules and the place in what they return."""
-    for definition in base.lineage():
-        for node in definition.node.body:
-            match node:
-                case ast.Assign([ast.Name("_can_record_outputs")], ast.Dict(keys, values)):
-                    for key, value in zip(keys, values, strict=True):
-                        match key, value:
-                            case ast.Constant(str(what)), ast.Call(ast.Name(), [ast.Name(name)], [index]):
-                                if index.arg == "index":
-                                    yield what, name, ast.literal_eval(index.value)
-                    return
+    found = base.dict_of("_can_record_outputs")
+    for key, value in zip(found.keys, found.values, strict=True):
+        match key, value:
+            case (
+                ast.Constant(str(what)),
+                ast.Call(ast.Name(), [ast.Name(name)], [ast.keyword("index", index)]),
+            ):
+                yield what, name, ast.literal_eval(index)
 
 
 def _same_inside(definition: Definition, place: int) -> Iterator[Recorder]:

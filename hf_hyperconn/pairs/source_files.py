@@ -78,14 +78,24 @@ class Definition:
                         found[name] = value
         return found
 
-    def renamed(self) -> dict[str, str]:
-        """What its `attribute_map` calls fields, by the names that most families give them."""
+    @property
+    def pretrained(self) -> "Definition | None":
+        """The family's `PreTrainedModel`, nearest first; None for a class that is no such model."""
+        return next((each for each in self.lineage() if "PreTrainedModel" in each.bases), None)
+
+    def dict_of(self, name: str) -> ast.Dict:
+        """The dict that it assigns to a name in its body, its own or inherited; an empty one where there is none."""
         for definition in self.lineage():
             for node in definition.node.body:
                 match node:
-                    case ast.Assign([ast.Name("attribute_map")], ast.Dict(keys, values)):
-                        return _strings(keys, values)
-        return {}
+                    case ast.Assign([ast.Name(assigned)], ast.Dict() as found) if assigned == name:
+                        return found
+        return ast.Dict([], [])
+
+    def renamed(self) -> dict[str, str]:
+        """What its `attribute_map` calls fields, by the names that most families give them."""
+        found = self.dict_of("attribute_map")
+        return _strings(found.keys, found.values)
 
 
 class SourceFile:

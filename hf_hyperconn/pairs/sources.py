@@ -191,15 +191,14 @@ def _read_classes(model_type: str, own_type: str) -> _Classes:
     of_config = source_file(path_of(configuration)).find(config)
     if base is None or of_config is None:
         raise UnsupportedCheckpointError(f"transformers.models.{modeling} defines no {named['Model']}.")
-    pretrained = next((each.name for each in base.lineage() if "PreTrainedModel" in each.bases), None)
-    if pretrained is None:
+    if base.pretrained is None:
         raise UnsupportedCheckpointError(f"{base.name} is no PreTrainedModel that its source shows.")
     of_family = {
         "model_type": model_type,
         "configuration": configuration,
         "modeling": modeling,
         "config": config,
-        "pretrained": pretrained,
+        "pretrained": base.pretrained.name,
         "generative": frozenset(
             suffix for suffix, definition in found.items() if "GenerationMixin" in definition.bases
         ),
@@ -213,8 +212,8 @@ def _with_backbone(source: FamilySource, known: _Classes, stack: Stack) -> Famil
     if backbone is None or known.base.name in made_by(backbone):
         return source
     attribute, _, place = stack.path.rpartition(".")
-    is_model = any("PreTrainedModel" in each.bases for each in stack.owner.lineage())
-    if is_model and place and stack.owner.name in {each.name for each in assigned_classes(backbone, attribute)}:
+    made = {each.name for each in assigned_classes(backbone, attribute)}
+    if stack.owner.pretrained and stack.owner.name in made:
         encoder = replace(source, heads={"Model": stack.owner.name}, stack=place, layerdrop=None)
         return replace(source, of_backbone=(InnerModel(attribute, stack.owner.name, encoder),))
     return replace(source, heads={suffix: each for suffix, each in source.heads.items() if suffix != "Backbone"})

@@ -55,7 +55,7 @@ def find_inner_models(base: Definition) -> dict[str, Inner]:
                 ast.Call(ast.Name(name), [ast.Name(config)], []),
             ):
                 each = made[1].find(name)
-                if each is not None and any("PreTrainedModel" in of.bases for of in each.lineage()):
+                if each is not None and each.pretrained:
                     found[attribute] = Inner(each, *_changes(config, made[0]))
     return found if "decoder" in found else {}
 

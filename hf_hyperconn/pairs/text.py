@@ -1,7 +1,7 @@
 """The text of a family's two files."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..models.sub_layers import SUB_LAYERS
 from .classes import auto_class
@@ -89,7 +89,7 @@ def modeling_text(family: FamilySource) -> str:
         [
             _head(family, sources),
             *(layer_class(layer, each) for each in sources for layer in each.layers),
-            _pretrained(family),
+            _pretrained(family, sources),
             *(_inner(family, each) for each in (*family.inner, *family.of_backbone)),
             *(_model(family, base, generates) for base, generates in _classes(family).items()),
         ],
@@ -98,7 +98,7 @@ def modeling_text(family: FamilySource) -> str:
 
 def _head(family: FamilySource, sources: list[FamilySource]) -> str:
     """What stands before the classes of a file in which the layers of these sources are."""
-    whole = {family.heads["Model"], *family.outer, *_backbones(family)}
+    whole = {family.heads["Model"], *_inner_models(family)}
     title, part, between = _title(family), family.language_model, any(each.between for each in sources)
     names = {family.pretrained, *family.heads.values(), *(each.name for each in family.of_backbone)}
     for each in sources:
@@ -109,7 +109,7 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
             names |= {layer.name} | globals_read(layer)
     mixins = [
         *(["HyperConnectionComposite"] if part else []),
-        *(["HyperConnectionOuterModel"] if family.inner or family.of_backbone else []),
+        *(["HyperConnectionOuterModel"] if _inner_models(family) else []),
         *(["HyperConnectionHead"] if {*_classes(family)} - whole else []),
         *(["HyperConnectionModel"] if sources else []),
         "HyperConnectionPreTrainedModel",
@@ -136,9 +136,8 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
     )
 
 
-def _pretrained(family: FamilySource) -> str:
+def _pretrained(family: FamilySource, sources: list[FamilySource]) -> str:
     bases = ["HyperConnectionPreTrainedModel", family.pretrained]
-    sources = [] if family.language_model else [each.source for each in family.inner] or [family]
     if family.language_model:
         line = f"layer_classes = HC{family.language_model.name}.layer_classes"
     else:
@@ -166,30 +165,24 @@ def _inner(family: FamilySource, inner: InnerModel) -> str:
 
 
 def _model(family: FamilySource, base: str, generates: list[str]) -> str:
-    pretrained, part = f"HC{family.pretrained}", family.language_model
-    if base in _backbones(family):
-        mixin, lines = "HyperConnectionOuterModel", [_made(family.of_backbone)]
-    elif base not in {family.heads["Model"], *family.outer}:
+    pretrained, part, inner = f"HC{family.pretrained}", family.language_model, _inner_models(family)
+    if base in inner:
+        made = ", ".join(f"{shown(each.attribute)}: HC{each.source.prefix}{each.name}" for each in inner[base])
+        mixin, lines = "HyperConnectionOuterModel", [f"inner = {{{made}}}"]
+    elif base != family.heads["Model"]:
         mixin, lines = "HyperConnectionHead", [f"model_class = HC{family.heads['Model']}"]
     elif part:
         mixin, lines = "HyperConnectionComposite", [f"language_model_class = HC{part.name}"]
         lines += [f"stack = {shown(family.stack)}"] if family.stack != "language_model.layers" else []
-    elif base in family.outer:
-        mixin, lines = "HyperConnectionOuterModel", [_made(family.inner)]
     else:
         mixin, lines = "HyperConnectionModel", _of_stack(family)
     return _written(base, [mixin, pretrained, base, *generates], lines)
 
 
-def _made(inner: Iterable[InnerModel]) -> str:
-    """Which models a class makes."""
-    made = ", ".join(f"{shown(each.attribute)}: HC{each.source.prefix}{each.name}" for each in inner)
-    return f"inner = {{{made}}}"
-
-
-def _backbones(family: FamilySource) -> set[str]:
-    """The class that makes the encoder of the base model itself, if there is one."""
-    return {family.heads["Backbone"]} if family.of_backbone else set()
+def _inner_models(family: FamilySource) -> dict[str, tuple[InnerModel, ...]]:
+    """The models that have the layers, of each class that makes them itself: encoders, decoders."""
+    made = dict.fromkeys(family.outer, family.inner)
+    return {**made, family.heads["Backbone"]: family.of_backbone} if family.of_backbone else made
 
 
 def _of_stack(source: FamilySource) -> list[str]:
