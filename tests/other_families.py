@@ -8,11 +8,11 @@ from itertools import islice
 import pytest
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel
 
+import hf_hyperconn
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import TESTED, find_family
-from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .families import FAMILIES
 from .model_inputs import kind_that_runs, kinds_of_inputs
@@ -205,6 +205,12 @@ def fields_of(model_type: str) -> dict:
     return fields | OF_ITS_OWN.get(model_type, {})
 
 
+def class_of(folder: str) -> type[PreTrainedModel]:
+    """The class of a conversion."""
+    (architecture,) = AutoConfig.from_pretrained(folder).architectures
+    return getattr(hf_hyperconn, architecture)
+
+
 def inputs_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """What a model takes: two rows of 24 tokens, images, sounds."""
     tokens = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0)).tolist()
@@ -220,12 +226,3 @@ def loss_of(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Te
         return model(**inputs, labels=inputs.get("decoder_input_ids", inputs.get("input_ids"))).loss
     states = model(**inputs)[0]
     return (states * torch.randn(states.shape[1:], generator=torch.Generator().manual_seed(0))).mean()
-
-
-def separated(model: PreTrainedModel) -> PreTrainedModel:
-    """The conversion, its connections changed, so that its streams differ and all of its gradients do."""
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if is_of_connection(name):
-            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
-    return model

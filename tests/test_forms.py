@@ -12,7 +12,8 @@ from transformers import PreTrainedModel, ViTForImageClassification, ViTImagePro
 
 from hf_hyperconn import convert_model
 
-from .other_families import inputs_of, loss_of, separated, tiny
+from .conftest import randomise_connections
+from .other_families import inputs_of, loss_of, tiny
 from .recipe import SCRIPT, documented, gradients_of_ranks, on_ranks, run
 from .tolerances import COMPILED, REDUCED_GRADIENTS
 
@@ -23,7 +24,7 @@ forms = pytest.mark.parametrize("model_type", FORMS)
 
 
 def converted(model_type: str) -> PreTrainedModel:
-    return separated(convert_model(copy.deepcopy(tiny(model_type)), hc_mult=2))
+    return randomise_connections(convert_model(copy.deepcopy(tiny(model_type)), hc_mult=2))
 
 
 def loss_and_gradients(model: PreTrainedModel) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

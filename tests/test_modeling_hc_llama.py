@@ -17,7 +17,6 @@ from transformers import (
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
     LlamaModel,
-    LlamaPreTrainedModel,
     pipeline,
 )
 
@@ -33,8 +32,6 @@ from hf_hyperconn import (
 )
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.models.hyper_connections import reduce_streams
-from hf_hyperconn.models.modeling_hc_llama import HCLlamaPreTrainedModel
-from hf_hyperconn.models.modeling_hyper_connections import HyperConnectionHead
 
 from .conftest import llama_config, randomise_connections
 from .tolerances import COMPILED
@@ -146,20 +143,6 @@ def test_output_projections_are_scaled_as_the_paper_of_the_connection_says(conne
         assert scaled.weight.std().item() == pytest.approx(expected, rel=0.05)
     for plain in (layer.self_attn.q_proj, layer.mlp.up_proj):
         assert plain.weight.std().item() == pytest.approx(0.02, rel=0.05)
-
-
-def test_a_head_without_a_base_model_is_refused():
-    class Alone(LlamaPreTrainedModel):
-        def __init__(self, config):
-            super().__init__(config)
-            self.score = torch.nn.Linear(config.hidden_size, 2)
-            self.post_init()
-
-    class HCAlone(HyperConnectionHead, HCLlamaPreTrainedModel, Alone):
-        model_class = HCLlamaModel
-
-    with pytest.raises(ValueError, match="HCAlone has no HCLlamaModel in it"):
-        HCAlone(hc_config())
 
 
 def test_conversion_keeps_the_weights(llama, llama_folder):

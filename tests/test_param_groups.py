@@ -102,7 +102,7 @@ def test_ablations_of_table_3(width, depth, tanh, ids):
     freeze_hc(model, width=width, depth=depth)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
-    for _ in range(6):
+    for _ in range(12):
         optimizer.zero_grad()
         model(ids, labels=ids).loss.backward()
         optimizer.step()

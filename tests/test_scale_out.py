@@ -14,8 +14,8 @@ pytest.importorskip("datasets")
 from examples.continue_pretraining import main
 from hf_hyperconn import HCLlamaForCausalLM
 
+from .conftest import randomise_connections
 from .families import FAMILIES
-from .other_families import separated
 from .recipe import (
     COMMANDS,
     ON_CPU,
@@ -158,7 +158,7 @@ def test_connections_are_float32_in_mixed_precision(stories, texts, tmp_path, mo
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "ranks"), [("runs/ddp", "MULTI_CPU"), (FSDP2, "FSDP")])
 def test_gradients_of_two_ranks_are_those_of_the_joined_batch(engine, ranks, stories, tmp_path):
-    separated(HCLlamaForCausalLM.from_prenorm(stories)).save_pretrained(tmp_path)
+    randomise_connections(HCLlamaForCausalLM.from_prenorm(stories)).save_pretrained(tmp_path)
     assert f"gradients of 2 {ranks} ranks agree" in gradients_of_ranks(engine, tmp_path)
 
 
