@@ -22,6 +22,9 @@ TOKENS, NEW_TOKENS, SAMPLES = 64, 16, 8000
 ROUNDING = 1e-5
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 HIDDEN_STATES, DECODER_IDS = ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"), "decoder_input_ids"
+ELSEWHERE = (
+    "the conversion can't be compared with it; use --verify structure, and compare the two on inputs of your own"
+)
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -100,7 +103,8 @@ def compare_models(
     config: of the conversion.
     layers: how many of the first layers to run.
 
-    Raises `VerificationError` when one of them can't be loaded, lacks weights or has others, or computes NaN.
+    Raises `VerificationError` when one of them can't be loaded, lacks weights or has others, or computes NaN, and when
+    the base can't run on what is made for it here.
     """
     plain_class = base_class(target[0], config, family)
     hc_class = getattr(family.modeling_module(), f"HC{plain_class.__name__}")
@@ -108,19 +112,29 @@ def compare_models(
     for dtype in dict.fromkeys([DTYPES.get(base[1].dtype, torch.float32), torch.float32]):
         ran = []
         for model_class, (source, weights) in ((plain_class, base), (hc_class, target)):
-            ran.append(_run(model_class, source, weights, family, dtype, layers))
+            model = _load(model_class, source, weights, family, dtype, layers)
+            try:
+                ran.append(_run(model, source))
+            except Exception as error:
+                if model_class is not plain_class or isinstance(error, VerificationError):
+                    raise
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise VerificationError(
+                    f"{plain_class.__name__} can't run here ({reason:.200}), so {ELSEWHERE}"
+                ) from error
+            del model
+            gc.collect()
             if fault := ran[-1]["fault"]:
                 raise VerificationError(fault)
         results.append(_compare(str(dtype).removeprefix("torch."), *ran))
     return tuple(results)
 
 
-def _run(model_class, source: Source, weights: Weights, family: Family, dtype: torch.dtype, layers: int) -> dict:
+def _run(model: Any, source: Source) -> dict:
     """Logits (or last hidden state, or maps), hidden states and greedy continuation on fixed tokens, or a fixed image.
 
     `fault` says which weights are no numbers, or that those it has lead to none; None where all is well.
     """
-    model: Any = _load(model_class, source, weights, family, dtype, layers)
     inputs, new_tokens = _inputs(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some models draw what they mask
@@ -144,8 +158,6 @@ def _run(model_class, source: Source, weights: Weights, family: Family, dtype: t
             result["continuation"] = model.generate(
                 **prompt, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0
             )
-    del model
-    gc.collect()
     return result
 
 
@@ -175,8 +187,7 @@ def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
         case "pixel_values" if hasattr(config, "image_size"):
             return {"pixel_values": _image(config, model, generator)}, 0
     raise VerificationError(
-        f"{type(model).__name__} takes {model.main_input_name}, and what to give it is not known here, so it can't be "
-        f"compared with its base. Use --verify structure, and compare the two on inputs of your own."
+        f"{type(model).__name__} takes {model.main_input_name}, and what to give it is not known here, so {ELSEWHERE}"
     )
 
 

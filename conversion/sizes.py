@@ -8,6 +8,7 @@ from hf_hyperconn.families import Family, configs_of_stacks
 from .checkpoint import Weights
 
 LARGEST = 2**31  # size that a model has
+A_ROW_A_TOKEN = re.compile(r"[\w.]+\(config\.vocab_size,")  # how most models make their embeddings
 
 
 def is_size(value: object) -> bool:
@@ -32,7 +33,8 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
     if family.source.inner:  # whose embeddings and norms have names of their own
         return None
     prefix, hidden = weights.prefix, config["hidden_size"]
-    if "embed_tokens" in family.source.modules and (found := _of_embedding(config, weights, family)):
+    embedding = family.source.modules.get("embed_tokens", "")
+    if A_ROW_A_TOKEN.match(embedding) and (found := _of_embedding(config, weights, family)):
         return found
     for parameter in family.norm if "norm" in family.source.modules else ():
         norm = weights.tensors.get(name := f"{prefix}norm.{parameter}")

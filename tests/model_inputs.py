@@ -1,7 +1,7 @@
 """What models take: text, images, sounds. Imports neither this package nor its tests."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -19,36 +19,53 @@ def kinds_of_inputs(model, prompts) -> Iterator[dict[str, torch.Tensor]]:
 
     taken = inspect.signature(model.forward).parameters
     begun = {"decoder_input_ids": torch.tensor([ids[:5] for ids in prompts])} if config.is_encoder_decoder else {}
-    image = noise(rows, field("num_channels", "in_channels", "in_chans", default=3), 16, 16)
+    text = {
+        "input_ids": torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompts]),
+        "attention_mask": torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]),
+    }
+    senses = [*_seen(taken, rows, noise, field), *({**heard, **begun} for heard in _heard(taken, rows, noise, field))]
+    if "input_ids" in taken and "grid_thw" not in taken:
+        if hasattr(model, "logit_scale") and hasattr(config, "vision_config"):  # it compares texts with images
+            yield from ({**text, **each} for each in senses)
+        yield {**text, **begun}
+    yield from senses
+    if "input_ids" in taken:
+        also = {"qformer_input_ids": text["input_ids"]} if "qformer_input_ids" in taken else {}
+        yield from ({**text, **also, **each} for each in senses)
+
+
+def _seen(taken, rows: int, noise: Callable, field: Callable) -> Iterator[dict[str, torch.Tensor]]:
+    """Images and videos, by the arguments that a model has for them."""
+    channels, patch = field("num_channels", "in_channels", "in_chans", default=3), field("patch_size", default=4)
     if "grid_thw" in taken:
-        size = field("num_channels", "in_channels", "in_chans", default=3) * field("patch_size", default=4) ** 2
-        patches = noise(16 * rows, size * field("temporal_patch_size", default=1))
+        patches = noise(16 * rows, channels * patch**2 * field("temporal_patch_size", "patch_temporal", default=1))
         grid = {"grid_thw": torch.tensor([[1, 4, 4]] * rows)}
         grid |= {"merge_sizes": torch.tensor([2] * rows)} if "merge_sizes" in taken else {}
         yield {next(iter(taken)): patches, **grid}
-        yield {
-            next(iter(taken)): patches.view(16 * rows, -1, field("patch_size", default=4), field("patch_size")),
-            **grid,
-        }
-    elif "input_ids" in taken:
-        text = {
-            "input_ids": torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompts]),
-            "attention_mask": torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]),
-        }
-        if hasattr(model, "logit_scale") and hasattr(config, "vision_config"):  # it compares texts with images
-            yield {**text, "pixel_values": image}
-        yield {**text, **begun}
+        yield {next(iter(taken)): patches.view(16 * rows, -1, patch, patch), **grid}
+    if "spatial_shapes" in taken:
+        shapes = {"spatial_shapes": torch.tensor([[4, 4]] * rows), "pixel_attention_mask": torch.ones(rows, 16)}
+        yield {"pixel_values": noise(rows, 16, channels * patch**2), **shapes}
     if "pixel_values" in taken:
-        yield {"pixel_values": image}
-    for name in {"pixel_values", "pixel_values_videos"} & taken.keys():
-        yield {name: noise(rows, field("num_frames", "frames_per_clip", default=4), 3, 16, 16)}
+        yield {"pixel_values": noise(rows, channels, 16, 16)}
+    for name in ("pixel_values", "pixel_values_videos"):
+        if name in taken:
+            yield {name: noise(rows, field("num_frames", "frames_per_clip", default=4), 3, 16, 16)}
+
+
+def _heard(taken, rows: int, noise: Callable, field: Callable) -> Iterator[dict[str, torch.Tensor]]:
+    """Sounds, by the arguments that a model has for them."""
     if "input_features" in taken:
-        features = field("num_mel_bins", "input_feat_per_channel", "feature_size", "hidden_size")
-        yield {"input_features": noise(rows, features, 2 * field("max_source_positions", default=32)), **begun}
-        yield {"input_features": noise(rows, 64, features), **begun}
+        names = "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", "hidden_size"
+        features, mask = field(*names, default=8), "input_features_mask"
+        for shape in ((features, 2 * field("max_source_positions", default=32)), (64, features)):
+            heard = {"input_features": noise(rows, *shape)}
+            yield heard
+            if mask in taken:
+                yield {**heard, mask: torch.ones(rows, max(shape), dtype=torch.long)}
     if "input_values" in taken:
-        yield {"input_values": noise(rows, 8000), **begun}
-        yield {"input_values": noise(rows, 1, 8000), **begun}
+        for shape in ((8000,), (1, 8000), (64, field("num_mel_bins", default=8))):
+            yield {"input_values": noise(rows, *shape)}
 
 
 def kind_that_runs(model, prompts) -> int:

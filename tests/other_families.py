@@ -114,6 +114,7 @@ MROPE = {
         "partial_rotary_factor": 1.0,
     }
 }
+BY_LAYER = {"rope_type": "default", "rope_theta": 10000.0}
 LIKE_T5 = {"decoder_start_token_id": 0, "num_decoder_layers": 4, "d_kv": 8, "d_ff": 48}
 # asked of one family
 OF_ITS_OWN = {
@@ -129,7 +130,23 @@ OF_ITS_OWN = {
     "qwen3_vl_text": MROPE,
     "qwen3_vl_moe_text": MROPE,
     "qwen3_omni_moe_text": MROPE,
-    "ernie4_5_vl_moe_text": MROPE | {"moe_intermediate_size": [16, 16]},
+    "ernie4_5_vl_moe_text": {
+        "rope_parameters": MROPE["rope_parameters"] | {"mrope_section": [1, 1, 2]},
+        "moe_intermediate_size": [16, 16],
+    },
+    "hunyuan_vl_text": MROPE,
+    "qwen2_5_omni_text": MROPE,
+    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), {"vision_start_token_id": 90}),
+    "diffusion_gemma_text": {"top_k_experts": 2},
+    **dict.fromkeys(
+        ("cohere_compass", "cohere_compass_text"),
+        {"rope_parameters": {"full_attention": BY_LAYER, "sliding_attention": BY_LAYER}},
+    ),
+    **dict.fromkeys(("deepseek_ocr2", "deepseek_ocr2_text"), {"mlp_layer_types": ["dense", *["sparse"] * 3]}),
+    "kyutai_speech_to_text": {"audio_pad_token_id": 95},
+    "audio-spectrogram-transformer": {"max_length": 64},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}, "n_heads": 4, "n_layers": 4},
+    "molmo2_vision": {"image_size": [16, 16]},
     "qwen2_vl_text": MROPE,
     "qwen2_5_vl_text": MROPE,
     **dict.fromkeys(("t5", "mt5", "umt5", "switch_transformers"), LIKE_T5),
@@ -140,9 +157,10 @@ OF_ITS_OWN = {
     "kimi_linear": {"layer_types": [*["linear_attention"] * 3, "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
 }
-LATENT_ATTENTION = [
-    *("axk1", "axk2", "deepseek_v2", "deepseek_v32", "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa"),
-    *("kimi_linear", "minicpm3", "mistral4", "mistral_large4_text", "youtu"),
+KEYS_FOR_EACH_HEAD = [
+    *("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots3_note_text", "esmc"),
+    *("glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "longcat_flash", "minicpm3", "mistral4", "mistral_large4_text"),
+    "youtu",
 ]
 COMMON = ["dinov2", "gemma3_text", "gemma4_text", "glm4", "gpt2", "gpt_neox", "mamba", "phi", "t5", "vit", "whisper"]
 # those that stand for a form of layers, or of models around them
@@ -195,7 +213,7 @@ def fields_of(model_type: str) -> dict:
         name for name in known if isinstance(found := getattr(config_class, name, None), property) and not found.fset
     }
     fields = {name: value for name, value in FIELDS.items() if name in known - fixed}
-    if model_type in LATENT_ATTENTION:
+    if model_type in KEYS_FOR_EACH_HEAD:
         fields["num_key_value_heads"] = fields["num_attention_heads"]
     if config_class.sub_configs and not hasattr(config_class, "sub_configs_defaults"):
         pytest.skip(f"this Transformers does not say of what the config of {model_type} is made")

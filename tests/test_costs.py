@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaForCausalLM
 
 from hf_hyperconn import HCOlmoeForCausalLM, HCOlmoForCausalLM
-from hf_hyperconn.analysis.costs import base_flops, connection_flops, experts_met, kept_bytes
+from hf_hyperconn.analysis.costs import base_flops, connection_flops, experts_met, kept_bytes, number_of_experts
 from hf_hyperconn.kinds.kind import NORM
 
 from .conftest import hc_llama, kept_for_a_token, llama_config
@@ -173,6 +173,11 @@ def test_table_9(n, measured):
     """OLMo-1B with SHC keeps n + 1 rows of 16 bits a connection; Appendix B adds 2n to a count of bytes, a layer."""
     found = (measured - 41.11) * 1e9 / (16_384 * 16 * 2048)
     assert found == pytest.approx(2 * 2 * (n + 1), **PRINTED_MEMORY)
+
+
+def test_experts_stand_in_a_config_of_the_mlp_too():
+    config = {"ffn_config": {"moe_num_experts": 16, "moe_top_k": 4}}
+    assert (experts_met(config), number_of_experts(config)) == (4, 16)
 
 
 @pytest.mark.parametrize(("met", "expected"), [(2, 2), ([2, 2, 2], 2), ([2, 3], [2, 3]), ([], [])])

@@ -26,7 +26,6 @@ from hf_hyperconn.models.modeling_hyper_connections import HyperConnectionHead
 from .conftest import asked_for
 from .other_families import (
     COMMON,
-    LATENT_ATTENTION,
     LONG_TAIL,
     OF_EACH_FORM,
     RELEASE,
@@ -236,6 +235,12 @@ def test_a_head_without_a_base_model_is_refused():
         HCAlone(config)
 
 
+def test_an_auto_class_without_a_base_model_has_no_head():
+    """Seamless M4T's text model has an encoder and a decoder of the base model's, not that."""
+    assert find_family("seamless_m4t").heads == {"Model": "SeamlessM4TModel"}
+    assert "CohereCompassTextForSequenceClassification" in find_family("cohere_compass_text").heads.values()
+
+
 @pytest.mark.parametrize("model_type", ["gpt2", "mamba2", "t5"])
 def test_output_projections_start_as_the_base_starts_them_but_smaller(model_type):
     """By a rule of the family's own, which may be one for a module around them."""
@@ -278,7 +283,7 @@ def test_what_an_encoder_made_is_refused():
 
 
 def test_the_docs_name_every_family():
-    assert {*COMMON, *LATENT_ATTENTION, *OF_EACH_FORM} < set(LONG_TAIL)
+    assert {*COMMON, *OF_EACH_FORM} < set(LONG_TAIL)
     assert listed() == LONG_TAIL
 
 

@@ -36,6 +36,7 @@ OF_ANOTHER_FORM = {
     "bart": "the forward of BartEncoderLayer .* changes the stream by more than additions",
     "bert": "the forward of BertLayer is not a chain",
     "albert": "AlbertModel has no list of layers whose classes",
+    "sam3_vit_model": "the forward of Sam3ViTLayer .* the stream has rows and columns, where a sequence is expected",
     "unheard-of": "has no model type 'unheard-of'",
 }
 

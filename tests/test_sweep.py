@@ -37,7 +37,8 @@ def test_the_readme_says_how_many_are_exact(record):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model_type", ["gptj", "siglip_vision_model", "aimv2_vision_model", "bert", "clip_vision_model", "llama4"]
+    "model_type",
+    ["gptj", "siglip_vision_model", "aimv2_vision_model", "bert", "clip_vision_model", "llama4", "moshi", "dbrx"],
 )
 def test_a_sample_is_as_recorded(model_type, record):
     if transformers.__version__ != RELEASE:

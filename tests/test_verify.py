@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion import numeric
@@ -143,6 +143,16 @@ def test_a_difference_in_the_computation_fails(out, llama_folder):
     report = verify_checkpoint(out, str(llama_folder))
     assert report.changed == 0
     assert "in float32, logits, hidden states" in report.failure
+
+
+def test_a_base_that_does_not_run_on_what_is_made_for_it(llama_folder, out, monkeypatch):
+    def needs_more(*arguments, **named):
+        raise ValueError("specify a language\nof the target")
+
+    monkeypatch.setattr(LlamaForCausalLM, "generate", needs_more)
+    report = verify_checkpoint(out, str(llama_folder))
+    assert report.failure.startswith("LlamaForCausalLM can't run here (specify a language of the target), so ")
+    assert "use --verify structure" in report.failure
 
 
 def test_a_conversion_that_fails_verification_is_kept_but_not_put_in_place(llama_folder, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from ..models.sub_layers import is_of_connection
 
 EXPERT = ".experts."  # in the names of routed experts, not of shared ones
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-MET = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+MET = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
 MET_BY_RULE = {"switch_transformers": 1, "nllb-moe": 2}  # by model type, where no field says
 LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration")
 EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "embed_in.weight", "wte.weight", "wpe.weight")
@@ -42,7 +42,11 @@ def experts_met(config: Mapping) -> int | None:
 
 
 def _of_a_layer(config: Mapping, names: Iterable[str]):
-    """The value of the first of these names; of a list that has the same for each layer (HunYuan's), that."""
+    """The value of the first of these names; of a list that has the same for each layer (HunYuan's), that.
+
+    DBRX has them in a config of its MLP.
+    """
+    config = {**(config.get("ffn_config") or {}), **config}
     value = next((config[name] for name in names if name in config), None)
     return value[0] if isinstance(value, list) and value and all(each == value[0] for each in value) else value
 

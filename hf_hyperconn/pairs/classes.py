@@ -60,6 +60,6 @@ def first_with(model: str | None) -> str | None:
 
 
 def made_by(head: Definition) -> set[str]:
-    """The classes that a head's `__init__` names: some have no more of a model than what it looks with."""
-    made = head.method("__init__")
-    return set() if made is None else {node.id for node in ast.walk(made[0]) if isinstance(node, ast.Name)}
+    """What a head's `__init__` names, its own or inherited: some have no more of a model than what it looks with."""
+    made = [node for each in head.lineage() for node in each.node.body if getattr(node, "name", None) == "__init__"]
+    return {node.id for each in made for node in ast.walk(each) if isinstance(node, ast.Name)}

@@ -36,7 +36,7 @@ class FamilySource:
     generative: which of them have `generate` from a base of their own.
     stack: where the base model has its layers, as `layers` or `encoder.layers`.
     count: the field of the config that says how many.
-    modules: names of the attributes that the base model's own `__init__` sets.
+    modules: the attributes that the base model's own `__init__` sets, and how its source writes what it sets them to.
     between: a method of the base model that its forward may call on the stream between layers; None without any.
     layerdrop: the attribute of what has the layers that says how often one is left out in training; None without any.
     recorders: of what Transformers records at modules that are not called, by what that is.
@@ -59,7 +59,7 @@ class FamilySource:
     generative: frozenset[str]
     stack: str
     count: str
-    modules: frozenset[str]
+    modules: dict[str, str]
     between: str | None
     layerdrop: str | None
     recorders: dict[str, Recorder]
@@ -144,7 +144,8 @@ def read_family(model_type: str) -> FamilySource:
     if models := find_inner_models(known.base):
         return _with_inner_models(known, models)
     count = known.of_config.renamed().get("num_hidden_layers")
-    heads = {suffix: each.name for suffix, each in known.found.items()}
+    backbone = {suffix: each.name for suffix, each in known.found.items() if suffix == "Backbone"}
+    heads = known.whole_heads | backbone
     stack = find_stack(known.base, ("num_hidden_layers", count))
     source = _of_stack({**known.of_family, "heads": heads}, known.base, known.of_config, stack)
     return _with_backbone(source, known, stack)
@@ -327,6 +328,8 @@ def _of_layer(
     cut = cut_branches(forward, of_forward.text, layer.name, layer, of_config, known)
     if how.takes_first != (cut.returned is not None):
         raise refusal(layer.name, "it returns other than its model takes")
+    if f"{forward.args.args[1].arg}.shape[2]" in map(ast.unparse, ast.walk(forward)):
+        raise refusal(layer.name, "the stream has rows and columns, where a sequence is expected")
     norm, values = norm_of(layer)
     return LayerSource(
         name=layer.name,
@@ -339,11 +342,11 @@ def _of_layer(
     )
 
 
-def _attributes(base: Definition) -> frozenset[str]:
-    """The names of `self.name = ...` in a class's `__init__`."""
-    found = set()
+def _attributes(base: Definition) -> dict[str, str]:
+    """The names of `self.name = ...` in a class's `__init__`, and what stands on the right."""
+    found = {}
     for node in ast.walk(base.own_method("__init__")[0]):
         match node:
-            case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)]):
-                found.add(name)
-    return frozenset(found)
+            case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)], value=value):
+                found[name] = ast.unparse(value)
+    return found
