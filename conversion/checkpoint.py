@@ -47,11 +47,12 @@ class Weights:
 
     def stacks(self, family: Family) -> tuple[str, ...]:
         """`stack` for each list of layers of a family; what a base model calls it where the weights have none."""
-        if not family.source.inner:
-            named = [each for each in self._lists if f".{each}".endswith(f".{family.source.stack}.")]
-            return (min(named, key=_how_unlike_the_decoder, default=self.stack or "layers."),)
-        names = [f"{each.attribute}.{each.source.stack}." for each in family.source.inner]
-        return tuple(min((each for each in self._lists if each.endswith(name)), default=name) for name in names)
+        found = []
+        for place in family.source.places:
+            named = [each for each in self._lists if f".{each}".endswith(f".{place}.")]
+            usual = f"{place}." if family.source.inner else self.stack or "layers."
+            found.append(min(named, key=_how_unlike_the_decoder, default=usual))
+        return tuple(found)
 
     @property
     def _lists(self) -> set[str]:

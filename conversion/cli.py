@@ -139,7 +139,8 @@ def _inspect(options: argparse.Namespace) -> int:
 def _plot(options: argparse.Namespace) -> int:
     from .plot import draw
 
-    files = draw(options.folder, options.kind, text=options.text, against=options.against, out=options.out)
+    asked = {name: getattr(options, name) for name in ("text", "against", "out", "stack")}
+    files = draw(options.folder, options.kind, **asked)
     paths = [str(path) for path in files]
     put(json.dumps({"files": paths}, indent=2) if options.json else "\n".join(paths), as_is=True)
     return OK
@@ -314,6 +315,7 @@ def _parser() -> argparse.ArgumentParser:
         "--text", metavar="FILE", help="text to run the model on; without it, only the static weights are shown"
     )
     plot.add_argument("--against", metavar="MODEL", help="its base, for comparison: local folder or Hub id")
+    plot.add_argument("--stack", help="encoder or decoder, of a model with both (default: decoder)")
     plot.add_argument("-o", "--out", help="file to write, or folder for all kinds (default: DIR/figures)")
 
     card = command("card", _card, "write or update the model card of a checkpoint", CARD_EXAMPLES)

@@ -156,7 +156,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
 
 
 def _check_experts(source: Source, config: dict, weights: Weights) -> None:
-    is_mixture = any(EXPERT in name for name in weights.tensors)
+    is_mixture = any(EXPERT.search(name) for name in weights.tensors)
     counts = [experts_met(config), number_of_experts(config)]
     if is_mixture and not all(map(is_size, counts)):
         raise UnsupportedCheckpointError(

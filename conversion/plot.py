@@ -20,10 +20,17 @@ KINDS = ("connections", "similarity", "streams", "coefficients")
 SHEET = "sheet"
 SUFFIXES = (".png", ".pdf", ".svg")
 CHARACTERS = 2**20  # of a text, more than are studied
+LENGTH = 256  # tokens of a row
 
 
 def draw(
-    folder: str, kind: str = "all", *, text: str | None = None, against: str | None = None, out: str | None = None
+    folder: str,
+    kind: str = "all",
+    *,
+    text: str | None = None,
+    against: str | None = None,
+    out: str | None = None,
+    stack: str | None = None,
 ) -> list[Path]:
     """Draw a checkpoint's connections; one file for each kind of picture, or one sheet with all of them.
 
@@ -32,6 +39,7 @@ def draw(
     text: a text file that the model runs over; without one, the static weights alone are unfolded.
     against: its base, a folder or Hub id, whose similarity is drawn beside.
     out: a file, for all kinds also a folder; by default `figures` inside `folder`.
+    stack: of an encoder-decoder "encoder" or "decoder"; None for the decoder.
 
     Returns the files that were written; what had their names is replaced.
 
@@ -66,7 +74,7 @@ def draw(
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figures = _static_figures(folder) if written is None else _figures(folder, written, against)
+    figures = _static_figures(folder, stack) if written is None else _figures(folder, written, against, stack)
     for name, path in files.items():
         figure = figures[name]()
         picture = BytesIO()
@@ -125,17 +133,17 @@ def _check_place(path: Path) -> None:
         raise HyperConnError(f"no permission to write in '{place}'. Choose another place with -o.")
 
 
-def _static_figures(folder: str) -> "dict[str, Callable[[], Figure]]":
+def _static_figures(folder: str, stack: str | None) -> "dict[str, Callable[[], Figure]]":
     from hf_hyperconn.analysis import plots
     from hf_hyperconn.analysis.unfolding import unfold_static
 
     from .plot_models import load_connections
 
-    matrices = unfold_static(load_connections(LocalSource(Path(folder))))
+    matrices = unfold_static(load_connections(LocalSource(Path(folder))), stack)
     return {"connections": lambda: plots.connections_figure(matrices)}
 
 
-def _figures(folder: str, text: str, against: str | None) -> "dict[str, Callable[[], Figure]]":
+def _figures(folder: str, text: str, against: str | None, stack: str | None) -> "dict[str, Callable[[], Figure]]":
     from hf_hyperconn import convert_model
     from hf_hyperconn.analysis import plots
     from hf_hyperconn.analysis.study import batches_of, study
@@ -144,8 +152,14 @@ def _figures(folder: str, text: str, against: str | None) -> "dict[str, Callable
 
     source = LocalSource(Path(folder))
     base = None if against is None else open_base(against, source)
-    batches = batches_of(text, load_tokenizer(source))
-    model = load_model(source)
+    tokenizer, model = load_tokenizer(source), load_model(source)
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LENGTH
+    batches = batches_of(text, tokenizer, min(LENGTH, longest))
+    if model.main_input_name != "input_ids":
+        raise HyperConnError(
+            f"the model in '{folder}' takes {model.main_input_name}, not text. Draw its static weights, without "
+            f"--text, or run it on what it takes by hf_hyperconn.analysis.study (docs/analysis.md)."
+        )
     embeddings: Any = model.get_input_embeddings()
     tokens, largest = embeddings.num_embeddings, max((int(ids.max()) for ids in batches), default=0)
     if largest >= tokens:
@@ -153,13 +167,15 @@ def _figures(folder: str, text: str, against: str | None) -> "dict[str, Callable
             f"the tokenizer in '{folder}' gives a token {largest}, and the model has {tokens} from 0. Copy the "
             f"tokenizer's files from its base."
         )
-    found = study(model, batches)
+    decoded = ("input_ids", "decoder_input_ids") if model.config.is_encoder_decoder else ("input_ids",)
+    inputs = [dict.fromkeys(decoded, ids) for ids in batches]
+    found = study(model, inputs, stack)
     del model
     similarity = {Path(os.path.realpath(folder)).name: found.similarity}
     if base is not None and against is not None:
         one_stream = convert_model(load_model(base), hc_mult=1, connection="shc")
         name = Path(os.path.realpath(against)).name
-        similarity[against if name in similarity else name] = study(one_stream, batches).similarity
+        similarity[against if name in similarity else name] = study(one_stream, inputs, stack).similarity
     return {
         "connections": lambda: plots.connections_figure(found.matrices),
         "similarity": lambda: plots.similarity_figure(similarity),

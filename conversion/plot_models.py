@@ -9,6 +9,7 @@ from hf_hyperconn.registration import register_auto_classes
 
 from .card_facts import TOKENIZERS
 from .checkpoint import INDEX, open_tensors, read_config, read_weights
+from .hyper_config import family_of
 from .loading import while_loading
 from .source import CONFIG, Source, open_source
 
@@ -35,13 +36,17 @@ def load_connections(source: Source) -> PreTrainedModel:
     Raises `UnsupportedCheckpointError` when some of theirs are missing.
     """
     register_auto_classes()
-    weights = read_weights(source)
+    weights, family = read_weights(source), family_of(source, read_config(source))
     config = AutoConfig.from_pretrained(source.folder([CONFIG]), trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModel.from_config(config)
     with open_tensors(source, weights, "torch") as read:
-        names = filter(is_of_connection, weights.tensors)
-        tensors = {f"layers.{name.removeprefix(weights.stack or 'layers.')}": read(name) for name in names}
+        tensors = {
+            f"{stack}.{name.removeprefix(on_disk)}": read(name)
+            for stack, on_disk in zip(family.source.places, weights.stacks(family), strict=True)
+            for name in filter(is_of_connection, weights.tensors)
+            if name.startswith(on_disk)
+        }
     found = model.load_state_dict(tensors, strict=False, assign=True)
     _refuse_missing(source, filter(is_of_connection, found.missing_keys))
     return model

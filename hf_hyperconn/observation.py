@@ -47,6 +47,28 @@ def number_of_sub_layers(model: nn.Module) -> int:
     return max((connection.sub_layer + 1 for connection in _connections(model)), default=0)
 
 
+def attention_of(model: nn.Module) -> tuple[int, ...]:
+    """Which sub-layers have attention, in parallel blocks with an MLP beside it; counted from zero."""
+    named: list[tuple[str, Any]] = [(name.rpartition(".")[2], module) for name, module in model.named_modules()]
+    return tuple(each.sub_layer for name, each in named if hasattr(type(each), "matrices") and "att" in name)
+
+
+def with_layers(model: Any, stack: str | None = None) -> Any:
+    """The part of a model that has one list of layers, which may be all of it.
+
+    stack: of an encoder-decoder "encoder" or "decoder"; None for the decoder.
+
+    Raises `HyperConnError` for a stack that it doesn't have.
+    """
+    base = getattr(model, "base_model", model)
+    inner = [*getattr(base, "inner", ())]
+    if stack is not None and stack not in inner:
+        raise HyperConnError(
+            f"stack {stack!r} was asked for; {type(model).__name__} has {', '.join(inner) or 'one list of layers'}."
+        )
+    return getattr(base, stack or inner[-1]) if inner else model
+
+
 @contextmanager
 def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[None]:
     """Within it, every forward of `model` calls `see` for each sub-layer, in their order.

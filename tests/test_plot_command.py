@@ -1,5 +1,6 @@
 """`hf-hyperconn plot`: where its pictures go, what it loads and what it refuses."""
 
+import copy
 import fcntl
 import json
 import os
@@ -21,9 +22,11 @@ from hf_hyperconn.conversion.demo import byte_tokenizer
 from hf_hyperconn.conversion.plot import CHARACTERS, read_text
 from hf_hyperconn.conversion.plot_models import load_connections, load_model
 from hf_hyperconn.conversion.source import LocalSource
+from hf_hyperconn.families import find_family
 from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .conftest import hc_llama, randomise_connections
+from .other_families import tiny
 
 KINDS = ("connections", "similarity", "streams", "coefficients")
 
@@ -99,6 +102,57 @@ def test_static_weights_of_every_connection_without_those_of_the_base(connection
     assert torch.equal(found.inputs, expected.inputs)
     assert found.tokens == 0
     assert main(["plot", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gemma4_text", "t5", "whisper", "vit", "llava"])
+def test_static_weights_of_every_form(model_type, tmp_path):
+    """Whatever the list of layers is called, and wherever the model has it."""
+    model = randomise_connections(convert_model(copy.deepcopy(tiny(model_type))))
+    model.save_pretrained(tmp_path)
+    alone = load_connections(LocalSource(tmp_path))
+    for stack in find_family(model_type).source.inner or (None,):
+        name = stack and stack.attribute
+        expected, found = unfold_static(model, name), unfold_static(alone, name)
+        assert torch.equal(found.inputs, expected.inputs)
+        assert found.attention == expected.attention
+    assert main(["plot", str(tmp_path)]) == 0
+
+
+def test_which_sub_layers_have_attention():
+    """As in the paper's figures where a layer has two sub-layers; one of three, two of three, all, none."""
+    found = {
+        model_type: unfold_static(convert_model(copy.deepcopy(tiny(model_type)))).attention
+        for model_type in ("gpt2", "gemma4_text", "t5", "gpt_neox", "mamba2")
+    }
+    assert found == {
+        "gpt2": (0, 2, 4, 6),
+        "gemma4_text": (0, 3, 6, 9),
+        "t5": (0, 1, 3, 4, 6, 7, 9, 10),
+        "gpt_neox": (0, 1, 2, 3),
+        "mamba2": (),
+    }
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "t5"])
+def test_pictures_of_a_text_beside_the_base_of_other_forms(model_type, tmp_path, capsys):
+    tiny(model_type).save_pretrained(tmp_path / "base")
+    convert_model(copy.deepcopy(tiny(model_type))).save_pretrained(tmp_path / "hc")
+    byte_tokenizer().save_pretrained(tmp_path / "hc")
+    (tmp_path / "text").write_text("0123456789 !#$%" * 30)
+    command = ["plot", str(tmp_path / "hc"), "--text", str(tmp_path / "text"), "--against", str(tmp_path / "base")]
+    assert main(command) == 0
+    encoder = main([*command, "--stack", "encoder", "-o", str(tmp_path / "encoder.png")])
+    assert (encoder, (tmp_path / "encoder.png").exists()) == ((0, True) if model_type == "t5" else (1, False))
+    if encoder:
+        assert "stack 'encoder' was asked for; HCGPT2Model has one list of layers" in capsys.readouterr().err
+
+
+def test_a_model_that_takes_no_text(tmp_path, capsys):
+    convert_model(copy.deepcopy(tiny("whisper"))).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "text").write_text("0123456789 !#$%" * 30)
+    assert main(["plot", str(tmp_path), "--text", str(tmp_path / "text")]) == 1
+    assert "takes input_features, not text. Draw its static weights, without --text" in capsys.readouterr().err
 
 
 def test_a_model_without_a_language_model_head(tmp_path, folder):

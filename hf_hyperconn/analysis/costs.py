@@ -18,13 +18,20 @@ from ..families import configs_of_stacks, usual_names
 from ..kinds import kind_of, readout_of
 from ..models.sub_layers import is_of_connection
 
-EXPERT = ".experts."  # in the names of routed experts, not of shared ones
+# in the names of routed experts, not of shared ones nor of what routes; the second is Granite's and JetMoE's
+EXPERT = re.compile(r"\.experts\.(?!router)|(?:(?<!shared_)mlp|moe|experts)\.(?:in|out)put_linear\.weight$")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 MET = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
 MET_BY_RULE = {"switch_transformers": 1, "nllb-moe": 2}  # by model type, where no field says
-LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration")
-EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "embed_in.weight", "wte.weight", "wpe.weight")
-TOWER = re.compile(r"vision|visual|image|video|audio|speech")  # in the names of what a text doesn't go through
+LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+# what a token is looked up in, which may be the head, too; and what else is looked up, or no matrix
+EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embed_in|wte|w|shared|(?:tok_|word_)?embeddings)\.weight$")
+LOOKED_UP = re.compile(
+    r"(?:^|\.)(?:wpe|embed_positions|pos\w*_embeddings?|token_type_embeddings|embed_tokens_per_layer"
+    r"|relative_attention_bias)\.weight$|\.A_log$"
+)
+# in the names of what a text doesn't go through
+TOWER = re.compile(r"vision|visual|image|video|audio|speech|multi_?modal_projector")
 OF_TEXT = re.compile(r"language_model|text_model")  # in those of a language model that another model has in it
 # as `h.0.` in GPT-2, `encoder.layer.0.` in ViT
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|(?:res)?blocks?)\.([0-9]{1,9})\.")
@@ -74,7 +81,11 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
     layers = max(each["num_hidden_layers"] for each in configs_of_stacks(config))
     config = usual_names(config)
     is_language_model = all(name.endswith(LANGUAGE_MODELS) for name in config.get("architectures") or ())
-    has_tied_head = is_language_model and not any(name.endswith("lm_head.weight") for name in shapes)
+    embeddings = {tuple(shape) for name, shape in shapes.items() if EMBEDDING.search(name)}
+    of_that_shape = [name for name, shape in shapes.items() if tuple(shape) in embeddings]
+    has_tied_head = is_language_model and all(
+        any(pattern.search(name) for pattern in (EMBEDDING, LOOKED_UP, LAYER, TOWER)) for name in of_that_shape
+    )
     met_by_all = routed = 0
     for name, shape in shapes.items():
         layer = LAYER.search(name)
@@ -82,10 +93,10 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
             continue
         if "text_config" in config and TOWER.search(name):
             continue
-        is_looked_up = name.endswith(EMBEDDINGS) and not has_tied_head
-        if is_looked_up or len(tuple(shape)) < 2 or name.endswith("bias"):
+        is_looked_up = EMBEDDING.search(name) and not has_tied_head
+        if is_looked_up or LOOKED_UP.search(name) or len(tuple(shape)) < 2 or name.endswith("bias"):
             continue
-        if EXPERT in name:
+        if EXPERT.search(name):
             routed += prod(shape)
         else:
             met_by_all += prod(shape)

@@ -1,11 +1,12 @@
 """Pictures of what `study` finds. Each function draws on an Axes, a new one by default, and returns it.
 
-Sub-layers are counted from 1, as in the paper's figures: odd ones are attention.
+Sub-layers are counted from 1, as in the paper's figures.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import ceil
+from typing import Any
 
 import torch
 from matplotlib import pyplot as plt
@@ -29,12 +30,18 @@ LINES = ("-", "--", "-.", ":")
 
 
 def plot_connections(
-    matrix: torch.Tensor, ax: Axes | None = None, *, limit: float | None = None, title: str = ""
+    matrix: torch.Tensor,
+    ax: Axes | None = None,
+    *,
+    limit: float | None = None,
+    title: str = "",
+    attention: Iterable[int] | None = None,
 ) -> Axes:
     """An unfolded matrix C: what each sub-layer reads, by where it was written.
 
     matrix: `[K, K + 1]`, or `[K + 1, K + 1]` with the output's row.
     limit: absolute value at the ends of the colours; by default the largest in the matrix.
+    attention: the sub-layers to mark as such, counted from zero; by default every second one, from the first.
 
     Negative weights bear a stroke, to be told from positive ones in grey too.
     """
@@ -54,14 +61,21 @@ def plot_connections(
         [*(str(row + 1) for row in readers), "out"][: len(readers) + rows - size + 1],
     )
     ax.tick_params(axis="x", pad=10, length=0)
-    for column in range(1, size, 2):
+    marked = range(0, size - 1, 2) if attention is None else [*attention]
+    for sub_layer in marked:
         ax.plot(
-            [column] * 2, [-0.03, 0], transform=ax.get_xaxis_transform(), color=ATTENTION, linewidth=3, clip_on=False
+            [sub_layer + 1] * 2,
+            [-0.03, 0],
+            transform=ax.get_xaxis_transform(),
+            color=ATTENTION,
+            linewidth=3,
+            clip_on=False,
         )
     rows_of_negative, columns_of_negative = (matrix < 0).numpy().nonzero()
     ax.plot(columns_of_negative, rows_of_negative, "_", color="black", markersize=min(8, 160 / size))
     ax.set(xlim=(-0.5, size - 0.5), ylim=(rows - 0.5, -0.5))
-    ax.set(xlabel="written by sub-layer (green: attention)", ylabel="read by sub-layer", title=title)
+    green = " (green: attention)" if marked else ""
+    ax.set(xlabel=f"written by sub-layer{green}", ylabel="read by sub-layer", title=title)
     ax.figure.colorbar(image, ax=ax, shrink=0.8)
     return ax
 
@@ -185,7 +199,8 @@ def _connections(matrices: ConnectionMatrices) -> list[Panel]:
         panels.append(("Its standard deviation over tokens", matrices.inputs_deviation))
     panels += [(f"In stream {i + 1}", stream) for i, stream in enumerate(matrices.streams)]
     limit = float(torch.stack([panel.abs().max() for _, panel in panels]).max())
-    return [partial(_on, plot_connections, m, limit=limit, title=t) for t, m in panels]
+    alike: dict[str, Any] = {"limit": limit, "attention": matrices.attention}
+    return [partial(_on, plot_connections, m, title=t, **alike) for t, m in panels]
 
 
 def _similarity(percentiles: dict[str, torch.Tensor], ax: Axes) -> None:

@@ -1,7 +1,7 @@
 """Running a model over text, images or what else it takes, and asking everything of it in one pass."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import HyperConnError
-from ..observation import Inputs, in_evaluation_mode, number_of_sub_layers, observe, run
+from ..observation import Inputs, attention_of, in_evaluation_mode, number_of_sub_layers, observe, run, with_layers
 from .coefficients import CoefficientMeter
 from .similarity import LayerSimilarity
 from .streams import StreamMeter, StreamStatistics
@@ -38,7 +38,7 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
 
     Raises `HyperConnError` for a model without hyper-connections, or when there is no batch.
     """
-    part = _with_layers(model, stack)
+    part = with_layers(model, stack)
     connections = number_of_sub_layers(part)
     unfolding, similarity = Unfolding(connections, readout_of(part)), LayerSimilarity(connections)
     streams, coefficients = StreamMeter(connections), CoefficientMeter(connections)
@@ -54,21 +54,8 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
             empty = False
     if empty:
         raise HyperConnError("there was no batch to study. Give a longer text, or more inputs.")
-    return Study(unfolding.result(), similarity.result(), streams.result(), coefficients.result())
-
-
-def _with_layers(model: Any, stack: str | None) -> Any:
-    """The part of a model whose connections are studied, which may be all of it.
-
-    Raises `HyperConnError` for a stack that it doesn't have.
-    """
-    base = getattr(model, "base_model", model)
-    inner = [*getattr(base, "inner", ())]
-    if stack is not None and stack not in inner:
-        raise HyperConnError(
-            f"stack {stack!r} was asked for; {type(model).__name__} has {', '.join(inner) or 'one list of layers'}."
-        )
-    return getattr(base, stack or inner[-1]) if inner else model
+    matrices = replace(unfolding.result(), attention=attention_of(part))
+    return Study(matrices, similarity.result(), streams.result(), coefficients.result())
 
 
 def batches_of(

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import HyperConnError
-from ..observation import Observation
+from ..observation import Observation, attention_of, with_layers
 from ..outermost import config_of
 from .statistics import Moments
 
@@ -30,12 +30,14 @@ class ConnectionMatrices:
     streams: C^(i), `[N, K, K + 1]`.
     inputs_deviation: standard deviation of C^(0) over tokens.
     tokens: how many; 0 when static weights alone were unfolded.
+    attention: the sub-layers with attention, counted from zero; None where no model says which.
     """
 
     inputs: torch.Tensor
     streams: torch.Tensor
     inputs_deviation: torch.Tensor
     tokens: int
+    attention: tuple[int, ...] | None = None
 
 
 class Unfolding:
@@ -100,18 +102,22 @@ def readout_of(model: Any) -> str | torch.Tensor:
     return weights[0] if weights else getattr(of_layers, "hc_readout", "mean")
 
 
-def unfold_static(model: PreTrainedModel) -> ConnectionMatrices:
+def unfold_static(model: PreTrainedModel, stack: str | None = None) -> ConnectionMatrices:
     """Unfold the static weights of a model's connections, without what dynamic ones add for each token.
 
     Those of mHC and iHC are the weights that their biases alone make.
 
+    stack: of an encoder-decoder, "encoder" or "decoder"; None for the decoder.
+
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
-    connections: list[Any] = [module for module in model.modules() if hasattr(type(module), "matrices")]
+    part = with_layers(model, stack)
+    connections: list[Any] = [module for module in part.modules() if hasattr(type(module), "matrices")]
     if not connections:
         raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to unfold.")
     connections.sort(key=lambda connection: connection.sub_layer)
-    return replace(unfold(map(_static_part, connections), readout_of(model)), tokens=0)
+    found = unfold(map(_static_part, connections), readout_of(part))
+    return replace(found, tokens=0, attention=attention_of(part))
 
 
 @torch.no_grad()

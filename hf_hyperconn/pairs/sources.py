@@ -71,6 +71,11 @@ class FamilySource:
     of_backbone: "tuple[InnerModel, ...]" = ()
 
     @property
+    def places(self) -> tuple[str, ...]:
+        """Where the base model has its lists of layers."""
+        return tuple(f"{each.attribute}.{each.source.stack}" for each in self.inner) or (self.stack,)
+
+    @property
     def sub_layers(self) -> tuple[SubLayer, ...]:
         """Those of a layer."""
         return self.layers[0].cut.sub_layers
