@@ -36,10 +36,16 @@ TASKS = {
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
     "ForMaskedLM": "fill-mask",
     "ForImageClassification": "image-classification",
+    "ForSemanticSegmentation": "image-segmentation",
+    "ForDepthEstimation": "depth-estimation",
+    "ForMaskedImageModeling": "image-feature-extraction",
+    "ForVideoClassification": "video-classification",
     "ForAudioClassification": "audio-classification",
     "Backbone": "image-feature-extraction",
+    "ForPreTraining": "image-feature-extraction",
     "Model": "feature-extraction",
 }
 

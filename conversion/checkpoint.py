@@ -50,8 +50,10 @@ class Weights:
         found = []
         for place in family.source.places:
             named = [each for each in self._lists if f".{each}".endswith(f".{place}.")]
-            usual = f"{place}." if family.source.inner else self.stack or "layers."
-            found.append(min(named, key=_how_unlike_the_decoder, default=usual))
+            if not named and not family.source.inner:
+                named = [*self._lists]
+            of_base = [each for each in named if each.startswith(f"{family.source.in_heads}.")]
+            found.append(min(of_base or named, key=_how_unlike_the_decoder, default=f"{place}."))
         return tuple(found)
 
     @property

@@ -173,6 +173,8 @@ def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
             tokens = max(min(TOKENS, longest - NEW_TOKENS), 1)
             ids = torch.randint(config.vocab_size, (1, tokens), generator=generator)
             ids[torch.isin(ids, torch.tensor(_places(model.config), dtype=torch.long))] = 0
+            if type(model).__name__.endswith("ForMultipleChoice"):
+                return {"input_ids": ids.expand(1, 2, -1)}, 0
             seen = {"pixel_values": _image(model.config.vision_config, model, generator)} if _compares(model) else {}
             return {"input_ids": ids, **seen, **_begun(model, generator)}, min(NEW_TOKENS, longest - tokens)
         case "input_features" if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
@@ -185,7 +187,9 @@ def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
             heard = torch.randn(1, SAMPLES, generator=generator)
             return {"input_values": heard.to(model.dtype), **_begun(model, generator)}, NEW_TOKENS
         case "pixel_values" if hasattr(config, "image_size"):
-            return {"pixel_values": _image(config, model, generator)}, 0
+            frames = getattr(config, "num_frames", None)
+            image = _image(config, model, generator)
+            return {"pixel_values": image if frames is None else image.expand(1, frames, -1, -1, -1)}, 0
     raise VerificationError(
         f"{type(model).__name__} takes {model.main_input_name}, and what to give it is not known here, so {ELSEWHERE}"
     )

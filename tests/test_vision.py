@@ -24,6 +24,18 @@ from hf_hyperconn.conversion import cli
 
 SIZES = {"image_size": 16, "patch_size": 4, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
 SIZES |= {"num_hidden_layers": 3, "initializer_range": 0.2, "num_labels": 5}
+OF_HEADS = {
+    "BeitForSemanticSegmentation": {"num_hidden_layers": 4, "out_indices": [0, 1, 2, 3]},
+    "DPTForDepthEstimation": {
+        "is_hybrid": False,
+        "num_hidden_layers": 4,
+        "backbone_out_indices": [0, 1, 2, 3],
+        "neck_hidden_sizes": [8, 8, 8, 8],
+        "fusion_hidden_size": 8,
+    },
+    "VideoMAEForVideoClassification": {"num_frames": 4},
+    "ModernBertForMultipleChoice": {"vocab_size": 96, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
+}
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
@@ -96,6 +108,31 @@ def test_a_backbone_has_the_maps_of_its_base(name, tmp_path, monkeypatch, capsys
             found, expected = model(pixel_values=IMAGES), base(pixel_values=IMAGES)
         assert [each.shape for each in found.feature_maps] == [(2, 16, 4, 4)] * 2
         assert all(map(torch.equal, found.feature_maps, expected.feature_maps))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "auto_class"),
+    [
+        ("ViTForMaskedImageModeling", "AutoModelForMaskedImageModeling"),
+        ("ViTMAEForPreTraining", "AutoModelForPreTraining"),
+        ("BeitForSemanticSegmentation", "AutoModelForSemanticSegmentation"),
+        ("DPTForDepthEstimation", "AutoModelForDepthEstimation"),
+        ("VideoMAEForVideoClassification", "AutoModelForVideoClassification"),
+        ("ModernBertForMultipleChoice", "AutoModelForMultipleChoice"),
+    ],
+)
+def test_other_heads_are_converted_and_found(architecture, auto_class, tmp_path):
+    """By the package and by the code in the folder; verification runs both models on what the head takes."""
+    base_class = getattr(transformers, architecture)
+    config = base_class.config_class(**SIZES | OF_HEADS.get(architecture, {}))
+    torch.manual_seed(0)
+    base_class(config).save_pretrained(tmp_path / "base")
+    arguments = [str(tmp_path / name) for name in ("base", "hc")]
+    assert cli.main(["convert", *arguments, "-n", "2", "-q", "--verify", "full"]) == 0
+    for settings in ({}, {"trust_remote_code": True}):
+        model = getattr(transformers, auto_class).from_pretrained(tmp_path / "hc", **settings)
+        assert type(model).__name__ == f"HC{architecture}"
+    assert cli.main(["card", str(tmp_path / "hc")]) == 0
 
 
 def test_images_are_studied():

@@ -11,14 +11,20 @@ MAPPINGS = {
     "ForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
     "ForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
     "ForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "ForMultipleChoice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
     "ForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
     "ForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "ForSemanticSegmentation": "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
+    "ForDepthEstimation": "MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES",
+    "ForMaskedImageModeling": "MODEL_FOR_MASKED_IMAGE_MODELING_MAPPING_NAMES",
+    "ForVideoClassification": "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES",
     "ForAudioClassification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
     "ForImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
     "ForMultimodalLM": "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
     "ForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
     "ForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     "Backbone": "MODEL_FOR_BACKBONE_MAPPING_NAMES",
+    "ForPreTraining": "MODEL_FOR_PRETRAINING_MAPPING_NAMES",  # for most the class of another head
 }
 
 
@@ -32,7 +38,8 @@ def class_names(model_type: str) -> dict[str, str | None]:
     named = {suffix: table(variable).get(model_type) for suffix, variable in MAPPINGS.items()}
     if table(MAPPINGS["ForMultimodalLM"]):  # which has all of the other table, too
         named["ForMultimodalLM"] = named["ForMultimodalLM"] or named["ForImageTextToText"]
-    return named
+    pretrained = named.pop("ForPreTraining")
+    return named if pretrained in named.values() else {**named, "ForPreTraining": pretrained}
 
 
 def within_another(file: SourceFile, config: str) -> str | None:

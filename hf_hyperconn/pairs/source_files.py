@@ -92,6 +92,15 @@ class Definition:
                         return found
         return ast.Dict([], [])
 
+    def string(self, name: str) -> str | None:
+        """The string that it assigns to a name in its body, its own or inherited; None where there is none."""
+        for definition in self.lineage():
+            for node in definition.node.body:
+                match node:
+                    case ast.Assign([ast.Name(assigned)], ast.Constant(str() as found)) if assigned == name:
+                        return found
+        return None
+
     def renamed(self) -> dict[str, str]:
         """What its `attribute_map` calls fields, by the names that most families give them."""
         found = self.dict_of("attribute_map")

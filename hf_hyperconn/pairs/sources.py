@@ -30,6 +30,7 @@ class FamilySource:
 
     configuration, modeling: the modules of its classes, from `transformers.models`.
     config, pretrained: names of its classes.
+    in_heads: where heads have the base model, as `model`; None where the source does not say.
     layers: the classes of its layers, which have the same sub-layers.
     renamed: what its config calls fields, by the names that most families give them.
     heads: the name of its class behind each Auto class, by suffix, the base model first.
@@ -53,6 +54,7 @@ class FamilySource:
     modeling: str
     config: str
     pretrained: str
+    in_heads: str | None
     layers: "tuple[LayerSource, ...]"
     renamed: dict[str, str]
     heads: dict[str, str]
@@ -205,6 +207,7 @@ def _read_classes(model_type: str, own_type: str) -> _Classes:
         "modeling": modeling,
         "config": config,
         "pretrained": base.pretrained.name,
+        "in_heads": base.pretrained.string("base_model_prefix"),
         "generative": frozenset(
             suffix for suffix, definition in found.items() if "GenerationMixin" in definition.bases
         ),
