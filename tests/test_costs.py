@@ -209,6 +209,7 @@ def test_table_9(n, measured):
 def test_experts_stand_in_a_config_of_the_mlp_too():
     config = {"ffn_config": {"moe_num_experts": 16, "moe_top_k": 4}}
     assert (experts_met(config), number_of_experts(config)) == (4, 16)
+    assert experts_met({"ffn_config": "none", "moe_top_k": 2}) == 2
 
 
 @pytest.mark.parametrize(("met", "expected"), [(2, 2), ([2, 2, 2], 2), ([2, 3], [2, 3]), ([], [])])

@@ -53,7 +53,8 @@ def _of_a_layer(config: Mapping, names: Iterable[str]):
 
     DBRX has them in a config of its MLP.
     """
-    config = {**(config.get("ffn_config") or {}), **config}
+    if isinstance(of_mlp := config.get("ffn_config"), Mapping):
+        config = {**of_mlp, **config}
     value = next((config[name] for name in names if name in config), None)
     return value[0] if isinstance(value, list) and value and all(each == value[0] for each in value) else value
 
