@@ -112,9 +112,8 @@ def compare_models(
     for dtype in dict.fromkeys([DTYPES.get(base[1].dtype, torch.float32), torch.float32]):
         ran = []
         for model_class, (source, weights) in ((plain_class, base), (hc_class, target)):
-            model = _load(model_class, source, weights, family, dtype, layers)
             try:
-                ran.append(_run(model, source))
+                ran.append(_run(model_class, source, weights, family, dtype, layers))
             except Exception as error:
                 if model_class is not plain_class or isinstance(error, VerificationError):
                     raise
@@ -122,19 +121,18 @@ def compare_models(
                 raise VerificationError(
                     f"{plain_class.__name__} can't run here ({reason:.200}), so {ELSEWHERE}"
                 ) from error
-            del model
-            gc.collect()
             if fault := ran[-1]["fault"]:
                 raise VerificationError(fault)
         results.append(_compare(str(dtype).removeprefix("torch."), *ran))
     return tuple(results)
 
 
-def _run(model: Any, source: Source) -> dict:
+def _run(model_class, source: Source, weights: Weights, family: Family, dtype: torch.dtype, layers: int) -> dict:
     """Logits (or last hidden state, or maps), hidden states and greedy continuation on fixed tokens, or a fixed image.
 
     `fault` says which weights are no numbers, or that those it has lead to none; None where all is well.
     """
+    model: Any = _load(model_class, source, weights, family, dtype, layers)
     inputs, new_tokens = _inputs(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some models draw what they mask
@@ -158,6 +156,8 @@ def _run(model: Any, source: Source) -> dict:
             result["continuation"] = model.generate(
                 **prompt, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0
             )
+    del model
+    gc.collect()
     return result
 
 
