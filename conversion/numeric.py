@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_hyperconn.analysis.costs import LAYER
-from hf_hyperconn.errors import VerificationError
+from hf_hyperconn.errors import HyperConnError, VerificationError
 from hf_hyperconn.families import Family
 from hf_hyperconn.pairs.language_models import FIELD
 
@@ -115,7 +115,7 @@ def compare_models(
             try:
                 ran.append(_run(model_class, source, weights, family, dtype, layers))
             except Exception as error:
-                if model_class is not plain_class or isinstance(error, VerificationError):
+                if model_class is not plain_class or isinstance(error, HyperConnError):
                     raise
                 reason = " ".join(str(error).split()) or type(error).__name__
                 raise VerificationError(
