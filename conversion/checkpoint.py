@@ -47,13 +47,17 @@ class Weights:
 
     def stacks(self, family: Family) -> tuple[str, ...]:
         """`stack` for each list of layers of a family; what a base model calls it where the weights have none."""
+
+        def how_unlike(stack: str) -> tuple:
+            *kind, name = _how_unlike_the_decoder(stack)
+            return *kind, not name.startswith(f"{family.source.in_heads}."), name
+
         found = []
         for place in family.source.places:
             named = [each for each in self._lists if f".{each}".endswith(f".{place}.")]
             if not named and not family.source.inner:
                 named = [*self._lists]
-            of_base = [each for each in named if each.startswith(f"{family.source.in_heads}.")]
-            found.append(min(of_base or named, key=_how_unlike_the_decoder, default=f"{place}."))
+            found.append(min(named, key=how_unlike, default=f"{place}."))
         return tuple(found)
 
     @property
