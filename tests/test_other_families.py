@@ -237,9 +237,10 @@ def test_a_head_without_a_base_model_is_refused():
 
 def test_an_auto_class_without_a_base_model_has_no_head():
     """Seamless M4T's text model has an encoder and a decoder of the base model's, not that."""
+    if transformers.__version__ != RELEASE:
+        pytest.skip("another release has another decoder, or no Cohere Compass, whose head calls a general one's")
     assert find_family("seamless_m4t").heads == {"Model": "SeamlessM4TModel"}
-    if "cohere_compass_text" in transformers.CONFIG_MAPPING:  # whose head calls the constructor of a general one
-        assert "CohereCompassTextForSequenceClassification" in find_family("cohere_compass_text").heads.values()
+    assert "CohereCompassTextForSequenceClassification" in find_family("cohere_compass_text").heads.values()
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "mamba2", "t5"])
