@@ -20,7 +20,6 @@ KINDS = ("connections", "similarity", "streams", "coefficients")
 SHEET = "sheet"
 SUFFIXES = (".png", ".pdf", ".svg")
 CHARACTERS = 2**20  # of a text, more than are studied
-LENGTH = 256  # tokens of a row
 
 
 def draw(
@@ -146,20 +145,20 @@ def _static_figures(folder: str, stack: str | None) -> "dict[str, Callable[[], F
 def _figures(folder: str, text: str, against: str | None, stack: str | None) -> "dict[str, Callable[[], Figure]]":
     from hf_hyperconn import convert_model
     from hf_hyperconn.analysis import plots
-    from hf_hyperconn.analysis.study import batches_of, study
+    from hf_hyperconn.analysis.study import LENGTH, batches_of, study
 
     from .plot_models import load_model, load_tokenizer, open_base
 
     source = LocalSource(Path(folder))
     base = None if against is None else open_base(against, source)
     tokenizer, model = load_tokenizer(source), load_model(source)
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LENGTH
-    batches = batches_of(text, tokenizer, min(LENGTH, longest))
     if model.main_input_name != "input_ids":
         raise HyperConnError(
             f"the model in '{folder}' takes {model.main_input_name}, not text. Draw its static weights, without "
             f"--text, or run it on what it takes by hf_hyperconn.analysis.study (docs/analysis.md)."
         )
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LENGTH
+    batches = batches_of(text, tokenizer, min(LENGTH, longest))
     embeddings: Any = model.get_input_embeddings()
     tokens, largest = embeddings.num_embeddings, max((int(ids.max()) for ids in batches), default=0)
     if largest >= tokens:

@@ -1,5 +1,6 @@
 """What the hyper-connections of a model do while it runs."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -44,13 +45,18 @@ class Observation:
 
 def number_of_sub_layers(model: nn.Module) -> int:
     """How many sub-layers a model with streams has; 0 for another model."""
-    return max((connection.sub_layer + 1 for connection in _connections(model)), default=0)
+    return max((connection.sub_layer + 1 for connection in connections_of(model).values()), default=0)
+
+
+def connections_of(model: nn.Module) -> dict[str, Any]:
+    """The connections whose matrices read and mix streams, by their names in a model."""
+    return {name: module for name, module in model.named_modules() if hasattr(type(module), "matrices")}
 
 
 def attention_of(model: nn.Module) -> tuple[int, ...]:
     """Which sub-layers have attention, in parallel blocks with an MLP beside it; counted from zero."""
-    named: list[tuple[str, Any]] = [(name.rpartition(".")[2], module) for name, module in model.named_modules()]
-    return tuple(each.sub_layer for name, each in named if hasattr(type(each), "matrices") and "att" in name)
+    found = connections_of(model).items()
+    return tuple(each.sub_layer for name, each in found if re.search("attn|attention", name.rpartition(".")[2]))
 
 
 def with_layers(model: Any, stack: str | None = None) -> Any:
@@ -77,7 +83,7 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
 
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
-    connections = _connections(model)
+    connections = connections_of(model).values()
     if not connections:
         raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to observe.")
 
@@ -113,10 +119,6 @@ def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def _connections(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if hasattr(type(module), "matrices")]
 
 
 def _with_parameters(connection: nn.Module) -> AbstractContextManager:

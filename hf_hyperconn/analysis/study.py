@@ -15,6 +15,8 @@ from .similarity import LayerSimilarity
 from .streams import StreamMeter, StreamStatistics
 from .unfolding import ConnectionMatrices, Unfolding, readout_of
 
+LENGTH = 256  # tokens of a row
+
 
 @dataclass(frozen=True)
 class Study:
@@ -59,7 +61,7 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
 
 
 def batches_of(
-    text: str, tokenizer: PreTrainedTokenizerBase, length: int = 256, batch: int = 4, tokens: int = 16_384
+    text: str, tokenizer: PreTrainedTokenizerBase, length: int = LENGTH, batch: int = 4, tokens: int = 16_384
 ) -> list[torch.Tensor]:
     """Token ids `[batch, length]` of the beginning of a text, at most `tokens` in all; the rest is left out.
 

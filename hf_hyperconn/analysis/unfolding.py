@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import HyperConnError
-from ..observation import Observation, attention_of, with_layers
+from ..observation import Observation, attention_of, connections_of, with_layers
 from ..outermost import config_of
 from .statistics import Moments
 
@@ -112,10 +112,9 @@ def unfold_static(model: PreTrainedModel, stack: str | None = None) -> Connectio
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
     part = with_layers(model, stack)
-    connections: list[Any] = [module for module in part.modules() if hasattr(type(module), "matrices")]
+    connections = sorted(connections_of(part).values(), key=lambda connection: connection.sub_layer)
     if not connections:
         raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to unfold.")
-    connections.sort(key=lambda connection: connection.sub_layer)
     found = unfold(map(_static_part, connections), readout_of(part))
     return replace(found, tokens=0, attention=attention_of(part))
 

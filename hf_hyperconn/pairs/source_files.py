@@ -85,21 +85,20 @@ class Definition:
 
     def dict_of(self, name: str) -> ast.Dict:
         """The dict that it assigns to a name in its body, its own or inherited; an empty one where there is none."""
-        for definition in self.lineage():
-            for node in definition.node.body:
-                match node:
-                    case ast.Assign([ast.Name(assigned)], ast.Dict() as found) if assigned == name:
-                        return found
-        return ast.Dict([], [])
+        return next((value for value in self._assigned(name) if isinstance(value, ast.Dict)), ast.Dict([], []))
 
     def string(self, name: str) -> str | None:
         """The string that it assigns to a name in its body, its own or inherited; None where there is none."""
+        found = (value.value for value in self._assigned(name) if isinstance(value, ast.Constant))
+        return next((each for each in found if isinstance(each, str)), None)
+
+    def _assigned(self, name: str) -> Iterator[ast.expr]:
+        """What it assigns to a name in its body, its own or inherited, nearest first."""
         for definition in self.lineage():
             for node in definition.node.body:
                 match node:
-                    case ast.Assign([ast.Name(assigned)], ast.Constant(str() as found)) if assigned == name:
-                        return found
-        return None
+                    case ast.Assign([ast.Name(assigned)], value) if assigned == name:
+                        yield value
 
     def renamed(self) -> dict[str, str]:
         """What its `attribute_map` calls fields, by the names that most families give them."""

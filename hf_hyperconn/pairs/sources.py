@@ -336,7 +336,8 @@ def _of_layer(
     cut = cut_branches(forward, of_forward.text, layer.name, layer, of_config, known)
     if how.takes_first != (cut.returned is not None):
         raise refusal(layer.name, "it returns other than its model takes")
-    if f"{forward.args.args[1].arg}.shape[2]" in map(ast.unparse, ast.walk(forward)):
+    read = (ast.unparse(node) for node in ast.walk(forward) if isinstance(node, ast.Subscript))
+    if f"{forward.args.args[1].arg}.shape[2]" in read:
         raise refusal(layer.name, "the stream has rows and columns, where a sequence is expected")
     norm, values = norm_of(layer)
     return LayerSource(
