@@ -30,8 +30,7 @@ def kinds_of_inputs(model, prompts) -> Iterator[dict[str, torch.Tensor]]:
         yield {**text, **begun}
     yield from senses
     if "input_ids" in taken:
-        also = {"qformer_input_ids": text["input_ids"]} if "qformer_input_ids" in taken else {}
-        yield from ({**text, **also, **each} for each in senses)
+        yield from ({**text, **each} for each in senses)
 
 
 def _seen(taken, rows: int, noise: Callable, field: Callable) -> Iterator[dict[str, torch.Tensor]]:
