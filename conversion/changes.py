@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import hf_hyperconn
 from hf_hyperconn.families import Family, usual_names
 from hf_hyperconn.kinds import FIELDS, setting
-from hf_hyperconn.pairs.language_models import FIELD
 from hf_hyperconn.pairs.source_files import release
 
 from .checkpoint import INDEX
@@ -84,14 +83,15 @@ def config_differences(config: dict, base: dict, family: Family) -> list[str]:
     Where they aren't the same, field by field, both are read as Transformers reads them: a newer release, or saving,
     adds fields, renames them and leaves out those that have their defaults.
     """
-    if found := _differences(config, base):
+    if found := _differences(config, base, family):
         from transformers import CONFIG_MAPPING
 
         hc_class = getattr(family.configuration_module(), f"HC{family.name}Config")
         try:
             ours = hc_class.from_dict(deepcopy(config)).to_dict()
             theirs = CONFIG_MAPPING[family.base_model_type].from_dict(deepcopy(base)).to_dict()
-            found = _differences(ours, {field: value for field, value in theirs.items() if field not in PASSING})
+            lasting = {field: value for field, value in theirs.items() if field not in PASSING}
+            found = _differences(ours, lasting, family)
         except Exception:  # whatever a class makes of values that Transformers can't have written
             pass
     readout = setting(config, "hc_readout")
@@ -99,14 +99,14 @@ def config_differences(config: dict, base: dict, family: Family) -> list[str]:
     return found + [f"hc_readout is {_shown(readout)}, of a conversion {_shown(expected)}"] * (readout != expected)
 
 
-def _differences(config: dict, base: dict) -> list[str]:
+def _differences(config: dict, base: dict, family: Family) -> list[str]:
     """The fields of a base that a config has otherwise, but for those that a conversion sets.
 
-    Of a model with a language model in it, the fields of that one stand for it.
+    Of a model with its layers in another one, as in a language model, the fields of that one stand for it.
     """
-    config, base = usual_names(config), usual_names(base)
-    if isinstance(base.get(FIELD), dict):
-        base.pop(FIELD)
+    config, base = usual_names(config), usual_names({**base, "model_type": family.model_type})
+    if isinstance(base.get(field := family.field_of_layers), dict):
+        base.pop(field)
     found = []
     for field, value in base.items():
         if field not in SET and field not in config:

@@ -1,6 +1,5 @@
 """What a checkpoint holds, read from its config, its index and the headers of its weights."""
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -38,19 +37,22 @@ class Weights:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
-    def stack(self) -> str | None:
-        """What comes before the index of a layer in the names of the tensors; None when there is no layer 0.
-
-        Of a model that looks or listens, too, the layers that read text.
-        """
-        return min(self._lists, key=_how_unlike_the_decoder, default=None)
+    def has_layers(self) -> bool:
+        """Whether there is a layer 0."""
+        return bool(self._lists)
 
     def stacks(self, family: Family) -> tuple[str, ...]:
-        """`stack` for each list of layers of a family; what a base model calls it where the weights have none."""
+        """What comes before the index of a layer in the names of the tensors, for each list of layers of a family.
+
+        Of a model that looks or listens, too, the layers that read text, unless others have the connections. Where the
+        weights have no such list, what a base model calls it.
+        """
+        part = family.source.part
 
         def how_unlike(stack: str) -> tuple:
             *kind, name = _how_unlike_the_decoder(stack)
-            return *kind, not name.startswith(f"{family.source.in_heads}."), name
+            is_another = part is not None and not part.reads_text and f".{part.attribute}." not in f".{stack}"
+            return is_another, *kind, not name.startswith(f"{family.source.in_heads}."), name
 
         found = []
         for place in family.source.places:
@@ -64,11 +66,6 @@ class Weights:
     def _lists(self) -> set[str]:
         """What comes before the index of a layer in the names of the tensors, for every list with a layer 0."""
         return {name[: match.start(1)] for name in self.tensors if (match := LAYER.search(name)) and match[1] == "0"}
-
-    @property
-    def prefix(self) -> str:
-        """What comes before the name of the list of layers."""
-        return re.sub(r"[^.]*\.$", "", self.stack or "")
 
     @property
     def dtype(self) -> str:

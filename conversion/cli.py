@@ -26,6 +26,7 @@ CONVERT_EXAMPLES = """examples:
   hf-hyperconn convert meta-llama/Llama-3.2-1B -n 4
   hf-hyperconn convert ./llama ./llama-hc --connection shc -n 2 --link hard
   hf-hyperconn convert ./llama --start history
+  hf-hyperconn convert ./llava --stack vision_tower
   hf-hyperconn convert ./llama --dry-run
 """
 VERIFY_EXAMPLES = """examples:
@@ -97,6 +98,7 @@ def _convert(options: argparse.Namespace) -> int:
         options.model,
         options.out,
         fields=fields,
+        stack=options.stack,
         revision=options.revision,
         link=options.link,
         force=options.force,
@@ -273,6 +275,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument(
         "--tanh", action=argparse.BooleanOptionalAction, default=True, help="tanh on the dynamic part (default: on)"
+    )
+    convert.add_argument(
+        "--stack",
+        metavar="NAME",
+        help="the model in MODEL that gets them: encoder or decoder alone, or another than the language model, as "
+        "vision_tower (default: encoder and decoder, or the language model)",
     )
     convert.add_argument("--revision", help="branch, tag or commit of MODEL; the commit is recorded")
     convert.add_argument(

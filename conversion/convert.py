@@ -54,6 +54,7 @@ def convert_checkpoint(
     hc_start: str = "copies",
     hc_history: str = "type",
     hc_block: int = 1,
+    stack: str | None = None,
     revision: str | None = None,
     link: str = "copy",
     force: bool = False,
@@ -70,6 +71,7 @@ def convert_checkpoint(
         goes on from there. A link stands for the folder that it leads to.
     connection, hc_mult, hc_tanh, hc_start, hc_history, hc_block: see `HyperConnectionConfig`. By default there are 4
         streams, 1 for attention residuals. The readout is the one that keeps the model exact.
+    stack: which model in it gets them, by its attribute, as in `convert_model`; None for the usual ones.
     revision: branch, tag or commit of a Hub repo.
     link: "copy", "hard" or "symlink": how base shards reach `out`.
     force: replace an `out` that is a converted checkpoint and holds nothing else.
@@ -82,7 +84,9 @@ def convert_checkpoint(
     fails and `VerificationError` when the result differs from its base.
     """
     fields = HyperConnectionFields(hc_mult, connection, hc_tanh, hc_start, hc_history, hc_block)
-    plan = plan_conversion(model, out, fields=fields, revision=revision, link=link, force=force, discard=discard)
+    plan = plan_conversion(
+        model, out, fields=fields, stack=stack, revision=revision, link=link, force=force, discard=discard
+    )
     return carry_out(plan, verify=verify, layers=layers, say=say)
 
 

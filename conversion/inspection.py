@@ -12,11 +12,13 @@ from hf_hyperconn.analysis.costs import (
     experts_met,
     kept_bytes,
     number_of_experts,
+    what_runs,
 )
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import Family, configs_of_stacks
 from hf_hyperconn.kinds import FIELDS, kind_of
 from hf_hyperconn.models.sub_layers import is_of_connection
+from hf_hyperconn.pairs.family_names import FamilyName
 
 from .checkpoint import Weights, open_tensors, read_config, read_weights
 from .hyper_config import family_of
@@ -40,6 +42,7 @@ class Inspection:
 
     name: as the user gave it.
     family: as Transformers spells it in class names.
+    stack: the model in it that has the connections, where `--stack` chose it.
     connection, hc_mult, layers, hidden_size: as in its config; its layers are those that have connections.
     fields: all fields of its connections, those that its config lacks at their defaults.
     dtype: that of most of its weights, as safetensors spells it.
@@ -58,6 +61,7 @@ class Inspection:
 
     name: str
     family: str
+    stack: str | None
     model_type: str
     connection: str
     hc_mult: int
@@ -81,7 +85,8 @@ class Inspection:
     def lines(self) -> list[str]:
         """The inspection for people."""
         commit = f"@{self.commit[:7]}" if self.commit else ""
-        model = f"{self.name}: {self.family}, {self.layers} layers, hidden {self.hidden_size}, {self.dtype}"
+        where = f" ({self.stack})" if self.stack else ""
+        model = f"{self.name}: {self.family}{where}, {self.layers} layers, hidden {self.hidden_size}, {self.dtype}"
         rows = [
             ("model", f"{model}, quantised by {self.quantised}" if self.quantised else model),
             ("connection", ", ".join([self.connection, *kind_of(self.fields).settings(self.fields)])),
@@ -133,6 +138,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
     return Inspection(
         name=source.name,
         family=family.name,
+        stack=FamilyName.of(family.model_type).stack,
         model_type=config["model_type"],
         connection=config["connection"],
         hc_mult=config["hc_mult"],
@@ -156,7 +162,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
 
 
 def _check_experts(source: Source, config: dict, weights: Weights) -> None:
-    is_mixture = any(EXPERT.search(name) for name in weights.tensors)
+    is_mixture = any(map(EXPERT.search, filter(what_runs(config, weights.tensors), weights.tensors)))
     counts = [experts_met(config), number_of_experts(config)]
     if is_mixture and not all(map(is_size, counts)):
         raise UnsupportedCheckpointError(

@@ -3,6 +3,7 @@
 import gc
 import re
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import psutil
@@ -12,13 +13,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hf_hyperconn.analysis.costs import LAYER
 from hf_hyperconn.errors import HyperConnError, VerificationError
 from hf_hyperconn.families import Family
-from hf_hyperconn.pairs.language_models import FIELD
+from hf_hyperconn.pairs.composites import TEXT
 
 from .checkpoint import INDEX, Weights
 from .loading import base_class, loading_fault, refused_by_transformers, while_loading
 from .source import CONFIG, Source
 
 TOKENS, NEW_TOKENS, SAMPLES = 64, 16, 8000
+LARGEST = 2**27  # values that a model is run on
 ROUNDING = 1e-5
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 HIDDEN_STATES, DECODER_IDS = ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"), "decoder_input_ids"
@@ -132,7 +134,7 @@ def _run(model_class, source: Source, weights: Weights, family: Family, dtype: t
 
     `fault` says which weights are no numbers, or that those it has lead to none; None where all is well.
     """
-    model: Any = _load(model_class, source, weights, family, dtype, layers)
+    model: Any = _part_that_runs(_load(model_class, source, weights, family, dtype, layers), family)
     inputs, new_tokens = _inputs(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some models draw what they mask
@@ -166,7 +168,7 @@ def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
 
     Raises `VerificationError` for a model that takes something else.
     """
-    config, generator = _config_of_layers(model.config), torch.Generator().manual_seed(0)
+    config, generator = getattr(model.config, TEXT, None) or model.config, torch.Generator().manual_seed(0)
     match model.main_input_name:
         case "input_ids" if hasattr(config, "vocab_size"):
             longest = getattr(config, "max_position_embeddings", None) or TOKENS + NEW_TOKENS
@@ -175,21 +177,19 @@ def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
             ids[torch.isin(ids, torch.tensor(_places(model.config), dtype=torch.long))] = 0
             if type(model).__name__.endswith("ForMultipleChoice"):
                 return {"input_ids": ids.expand(1, 2, -1)}, 0
-            seen = {"pixel_values": _image(model.config.vision_config, model, generator)} if _compares(model) else {}
+            seen = {"pixel_values": _seen(model.config.vision_config, model, generator)} if _compares(model) else {}
             return {"input_ids": ids, **seen, **_begun(model, generator)}, min(NEW_TOKENS, longest - tokens)
         case "input_features" if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
-            heard = torch.randn(1, config.num_mel_bins, 2 * config.max_source_positions, generator=generator)
-            return {"input_features": heard.to(model.dtype), **_begun(model, generator)}, NEW_TOKENS
+            heard = _noise((1, config.num_mel_bins, 2 * config.max_source_positions), model, generator)
+            return {"input_features": heard, **_begun(model, generator)}, NEW_TOKENS
         case "input_features" if hasattr(config, "input_feat_per_channel"):
-            heard = torch.randn(1, TOKENS, config.input_feat_per_channel, generator=generator)
-            return {"input_features": heard.to(model.dtype), **_begun(model, generator)}, NEW_TOKENS
+            heard = _noise((1, TOKENS, config.input_feat_per_channel), model, generator)
+            return {"input_features": heard, **_begun(model, generator)}, NEW_TOKENS
         case "input_values" if model.config.is_encoder_decoder:
-            heard = torch.randn(1, SAMPLES, generator=generator)
-            return {"input_values": heard.to(model.dtype), **_begun(model, generator)}, NEW_TOKENS
+            heard = _noise((1, SAMPLES), model, generator)
+            return {"input_values": heard, **_begun(model, generator)}, NEW_TOKENS
         case "pixel_values" if hasattr(config, "image_size"):
-            frames = getattr(config, "num_frames", None)
-            image = _image(config, model, generator)
-            return {"pixel_values": image if frames is None else image.expand(1, frames, -1, -1, -1)}, 0
+            return {"pixel_values": _seen(config, model, generator)}, 0
     raise VerificationError(
         f"{type(model).__name__} takes {model.main_input_name}, and what to give it is not known here, so {ELSEWHERE}"
     )
@@ -215,10 +215,21 @@ def _compares(model: PreTrainedModel) -> bool:
     return hasattr(model, "logit_scale") and hasattr(model.config, "vision_config")
 
 
-def _image(config: PreTrainedConfig, model: PreTrainedModel, generator: torch.Generator) -> torch.Tensor:
-    """An image of noise."""
+def _seen(config: PreTrainedConfig, model: PreTrainedModel, generator: torch.Generator) -> torch.Tensor:
+    """An image or a video of noise."""
     size = config.image_size if isinstance(config.image_size, list | tuple) else [config.image_size] * 2
-    return torch.randn(1, getattr(config, "num_channels", 3), *size, generator=generator).to(model.dtype)
+    frames = [] if (count := getattr(config, "num_frames", None)) is None else [count]
+    return _noise((1, *frames, getattr(config, "num_channels", 3), *size), model, generator)
+
+
+def _noise(shape: tuple[int, ...], model: PreTrainedModel, generator: torch.Generator) -> torch.Tensor:
+    """Noise of a shape that a config asks for, in the model's dtype.
+
+    Raises `VerificationError` where that is more than a model would be run on.
+    """
+    if prod(shape) > LARGEST:
+        raise VerificationError(f"{type(model).__name__} takes {list(shape)} values, too many here, so {ELSEWHERE}")
+    return torch.randn(shape, generator=generator).to(model.dtype)
 
 
 def _load(
@@ -230,12 +241,12 @@ def _load(
     try:
         with while_loading():
             config = model_class.config_class.from_pretrained(folder)
-            counts = [of_stack.source.count for of_stack in family.stacks]
+            counts, field = [of_stack.source.count for of_stack in family.stacks], family.field_of_layers
             moved = {}
             for count, stack in zip(counts, weights.stacks(family), strict=True):
-                if layers < (total := getattr(_config_of_layers(config), count)):
+                if layers < (total := getattr(getattr(config, field or "", config), count)):
                     moved[rf"{re.escape(stack)}{total - 1}\.hc_head\."] = f"{stack}{layers - 1}.hc_head."
-            config = _first_layers(config, layers, counts)
+            config = _first_layers(config, layers, counts, field)
             model, report = model_class.from_pretrained(
                 folder,
                 config=config,
@@ -252,9 +263,10 @@ def _load(
     return model.eval()
 
 
-def _config_of_layers(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config that says how many layers there are: of a language model, where it has one."""
-    return getattr(config, FIELD, None) or config
+def _part_that_runs(model: PreTrainedModel, family: Family) -> PreTrainedModel:
+    """What of a model the connections are in: all of it, or its vision tower, which tokens wouldn't go through."""
+    part = family.source.part
+    return model if part is None or part.reads_text else getattr(model.base_model, part.attribute)
 
 
 def _no_numbers(model: PreTrainedModel, source: Source) -> str:
@@ -266,13 +278,15 @@ def _no_numbers(model: PreTrainedModel, source: Source) -> str:
     return f"{source.name!r} itself computes NaN in {dtype}, of finite weights, so there is nothing to compare"
 
 
-def _first_layers(config: PreTrainedConfig, layers: int, counts: list[str]) -> PreTrainedConfig:
+def _first_layers(config: PreTrainedConfig, layers: int, counts: list[str], field: str | None) -> PreTrainedConfig:
     """The config of the same model, cut after some layers.
 
     counts: the fields that say how many there are in each list of layers.
+    field: the config that they are in, in this one; None where it is this one.
     """
-    if (of_layers := _config_of_layers(config)) is not config:
-        return type(config).from_dict({**config.to_dict(), FIELD: _first_layers(of_layers, layers, counts).to_dict()})
+    if field is not None:
+        of_layers = _first_layers(getattr(config, field), layers, counts, None)
+        return type(config).from_dict({**config.to_dict(), field: of_layers.to_dict()})
     if all(layers >= getattr(config, count) for count in counts):
         return config
     fields = {

@@ -10,10 +10,16 @@ from typing import Any
 from hf_hyperconn import __version__
 from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
-from hf_hyperconn.families import Family, configs_of_stacks, find_family, name_of_family, usual_names
+from hf_hyperconn.families import (
+    Family,
+    configs_of_stacks,
+    find_family,
+    name_of_family,
+    refuse_other_stacks,
+    usual_names,
+)
 from hf_hyperconn.kinds import FORMAT, KINDS, sub_layers
 from hf_hyperconn.pairs.classes import auto_class
-from hf_hyperconn.pairs.language_models import FIELD
 
 from .checkpoint import Weights, read_weights, read_written_config, refuse_other_weights
 from .companions import check_links, check_no_code, companions_of
@@ -39,7 +45,7 @@ ACCEPTED = "docs/families.md lists what can be converted."
 class ConversionPlan:
     """A checked conversion.
 
-    base_config: of the base, with sizes by their usual names.
+    base_config: of the base, with sizes by their usual names, and the name of the family as its model type.
     written_config: of the base, as it is written.
     shards: name in the output by name in the base, in order; the hyper-connection shard comes after them.
     place: where OUT is, and what may go for it.
@@ -97,10 +103,11 @@ class ConversionPlan:
             "hc_format": FORMAT,
             "hc_version": __version__,
         }
-        if self.family.of_layers is not None and isinstance(config.get(FIELD), dict):
-            part = {name: value for name, value in config[FIELD].items() if name != "_name_or_path"}
+        field = self.family.field_of_layers
+        if self.family.of_layers is not None and isinstance(config.get(field), dict):
+            part = {name: value for name, value in config[field].items() if name != "_name_or_path"}
             types = {"model_type": self.family.of_layers.hc_model_type}
-            config[FIELD] = {**part, **types, **self.fields.as_config()}
+            config[field] = {**part, **types, **self.fields.as_config()}
         else:
             config |= self.fields.as_config()
         if self.source.commit:
@@ -169,6 +176,7 @@ def plan_conversion(
     out: str | os.PathLike | None = None,
     *,
     fields: HyperConnectionFields | None = None,
+    stack: str | None = None,
     revision: str | None = None,
     link: str = "copy",
     force: bool = False,
@@ -179,6 +187,7 @@ def plan_conversion(
     model: local folder or Hub id.
     out: folder to make; by default the model's name followed by `-HCx<n>` (`-AttnRes` for attention residuals), here.
     fields: the hyper-connections to add; None for the usual ones.
+    stack: which model in it gets them, by its attribute, as in `convert_model`; None for the usual ones.
     revision: of a Hub repo.
     link: "copy", "hard" or "symlink": how base shards reach OUT.
     force: whether OUT may be a conversion, which is replaced.
@@ -196,12 +205,13 @@ def plan_conversion(
     companions = companions_of(source)
     check_links(source, companions)
     written = read_written_config(source)
-    config = usual_names(written)
-    family = _family(source, config)
+    family = _family(source, written, stack)
+    config = usual_names({**written, "model_type": family.model_type})
+    _check_fields(source, config, family)
     if found := KINDS[fields.connection].fault({**config, **fields.as_config()}):
         raise ConversionError(f"{source.name!r} has {found}. Give another -n.")
     weights = read_weights(source)
-    if weights.stack is None:
+    if not weights.has_layers:
         raise UnsupportedCheckpointError(
             f"the weights of {source.name!r} hold no decoder layer 0. Give a complete checkpoint."
         )
@@ -247,7 +257,7 @@ def gigabytes(count: float) -> str:
     return f"{count:.2f} GB"
 
 
-def _family(source: Source, config: dict) -> Family:
+def _family(source: Source, config: dict, stack: str | None) -> Family:
     model_type, name = config.get("model_type"), source.name
     if "hc_mult" in config or str(model_type).startswith("hc_"):
         raise UnsupportedCheckpointError(
@@ -272,8 +282,9 @@ def _family(source: Source, config: dict) -> Family:
             f"{name!r} brings code of its own (auto_map), which is not run; convert a checkpoint of Transformers' own "
             f"{model_type}."
         )
+    refuse_other_stacks(repr(name), model_type, stack)
     try:
-        family = find_family(name_of_family(config))
+        family = find_family(name_of_family(config, stack))
     except UnsupportedCheckpointError as error:
         raise UnsupportedCheckpointError(f"{name!r} can't be converted: {error} {ACCEPTED}") from error
     architectures = config.get("architectures")
@@ -288,6 +299,12 @@ def _family(source: Source, config: dict) -> Family:
             raise UnsupportedCheckpointError(
                 f"{name!r} is a {architecture}; hf-hyperconn converts: {', '.join(family.architectures)}."
             )
+    return family
+
+
+def _check_fields(source: Source, config: dict, family: Family) -> None:
+    """Refuse sizes that are none, and settings with which layers have other branches than those that were cut."""
+    name = source.name
     for field in ("num_hidden_layers", "hidden_size"):
         if (value := config.get(field)) is None:
             raise UnsupportedCheckpointError(
@@ -307,10 +324,9 @@ def _family(source: Source, config: dict) -> Family:
     for field, value in family.source.settings.items():
         if (found := config.get(field, value)) != value:
             raise UnsupportedCheckpointError(
-                f"{CONFIG} of {name!r} has {field} {found!r:.20}; hf-hyperconn knows the layers of {model_type} with "
-                f"{field} {value!r}. {ACCEPTED}"
+                f"{CONFIG} of {name!r} has {field} {found!r:.20}; hf-hyperconn knows the layers of "
+                f"{family.model_type} with {field} {value!r}. {ACCEPTED}"
             )
-    return family
 
 
 def _architectures(config: dict, family: Family) -> list[str]:

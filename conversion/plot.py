@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.kinds import kind_of
+from hf_hyperconn.pairs.family_names import FamilyName
 
 from .files import replace_file
 from .inspection import inspect_checkpoint
@@ -147,15 +148,16 @@ def _figures(folder: str, text: str, against: str | None, stack: str | None) -> 
     from hf_hyperconn.analysis import plots
     from hf_hyperconn.analysis.study import LENGTH, batches_of, study
 
-    from .plot_models import load_model, load_tokenizer, open_base
+    from .plot_models import load_model, load_tokenizer, open_base, with_connections
 
     source = LocalSource(Path(folder))
     base = None if against is None else open_base(against, source)
     tokenizer, model = load_tokenizer(source), load_model(source)
-    if model.main_input_name != "input_ids":
+    connected = FamilyName.of(model.config.model_type).stack
+    if (taken := with_connections(model).main_input_name) != "input_ids":
         raise HyperConnError(
-            f"the model in '{folder}' takes {model.main_input_name}, not text. Draw its static weights, without "
-            f"--text, or run it on what it takes by hf_hyperconn.analysis.study (docs/analysis.md)."
+            f"the model in '{folder}' takes {taken}, not text. Draw its static weights, without --text, or run it on "
+            f"what it takes by hf_hyperconn.analysis.study (docs/analysis.md)."
         )
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LENGTH
     batches = batches_of(text, tokenizer, min(LENGTH, longest))
@@ -172,7 +174,7 @@ def _figures(folder: str, text: str, against: str | None, stack: str | None) -> 
     del model
     similarity = {Path(os.path.realpath(folder)).name: found.similarity}
     if base is not None and against is not None:
-        one_stream = convert_model(load_model(base), hc_mult=1, connection="shc")
+        one_stream = convert_model(load_model(base), hc_mult=1, connection="shc", stack=connected)
         name = Path(os.path.realpath(against)).name
         similarity[against if name in similarity else name] = study(one_stream, inputs, stack).similarity
     return {

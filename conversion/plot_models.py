@@ -1,14 +1,18 @@
 """What `hf-hyperconn plot` loads: safetensors and configs alone, and no code of a checkpoint is run."""
 
+from typing import Any
+
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError
+from hf_hyperconn.families import usual_names
 from hf_hyperconn.models.sub_layers import is_of_connection
+from hf_hyperconn.pairs.composites import TEXT
 from hf_hyperconn.registration import register_auto_classes
 
 from .card_facts import TOKENIZERS
-from .checkpoint import INDEX, open_tensors, read_config, read_weights
+from .checkpoint import INDEX, open_tensors, read_config, read_weights, read_written_config
 from .hyper_config import family_of
 from .loading import while_loading
 from .source import CONFIG, Source, open_source
@@ -52,6 +56,12 @@ def load_connections(source: Source) -> PreTrainedModel:
     return model
 
 
+def with_connections(model: Any) -> Any:
+    """What of a model takes what its connections see: all, unless they are in another than its language model."""
+    is_another = getattr(model.config, "part_field", TEXT) != TEXT
+    return model.get_submodule(model.stack.partition(".")[0]) if is_another else model
+
+
 def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
     """A checkpoint's tokenizer.
 
@@ -74,9 +84,11 @@ def open_base(model: str, source: Source) -> Source:
     """
     base = open_source(model)
     read_weights(base)
-    expected, found = read_config(source), read_config(base)
-    of_checkpoint = (expected["model_type"].removeprefix("hc_"), expected["num_hidden_layers"])
-    of_base = (found.get("model_type"), found.get("num_hidden_layers"))
+    expected = read_config(source)
+    family, found = family_of(source, expected), read_written_config(base)
+    as_converted = usual_names({**found, "model_type": family.model_type})
+    of_checkpoint = (family.base_model_type, expected["num_hidden_layers"])
+    of_base = (found.get("model_type"), as_converted.get("num_hidden_layers"))
     if of_base != of_checkpoint:
         raise UnsupportedCheckpointError(
             f"{model!r} is not the base of {source.name!r}: it has model_type {of_base[0]!r} and {of_base[1]} layers, "

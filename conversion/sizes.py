@@ -26,15 +26,15 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
     vocabulary = config.get("vocab_size")
     if vocabulary is not None and not is_size(vocabulary):
         return f"vocab_size is {vocabulary!r:.20}"
-    stacks = zip(configs_of_stacks(config), family.stacks, weights.stacks(family), strict=True)
-    for each, of_stack, stack in stacks:
+    stacks = weights.stacks(family)
+    for each, of_stack, stack in zip(configs_of_stacks(config), family.stacks, stacks, strict=True):
         if found := _of_layers(each, weights, of_stack.source.count, stack):
             return found
     if family.source.inner:  # whose embeddings and norms have names of their own
         return None
-    prefix, hidden = weights.prefix, config["hidden_size"]
+    prefix, hidden = _before_the_list(stacks[0]), config["hidden_size"]
     embedding = family.source.modules.get("embed_tokens", "")
-    if A_ROW_A_TOKEN.match(embedding) and (found := _of_embedding(config, weights, family)):
+    if A_ROW_A_TOKEN.match(embedding) and (found := _of_embedding(config, weights, family, prefix)):
         return found
     for parameter in family.norm if "norm" in family.source.modules else ():
         norm = weights.tensors.get(name := f"{prefix}norm.{parameter}")
@@ -45,9 +45,13 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
     return None
 
 
+def _before_the_list(stack: str) -> str:
+    return re.sub(r"[^.]*\.$", "", stack)
+
+
 def _of_layers(config: dict, weights: Weights, count: str, stack: str) -> str | None:
     layers, names = config["num_hidden_layers"], [name for name in weights.tensors if name.startswith(stack)]
-    prefix = re.sub(r"[^.]*\.$", "", stack)
+    prefix = _before_the_list(stack)
     of_layers = {name: LAYER.match(name[len(prefix) :]) for name in names}
     if unknown := next((name for name, match in of_layers.items() if match is None), None):
         return f"the tensor {unknown!r:.80} belongs to no layer"
@@ -61,8 +65,8 @@ def _of_layers(config: dict, weights: Weights, count: str, stack: str) -> str | 
     return None
 
 
-def _of_embedding(config: dict, weights: Weights, family: Family) -> str | None:
-    prefix, hidden, vocabulary = weights.prefix, config["hidden_size"], config.get("vocab_size")
+def _of_embedding(config: dict, weights: Weights, family: Family, prefix: str) -> str | None:
+    hidden, vocabulary = config["hidden_size"], config.get("vocab_size")
     embedding = weights.tensors.get(f"{prefix}embed_tokens.weight")
     if embedding is None:
         is_another_name = family.of_layers or _has_outside(weights, (vocabulary, hidden))

@@ -159,7 +159,7 @@ def verify_checkpoint(
         damage = None if failure or changed_file or (trained and not as_converted) else _damage(target, record)
         return replace(report, failure=failure or changed_file or damage)
 
-    base_weights, base_config = read_weights(base), read_config(base)
+    base_weights, base_config = read_weights(base), read_written_config(base)
     refuse_other_weights(base, base_config)
     failure = _check_against(weights, base_weights, trained)
     differences = [f"{CONFIG}: {found}" for found in config_differences(config, base_config, family)]

@@ -9,9 +9,10 @@ from types import ModuleType
 from .errors import UnsupportedCheckpointError
 from .models.sub_layers import SubLayer
 from .pairs.classes import MAPPINGS
-from .pairs.language_models import APART, FIELD
+from .pairs.composites import TEXT
+from .pairs.family_names import FamilyName
 from .pairs.source_files import table
-from .pairs.sources import INNER, FamilySource, read_family
+from .pairs.sources import INNER, FamilySource, InnerModel, fields_of_stacks, read_family
 from .pairs.text import auto_map, stem
 
 SHARED_CODE = (
@@ -87,7 +88,7 @@ TESTED = (
 class Family:
     """One family of Transformers and the classes that give it hyper-connections.
 
-    model_type: of the base.
+    model_type: of the base, and which model in it has the layers, where that is not the usual one (`FamilyName`).
     source: what Transformers' files say of it.
     """
 
@@ -140,14 +141,19 @@ class Family:
 
     @property
     def of_layers(self) -> "Family | None":
-        """For a model with a language model in it, the family of that."""
-        part = self.source.language_model
+        """For a model whose layers are in another one, such as its language model, the family of that."""
+        part = self.source.part
         return None if part is None else Family(part.source.model_type, part.source)
+
+    @property
+    def field_of_layers(self) -> str | None:
+        """The field of a config that is the config of that model; None without any."""
+        return None if self.source.part is None else self.source.part.field
 
     @property
     def base_model_type(self) -> str:
         """The model type in a base's config."""
-        return self.model_type.partition(APART)[0]
+        return FamilyName.of(self.model_type).own
 
     def head_of(self, architecture: str) -> str:
         """The suffix of the Auto class that finds a class, a base's or ours: "ForCausalLM"; "Model" for another."""
@@ -159,8 +165,8 @@ class Family:
     def types_of_base(self, config: Mapping) -> dict:
         """The model types of a base's config, where `config` may be that of a conversion."""
         types: dict = {"model_type": self.base_model_type}
-        if self.of_layers is not None and isinstance(part := config.get(FIELD), Mapping):
-            types[FIELD] = {**part, "model_type": self.of_layers.model_type}
+        if self.of_layers is not None and isinstance(part := config.get(field := self.field_of_layers), Mapping):
+            types[field] = {**part, "model_type": self.of_layers.model_type}
         return types
 
     @property
@@ -200,40 +206,70 @@ def find_family(model_type: str) -> Family:
     return Family(model_type, read_family(model_type))
 
 
-def name_of_family(config: Mapping) -> str:
+def refuse_other_stacks(name: str, model_type: str | None, stack: str | None) -> None:
+    """Refuse a stack that a model, which is called `name`, can't have; None is the usual one.
+
+    Raises `UnsupportedCheckpointError`.
+    """
+    accepted = fields_of_stacks(str(model_type))
+    if stack is not None and stack not in accepted:
+        raise UnsupportedCheckpointError(
+            f"stack {stack!r:.40} was asked for; {name} has {', '.join(accepted) or 'one list of layers: give none'}."
+        )
+
+
+def name_of_family(config: Mapping, stack: str | None = None) -> str:
     """What `find_family` takes for a config, as in a config.json, of a base or of a conversion.
 
-    It is the model type; with that of the language model, where the config chooses another than the usual one.
+    It is the model type; with that of the model that has the layers, where the config chooses another than the usual
+    one.
+
+    stack: the attribute of that model, where it is not the usual one, as `FamilyName` has it; None for the usual one.
     """
-    model_type, of_layers = str(config.get("model_type")).removeprefix("hc_"), config.get(FIELD)
-    chosen = of_layers.get("model_type") if isinstance(of_layers, Mapping) else None
-    if not isinstance(chosen, str) or APART in model_type:
+    model_type = str(config.get("model_type")).removeprefix("hc_")
+    if model_type not in table("CONFIG_MAPPING_NAMES"):
         return model_type
-    for name in (model_type, f"{model_type}{APART}{chosen.removeprefix('hc_')}"):
+    field = TEXT if stack is None else fields_of_stacks(model_type).get(stack)
+    stack = None if field == TEXT or [*fields_of_stacks(model_type).items()] == [(stack, "")] else stack
+    usual, part = FamilyName(model_type, stack=stack), config.get(field) if field else None
+    chosen = part.get("model_type") if isinstance(part, Mapping) else None
+    if not isinstance(chosen, str):
+        return str(usual)
+    chosen = chosen.removeprefix("hc_")
+    for name in (usual, FamilyName(model_type, chosen, stack)):
         try:
-            part = read_family(name).language_model
+            found = read_family(str(name)).part
         except UnsupportedCheckpointError:
             continue
-        if part is not None and part.source.model_type == chosen.removeprefix("hc_"):
-            return name
-    return model_type
+        if found is not None and found.source.model_type == chosen:
+            return str(name)
+    return str(usual)
 
 
 def usual_names(config: Mapping) -> dict:
     """A config, as in a config.json, whose sizes have the names, too, that they have in most families.
 
-    GPT-2's `n_layer` is `num_hidden_layers` in most. Of a model with a language model in it, the sizes and the
-    connections are that one's.
+    GPT-2's `n_layer` is `num_hidden_layers` in most. Of a model with its layers in another one, such as its language
+    model, the sizes and the connections are that one's.
     """
     try:
-        source = find_family(name_of_family(config)).source
+        family = find_family(name_of_family(config))
     except UnsupportedCheckpointError:
         return dict(config)
-    of_layers = config.get(FIELD) if source.language_model else None
+    source = family.source
+    of_layers = config.get(family.field_of_layers) if family.field_of_layers else None
     if not isinstance(of_layers, Mapping):
         return {**_counted(config), **_renamed(config, source), **config}
     own = {name: value for name, value in of_layers.items() if name not in OF_THE_WHOLE}
     return {**config, **source.sizes, **_counted(of_layers), **_renamed(of_layers, source), **own}
+
+
+def part_of(config: Mapping) -> InnerModel | None:
+    """The model that has the layers in one of a config, as in a config.json; None where it is the model itself."""
+    try:
+        return find_family(name_of_family(config)).source.part
+    except UnsupportedCheckpointError:
+        return None
 
 
 def configs_of_stacks(config: Mapping) -> list[dict]:

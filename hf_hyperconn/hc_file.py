@@ -24,6 +24,7 @@ from .models.configuration_hyper_connections import FORMS, NORMS, SELECTIONS, ST
 from .models.history_start import HISTORIES
 from .models.sub_layers import is_of_connection
 from .outermost import config_of, is_of_diffusers, outermost_model
+from .pairs.family_names import FamilyName
 
 FILE = "hyper_connections.safetensors"
 METADATA = "hyper_connections"  # the entry of the file's metadata with model type and connection fields, as JSON
@@ -108,11 +109,11 @@ def load_hc(model: nn.Module, path: str | os.PathLike) -> nn.Module:
     """
     file = _file(path)
     saved, shapes = _read_header(file)
-    config = config_of(_model(model))
+    config, stack = config_of(_model(model)), FamilyName.of(saved.get("model_type", "")).stack
     if _has_hyper_connections(config):
         wanted = {"model_type": config.model_type, **{name: getattr(_of_layers(config), name, None) for name in saved}}
     else:
-        wanted = {**saved, "model_type": _model_type_of(_model(model))}
+        wanted = {**saved, "model_type": _model_type_of(_model(model), stack)}
     differing = [
         f"{name}={_quoted(value)}, the model {wanted[name]!r}"
         for name, value in saved.items()
@@ -127,7 +128,7 @@ def load_hc(model: nn.Module, path: str | os.PathLike) -> nn.Module:
         connection_fields = {name: value for name, value in saved.items() if name != "model_type"}
         try:
             model = convert_with_fields(
-                _model(model), connection_fields, lambda converted: _matched(file, shapes, converted)
+                _model(model), connection_fields, stack, lambda converted: _matched(file, shapes, converted)
             )
         except (HyperConnectionFileError, UnsupportedCheckpointError):
             raise
@@ -153,9 +154,9 @@ def _model(model: nn.Module) -> nn.Module:
     return found
 
 
-def _model_type_of(base: Any) -> str:
-    """The model type of a base's conversion."""
-    return f"hc_{type(base).__name__ if is_of_diffusers(base) else name_of_family(base.config.to_dict())}"
+def _model_type_of(base: Any, stack: str | None) -> str:
+    """The model type of a base's conversion; stack: of the one that has the connections, as `FamilyName` has it."""
+    return f"hc_{type(base).__name__ if is_of_diffusers(base) else name_of_family(base.config.to_dict(), stack)}"
 
 
 def _has_hyper_connections(config) -> bool:
@@ -164,8 +165,8 @@ def _has_hyper_connections(config) -> bool:
 
 
 def _of_layers(config):
-    """The config with the fields of hyper-connections: of a language model, where it has one."""
-    return config if hasattr(config, "hc_mult") else config.text_config
+    """The config with the fields of hyper-connections: of the model in it that has them, as a language model."""
+    return config if hasattr(config, "hc_mult") else config.of_layers
 
 
 def _active_copy(module: Any) -> nn.Module:

@@ -9,12 +9,11 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .errors import UnsupportedCheckpointError
-from .families import find_family, name_of_family
+from .families import find_family, name_of_family, refuse_other_stacks
 from .generic import hyper_connection_class
 from .hooks import hooks_of
 from .models.sub_layers import is_of_connection
 from .outermost import config_of, is_of_diffusers
-from .pairs.language_models import FIELD
 
 Model = TypeVar("Model", bound=nn.Module)
 # Transformers' own, for recorded outputs and `enable_input_require_grads`, which a conversion gets anew
@@ -36,6 +35,7 @@ def convert_model(
     hc_selection: str = "alternating",
     hc_sinkhorn_iters: int = 20,
     hc_eps: float = 1e-6,
+    stack: str | None = None,
 ) -> Model:
     """Give a loaded model hyper-connections at the equivalent initialisation.
 
@@ -48,6 +48,8 @@ def convert_model(
         transformer of diffusers, such as DiT.
     hc_mult, connection, hc_tanh, hc_readout, hc_start, hc_history, hc_block, hc_selection, hc_sinkhorn_iters, hc_eps:
         see `HyperConnectionConfig`, and its `from_prenorm` for None.
+    stack: which model in it gets them, by its attribute in the base model: "encoder" or "decoder" alone, or, as
+        "vision_tower", another than the language model. None for the usual ones, which are both of an encoder-decoder.
 
     Raises `UnsupportedCheckpointError` for another kind of model, a quantised, spread or offloaded one, or one whose
     modules have been replaced, wrapped, patched or hooked.
@@ -64,10 +66,15 @@ def convert_model(
         "hc_sinkhorn_iters": hc_sinkhorn_iters,
         "hc_eps": hc_eps,
     }
-    return convert_with_fields(model, fields)
+    return convert_with_fields(model, fields, stack)
 
 
-def convert_with_fields(model: Any, fields: dict, check: Callable[[Any], object] = lambda converted: None) -> Any:
+def convert_with_fields(
+    model: Any,
+    fields: dict,
+    stack: str | None = None,
+    check: Callable[[Any], object] = lambda converted: None,
+) -> Any:
     """`convert_model`, with any of the fields of `HyperConnectionConfig`.
 
     check: is called with the conversion before its hyper-connections take memory; what it raises ends the conversion.
@@ -88,12 +95,13 @@ def convert_with_fields(model: Any, fields: dict, check: Callable[[Any], object]
         raise UnsupportedCheckpointError(
             f"accelerate moves the weights of this {name} between devices while it runs; load it without offloading."
         )
-    if of_diffusers:
+    if of_diffusers and stack is None:
         from .diffusion import convert  # which imports diffusers
 
         return convert(model, fields, check)
-    hc_class = _class_of_family(type(model), model.config) or hyper_connection_class(model)
-    of_layers = getattr(model.config, FIELD, model.config)
+    refuse_other_stacks(name, getattr(model.config, "model_type", None), stack)
+    hc_class = _class_of_family(type(model), model.config, stack) or hyper_connection_class(model)
+    of_layers = getattr(model.config, getattr(hc_class.config_class, "part_field", ""), model.config)
     try:
         for layer_class in hc_class.layer_classes:
             layer_class.check_settings(of_layers)
@@ -115,16 +123,20 @@ def convert_with_fields(model: Any, fields: dict, check: Callable[[Any], object]
     return converted
 
 
-def _class_of_family(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> Any:
+def _class_of_family(model_class: type[PreTrainedModel], config: PreTrainedConfig, stack: str | None) -> Any:
     """The hyper-connection class for a class of Transformers; None for a class that is not one behind an Auto class.
 
-    Raises `UnsupportedCheckpointError` when the family's layers are of another form.
+    Raises `UnsupportedCheckpointError` when the family's layers are of another form, or such a class has no choice of
+    stacks.
     """
-    if not model_class.__module__.startswith("transformers.models."):
-        return None
-    family = find_family(name_of_family(config.to_dict()))
     name = model_class.__name__
-    return getattr(family.modeling_module(), f"HC{name}") if name in family.architectures else None
+    if model_class.__module__.startswith("transformers.models."):
+        family = find_family(name_of_family(config.to_dict(), stack))
+        if name in family.architectures:
+            return getattr(family.modeling_module(), f"HC{name}")
+    if stack is not None:
+        raise UnsupportedCheckpointError(f"stack {stack!r:.40} was asked for, and can't be chosen in a {name}.")
+    return None
 
 
 def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:

@@ -1,17 +1,18 @@
 """Run as a script, where hf_hyperconn can't be imported: compares converted folders with their base, bit for bit.
 
 Reads JSON from stdin: `comparisons`, each with a `base` and `converted` folders, `attention`, `dtypes` and `prompts`
-(lists of token ids); and `new_tokens`. Prints JSON: for each case the names of what differs.
+(lists of token ids), possibly the `module` of a base's class that isn't exported and the `part` that is run alone; and
+`new_tokens`. Prints JSON: for each case the names of what differs.
 """
 
 import json
 import sys
+from importlib import import_module
 from itertools import islice
 
 sys.modules["hf_hyperconn"] = None
 
 import torch  # noqa: E402
-import transformers  # noqa: E402
 from model_inputs import kind_that_runs, kinds_of_inputs  # noqa: E402
 from transformers import (  # noqa: E402
     AutoConfig,
@@ -31,14 +32,19 @@ def finds(auto, config):
     return config.architectures == [own or getattr(found, "__name__", "")]
 
 
-def load(folder, dtype, attention):
-    """The model of a folder, by its own code."""
+def load(folder, dtype, attention, module="transformers"):
+    """The model of a folder, by its own code; module: where a base's class is that no Auto class finds."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     generative = AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq, AutoModelForSeq2SeqLM
     auto = next((auto for auto in generative if finds(auto, config)), AutoModel)
     if type(config) not in auto._model_mapping and not hasattr(config, "auto_map"):  # of a part of other models
-        auto = getattr(transformers, config.architectures[0])
+        auto = getattr(import_module(module), config.architectures[0])
     return auto.from_pretrained(folder, dtype=dtype, attn_implementation=attention, trust_remote_code=True).eval()
+
+
+def part_of(model, part):
+    """What is run of a model: a model in its base model, or all of it."""
+    return getattr(model.base_model, part) if part else model
 
 
 def outputs(model, prompts, new_tokens, kind) -> dict[str, torch.Tensor]:
@@ -72,11 +78,12 @@ def main() -> None:
     differing = {}
     for case in job["comparisons"]:
         for dtype in case["dtypes"]:
-            base = load(case["base"], dtype, case["attention"])
+            part, module = case.get("part"), case.get("module", "transformers")
+            base = part_of(load(case["base"], dtype, case["attention"], module), part)
             arguments = case["prompts"], job["new_tokens"], kind_that_runs(base, case["prompts"])
             expected = outputs(base, *arguments)
             for folder in case["converted"]:
-                found = outputs(load(folder, dtype, case["attention"]), *arguments)
+                found = outputs(part_of(load(folder, dtype, case["attention"]), part), *arguments)
                 assert found.keys() == expected.keys()
                 differing[f"{folder} {dtype} {case['attention']}"] = [
                     name for name, value in expected.items() if not torch.equal(value, found[name])

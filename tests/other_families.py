@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel
 import hf_hyperconn
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import TESTED, find_family
+from hf_hyperconn.pairs.family_names import FamilyName
 
 from .families import FAMILIES
 from .model_inputs import kind_that_runs, kinds_of_inputs
@@ -181,19 +182,23 @@ long_tail = pytest.mark.parametrize("model_type", [_with_marks(model_type) for m
 
 
 @cache
-def tiny(model_type: str) -> PreTrainedModel:
-    """A random model, in evaluation mode; tests must not change it."""
+def tiny(family_name: str) -> PreTrainedModel:
+    """A random model, in evaluation mode; tests must not change it.
+
+    family_name: its model type, or one of `FamilyName`.
+    """
+    model_type = FamilyName.of(family_name).own
     if model_type not in CONFIG_MAPPING:
         pytest.skip(f"this Transformers has no {model_type}")
     try:
-        architecture = find_family(model_type).usual_architecture
+        family = find_family(family_name)
     except UnsupportedCheckpointError as error:
         if transformers.__version__ == RELEASE:
             raise
         pytest.skip(f"this Transformers writes {model_type} in another form: {error}")
     config = CONFIG_MAPPING[model_type](**fields_of(model_type))
     torch.manual_seed(0)
-    model = getattr(transformers, architecture)(config).eval()
+    model = family.base_class(family.usual_architecture)(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -4,7 +4,8 @@
 
 Each is made by the rule of `other_families.py`, converted on the command line, loaded by a process that can't import
 this package and compared with its base, bit for bit, in float32 and bfloat16: logits, hidden states and, where it
-generates, greedy tokens. `--write` writes docs/model_types.json and the tables of docs/model_types.md.
+generates, greedy tokens. So is one for each `--stack` that a model type has besides the usual ones. `--write` writes
+docs/model_types.json and the tables of docs/model_types.md.
 """
 
 import argparse
@@ -29,7 +30,10 @@ from benchmarks.timing import between_marks
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import find_family
+from hf_hyperconn.pairs.composites import TEXT
+from hf_hyperconn.pairs.family_names import FamilyName
 from hf_hyperconn.pairs.source_files import table
+from hf_hyperconn.pairs.sources import fields_of_stacks
 
 from . import other_families
 from .families import FAMILIES
@@ -111,11 +115,19 @@ def converted(model_type: str, place: Path) -> tuple[str, str] | None:
         base.save_pretrained(place / model_type / "base")
     except (Exception, pytest.skip.Exception) as error:
         return "not compared", f"the tiny model: {_first_line(error)}"
-    arguments = [str(place / model_type / name) for name in ("base", "dhc4")]
+    arguments, stack = [str(place / model_type / name) for name in ("base", "dhc4")], FamilyName.of(model_type).stack
+    arguments += [] if stack is None else ["--stack", stack]
     said = StringIO()
     with redirect_stderr(said):
         failed = cli.main(["convert", *arguments, "-q", "--verify", "structure"])
     return ("not compared", f"`hf-hyperconn convert`: {_first_line(said.getvalue())}") if failed else None
+
+
+def stacks_of(model_type: str) -> list[str]:
+    """The names of families that `--stack` makes of a model type, without those that it has anyway."""
+    fields = fields_of_stacks(model_type)
+    others = [] if [*fields.values()] == [""] else [stack for stack, field in fields.items() if field != TEXT]
+    return [str(FamilyName(model_type, stack=stack)) for stack in others]
 
 
 def tables(record: dict) -> str:
@@ -141,7 +153,24 @@ def tables(record: dict) -> str:
         lines += ["", f"## {title}", "", "| why | model types |", "|---|---|"]
         ordered = sorted(reasons.items(), key=lambda pair: (-len(pair[1]), pair[0]))
         lines += [f"| {why} | {', '.join(types)} |" for why, types in ordered]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_stacks(record["stacks"])])
+
+
+def _stacks(outcomes: dict) -> list[str]:
+    """The section on what `--stack` chooses."""
+    exact: dict[str, list[str]] = {}
+    for name, (kind, _) in outcomes.items():
+        if kind == "exact":
+            exact.setdefault(FamilyName.of(name).own, []).append(f"`{FamilyName.of(name).stack}`")
+    counts = Counter(kind for kind, _ in outcomes.values())
+    return [
+        *("", "## Exact by `--stack`", ""),
+        f"Of {len(outcomes)} other choices {counts['exact']} are exact, {counts['not compared']} were not compared, "
+        f"and {counts['refused']} are refused.",
+        "",
+        *("| model type | `--stack` |", "|---|---|"),
+        *(f"| `{model_type}` | {', '.join(stacks)} |" for model_type, stacks in exact.items()),
+    ]
 
 
 def _reason(why: str) -> str:
@@ -168,18 +197,24 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         print("\n" + json.dumps(outcomes_here(options.model_types, options.here)))
         return
-    model_types = options.model_types or sorted(table("CONFIG_MAPPING_NAMES"))
+    every = sorted(table("CONFIG_MAPPING_NAMES"))
+    model_types = options.model_types or [*every, *(name for each in every for name in stacks_of(each))]
     chunks = [model_types[i : i + AT_ONCE] for i in range(0, len(model_types), AT_ONCE)]
     found: dict[str, tuple[str, str]] = {}
     with ThreadPoolExecutor(2) as pool:
         for each in tqdm(pool.map(outcomes, chunks), total=len(chunks), unit="chunk"):
             found |= each
-    record = {"transformers": transformers.__version__, "outcomes": {name: found[name] for name in model_types}}
+    is_stack = {name: FamilyName.of(name).stack is not None for name in model_types}
+    record = {
+        "transformers": transformers.__version__,
+        "outcomes": {name: found[name] for name in model_types if not is_stack[name]},
+        "stacks": {name: found[name] for name in model_types if is_stack[name]},
+    }
     if options.write:
         RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         PAGE.write_text(between_marks(read("docs/model_types.md"), "sweep", tables(record)), encoding="utf-8")
     else:
-        print(json.dumps(record["outcomes"], indent=1))
+        print(json.dumps(record["outcomes"] | record["stacks"], indent=1))
 
 
 if __name__ == "__main__":

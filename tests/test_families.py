@@ -16,6 +16,7 @@ from hf_hyperconn import convert_model
 from hf_hyperconn.analysis.costs import base_flops
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.conversion.inspection import inspect_checkpoint
+from hf_hyperconn.families import find_family
 
 from .conftest import asked_for
 from .families import FAMILIES, FIELDS
@@ -67,9 +68,12 @@ def compared(place: Path, model_types: list[str], new_tokens: int) -> dict[str, 
 
     place: of every family's base and its conversions, `<model type>/base`, `<model type>/<anything else>`.
     """
+    sources = {model_type: find_family(model_type).source for model_type in model_types}
     comparisons = [
         {
             "base": str(place / model_type / "base"),
+            "module": f"transformers.models.{sources[model_type].modeling}",
+            "part": part.attribute if (part := sources[model_type].part) and not part.reads_text else None,
             "converted": [str(path) for path in (place / model_type).iterdir() if path.name != "base"],
             "attention": None,
             "dtypes": DTYPES,

@@ -1,5 +1,6 @@
 """Classifiers of images: heads whose base model lacks a part, and studies of what they do on images."""
 
+import json
 import types
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from transformers import (
     AutoModelForImageClassification,
     DeiTConfig,
     DeiTForImageClassification,
+    DINOv3ViTConfig,
+    DINOv3ViTModel,
     ViTConfig,
     ViTForImageClassification,
     ViTForMaskedImageModeling,
@@ -42,6 +45,16 @@ IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 def classifier() -> ViTForImageClassification:
     torch.manual_seed(0)
     return ViTForImageClassification(ViTConfig(**SIZES)).eval()
+
+
+def test_an_image_too_large_to_run_on_is_not_made(tmp_path, capsys):
+    """DINOv3 has no weights whose shapes would say how large its images are."""
+    config = DINOv3ViTConfig(**{name: value for name, value in SIZES.items() if name != "num_labels"})
+    DINOv3ViTModel(config).save_pretrained(tmp_path / "base")
+    path = tmp_path / "base" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "image_size": 2**16}))
+    assert cli.main(["convert", str(tmp_path / "base"), str(tmp_path / "hc")]) == 3
+    assert "DINOv3ViTModel takes [1, 3, 65536, 65536] values, too many here" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

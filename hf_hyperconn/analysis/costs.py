@@ -10,13 +10,14 @@ A `config` is a config.json, or what a config's `to_dict` returns.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any
 
-from ..families import configs_of_stacks, usual_names
+from ..families import configs_of_stacks, part_of, usual_names
 from ..kinds import kind_of, readout_of
 from ..models.sub_layers import is_of_connection
+from ..pairs.family_names import FamilyName
 
 # in the names of routed experts, not of shared ones nor of what routes; the second is Granite's and JetMoE's
 EXPERT = re.compile(r"\.experts\.(?!router)|(?:(?<!shared_)mlp|moe|experts)\.(?:in|out)put_linear\.weight$")
@@ -44,7 +45,7 @@ def number_of_experts(config: Mapping) -> int | None:
 
 def experts_met(config: Mapping) -> int | None:
     """How many of them a token meets, by whichever name its family gives that, or by its rule; None without either."""
-    by_rule = MET_BY_RULE.get(str(config.get("model_type")).removeprefix("hc_"))
+    by_rule = MET_BY_RULE.get(FamilyName.of(str(config.get("model_type")).removeprefix("hc_")).own)
     return by_rule if (met := _of_a_layer(config, MET)) is None else met
 
 
@@ -77,7 +78,8 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
 
     Of experts a token meets those that it is routed to. An embedding is looked up, unless it is the language model's
     head, too. Layers beyond the config's, for the prediction of more tokens, are not run, nor what a model has for
-    images and sounds beside its language model: the token is one of a text.
+    images and sounds beside its language model: the token is one of a text. Where a vision tower has the connections
+    instead, the token is one of that, and nothing else is run.
     """
     layers = max(each["num_hidden_layers"] for each in configs_of_stacks(config))
     config = usual_names(config)
@@ -87,12 +89,13 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
     has_tied_head = is_language_model and all(
         any(pattern.search(name) for pattern in (EMBEDDING, LOOKED_UP, LAYER, TOWER)) for name in of_that_shape
     )
+    runs = what_runs(config, shapes)
     met_by_all = routed = 0
     for name, shape in shapes.items():
         layer = LAYER.search(name)
         if is_of_connection(name) or (layer and int(layer[1]) >= layers):
             continue
-        if "text_config" in config and TOWER.search(name):
+        if not runs(name):
             continue
         is_looked_up = EMBEDDING.search(name) and not has_tied_head
         if is_looked_up or LOOKED_UP.search(name) or len(tuple(shape)) < 2 or name.endswith("bias"):
@@ -105,6 +108,19 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
         met: Any = experts_met(config)
         met_by_all += routed * met // number_of_experts(config)
     return 2 * met_by_all
+
+
+def what_runs(config: Mapping, names: Iterable[str]) -> Callable[[str], bool]:
+    """Says of the name of a weight whether it is in what a token goes through, of a model that may have others in it.
+
+    names: of all weights. A tower that has the connections may have another name on disk than in memory.
+    """
+    part = part_of(config)
+    if part is None or part.reads_text:
+        return lambda name: not ("text_config" in config and TOWER.search(name))
+    of_part = re.compile(rf"(?:^|\.){part.attribute}\.")
+    pattern = of_part if any(map(of_part.search, names)) else TOWER
+    return lambda name: pattern.search(name) is not None
 
 
 def connection_flops(config: Mapping) -> int:

@@ -98,8 +98,7 @@ def readout_of(model: Any) -> str | torch.Tensor:
     """
     weights = [parameter.detach() for name, parameter in model.named_parameters() if name.endswith("static_gamma")]
     config = config_of(model)
-    of_layers = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return weights[0] if weights else getattr(of_layers, "hc_readout", "mean")
+    return weights[0] if weights else getattr(getattr(config, "of_layers", config), "hc_readout", "mean")
 
 
 def unfold_static(model: PreTrainedModel, stack: str | None = None) -> ConnectionMatrices:

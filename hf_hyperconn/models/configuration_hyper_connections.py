@@ -242,44 +242,40 @@ OF_CONNECTIONS = [name for name in HyperConnectionConfig.__dataclass_fields__ if
 
 
 class HyperConnectionCompositeConfig(ShippedConfig):
-    """Mixin before the config of a model that has its layers in a language model.
+    """Mixin before the config of a model that has its layers in another model, its language model.
 
     The fields of `HyperConnectionConfig` are those of `text_config`, and may be given beside it.
 
-    text_config_class: what `text_config` is, with the fields of `HyperConnectionConfig`.
+    part_field: where that model has its config; `text_config`, if it is the language model.
+    part_class: what that is, with the fields of `HyperConnectionConfig`.
     """
 
-    text_config_class: ClassVar[type[HyperConnectionConfig]]
-    if TYPE_CHECKING:  # a field of the base's
-        text_config: Any
+    part_field: ClassVar[str] = "text_config"
+    part_class: ClassVar[type[HyperConnectionConfig]]
 
     @property
     def of_layers(self):
-        """The config that has the fields of hyper-connections: that of the language model."""
-        return self.text_config
+        """The config that has the fields of hyper-connections: that of the model with the layers."""
+        return getattr(self, self.part_field)
 
     def __post_init__(self, **kwargs):
-        wanted, found = self.text_config_class, self.text_config
+        wanted, found, field = self.part_class, self.of_layers, self.part_field
         given = {name: kwargs.pop(name) for name in OF_CONNECTIONS if name in kwargs}
         chosen = found.get("model_type") if isinstance(found, dict) else getattr(found, "model_type", None)
         if chosen not in (None, wanted.model_type, wanted.base_model_type):
-            raise ValueError(
-                f"text_config has model_type {chosen!r}; {type(self).__name__} takes {wanted.model_type!r}."
-            )
+            raise ValueError(f"{field} has model_type {chosen!r}; {type(self).__name__} takes {wanted.model_type!r}.")
         if given and isinstance(found, wanted):
-            raise ValueError(
-                f"{', '.join(given)} belong in text_config, which is a {wanted.__name__}. Set them there."
-            )
+            raise ValueError(f"{', '.join(given)} belong in {field}, which is a {wanted.__name__}. Set them there.")
         if isinstance(found, dict):
-            self.text_config = wanted(**{**_without_its_folder(found), **given})
+            setattr(self, field, wanted(**{**_without_its_folder(found), **given}))
         super().__post_init__(**kwargs)
-        if self.text_config.model_type != wanted.model_type:  # one without hyper-connections, or made by the base
-            made = self.text_config
-            self.text_config = wanted(**{**_without_its_folder(made.to_dict()), **given}, **implementations(made))
+        made = self.of_layers
+        if made.model_type != wanted.model_type:  # one without hyper-connections, or made by the base
+            setattr(self, field, wanted(**{**_without_its_folder(made.to_dict()), **given}, **implementations(made)))
 
     def to_diff_dict(self) -> dict:
-        """As Transformers' own, but with all that the language model's config has."""
-        return {**super().to_diff_dict(), "text_config": self.text_config.to_diff_dict()}
+        """As Transformers' own, but with all that the config of the model with the layers has."""
+        return {**super().to_diff_dict(), self.part_field: self.of_layers.to_diff_dict()}
 
     @classmethod
     def from_prenorm(cls, config: PreTrainedConfig, **fields):
@@ -295,7 +291,7 @@ class HyperConnectionCompositeConfig(ShippedConfig):
             name: deepcopy(getattr(config, name)) if name in config.sub_configs else value
             for name, value in _without_its_folder(config.to_dict()).items()
         }
-        base["text_config"] = cls.text_config_class.from_prenorm(config.text_config, **fields)
+        base[cls.part_field] = cls.part_class.from_prenorm(getattr(config, cls.part_field), **fields)
         # other parts keep theirs
         own: dict[str, Any] = {name: {"": value} for name, value in implementations(config).items()}
         return cls(**base, **_base_on_the_hub(config), **own)

@@ -68,7 +68,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
     def _adopt_family(cls, base: type[PreTrainedModel]):
         """Take over what Transformers looks up by class or model type, which the family says of its own classes."""
         layer_classes, config_class = cls.layer_classes, cls.config_class
-        is_composite = hasattr(config_class, "text_config_class")
+        is_composite = hasattr(config_class, "part_class")
         declare(
             cls,
             base,
@@ -241,27 +241,27 @@ class HyperConnectionModel(Base):
 
 
 class HyperConnectionComposite(Base):
-    """Mixin before a family's base model that has a language model in it: that has the layers.
+    """Mixin before a family's base model that has another model in it, with the layers: its language model.
 
-    language_model_class: of the language model.
+    part_class: of that model.
     stack: where it has its layers.
     """
 
-    language_model_class: type[HyperConnectionPreTrainedModel]
+    part_class: type[HyperConnectionPreTrainedModel]
     stack = "language_model.layers"
 
     @classmethod
     def register_parts(cls, config) -> None:
-        let_auto_model_find(config.of_layers, cls.language_model_class)
+        let_auto_model_find(config.of_layers, cls.part_class)
 
     def connect(self) -> None:
-        """Make its language model one on residual streams."""
-        adopt(self.get_submodule(self.stack.partition(".")[0]), self.language_model_class)
+        """Make that model one on residual streams."""
+        adopt(self.get_submodule(self.stack.partition(".")[0]), self.part_class)
         self.post_init()
 
     @property
     def decoder_layers(self) -> Any:
-        """The layers of its language model."""
+        """The layers of that model."""
         return self.get_submodule(self.stack)
 
 

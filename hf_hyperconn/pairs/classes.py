@@ -43,8 +43,13 @@ def class_names(model_type: str) -> dict[str, str | None]:
 
 
 def within_another(file: SourceFile, config: str) -> str | None:
-    """The name of a language model's class that no Auto class has, as it is only a part of another model."""
-    return next((name for name in file.made_of(config) if name.endswith("TextModel")), None)
+    """The name of a model's class that no Auto class has, as it is only a part of another model, such as its tower.
+
+    Of several that are made of a config, that of the text; None where there is no telling.
+    """
+    models = [name for name in file.made_of(config) if (found := file.find(name)) is not None and found.pretrained]
+    of_text = [name for name in models if name.endswith("TextModel")]
+    return next(iter(of_text or (models if len(models) == 1 else [])), None)
 
 
 def module_of(kind: str, model_type: str | None) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnsupportedCheckpointError
-from .language_models import APART
+from .family_names import APART
 from .source_files import table
 from .sources import read_family
 from .text import configuration_text, modeling_text, stem
@@ -43,14 +43,14 @@ def install() -> None:
 
 
 def _model_type(module: str) -> str | None:
-    """The model type of a module's name, in which `-` is written as `_`; two, where a config chooses another."""
-    found = [_by_stem(f"hc_{name}") for name in module.partition("_hc_")[2].split(APART, 1)]
-    known = [name for name in found if name is not None]
-    return APART.join(known) if len(known) == len(found) else None
+    """The name of a family, of that of its module, in which `-` of model types is written as `_`."""
+    own, *rest = module.partition("_hc_")[2].split(APART)
+    known = _by_stem(own)
+    return known and APART.join([known, *(_by_stem(name) or name for name in rest)])
 
 
 def _by_stem(name: str) -> str | None:
-    return next((each for each in table("CONFIG_MAPPING_NAMES") if stem(each) == name), None)
+    return next((each for each in table("CONFIG_MAPPING_NAMES") if stem(each) == f"hc_{name}"), None)
 
 
 class _Finder(MetaPathFinder):

@@ -10,9 +10,10 @@ from ..errors import UnsupportedCheckpointError
 from ..models.sub_layers import SubLayer
 from .branches import cut_branches, digest, refusal
 from .classes import class_names, first_with, made_by, module_of, path_of, within_another
+from .composites import TEXT, Part, find_part, find_parts, type_of_part, usual_type
 from .cuts import Cut
+from .family_names import FamilyName
 from .inlining import assigned_classes
-from .language_models import APART, Part, find_language_model
 from .loops import LayerLoop, read_layer_loop
 from .norms import norm_of
 from .recorders import Recorder, moved_recorders
@@ -21,6 +22,7 @@ from .stacks import Inner, Stack, find_inner_models, find_stack
 
 SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
 BASE_OF_HEADS = "model"  # where language models with a head have their base model
+PACKED = ("Lfm3VlVisionLayer",)  # layers that take the tokens of all sequences one after the other and don't show it
 INNER = ":"  # in the name of a model that another has in it and that has no model type of its own
 
 
@@ -43,7 +45,8 @@ class FamilySource:
     recorders: of what Transformers records at modules that are not called, by what that is.
     sizes: the defaults of its config for the number of layers, hidden size and vocabulary, by their usual names.
     prefix: what the names of its classes with hyper-connections have before the base's, where two have one base.
-    language_model: for a model with a language model in it, that; what is said of layers is said of its.
+    part: for a model with a language model in it, that, or another model in it that has the connections instead; what
+        is said of layers is said of its.
     inner: models that it has its layers in, as an encoder and a decoder; what is said of layers is said of the last's.
     outer: the classes that make those models, the base model among them; other heads have a base model.
     of_backbone: for a backbone that has no base model, but its encoder, that.
@@ -67,7 +70,7 @@ class FamilySource:
     recorders: dict[str, Recorder]
     sizes: dict[str, int]
     prefix: str = ""
-    language_model: "InnerModel | None" = None
+    part: "InnerModel | None" = None
     inner: "tuple[InnerModel, ...]" = ()
     outer: frozenset[str] = frozenset()
     of_backbone: "tuple[InnerModel, ...]" = ()
@@ -122,19 +125,26 @@ class InnerModel:
     attribute: of the base model.
     name: of its class.
     source: what there is to know of its family.
+    field: of the whole's config, where it has a config of its own; "" where it has that of the whole.
     """
 
     attribute: str
     name: str
     source: FamilySource
+    field: str = ""
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether it is the language model."""
+        return self.field == TEXT
 
 
 @cache
 def read_family(model_type: str) -> FamilySource:
     """What Transformers' source says of a model type.
 
-    model_type: may name the type of its language model, too, where a config chooses that: `llava__mistral`; or where
-        it has another model of the same config: `whisper:decoder`.
+    model_type: may say, as `FamilyName` does, which model in it has the layers; or where it has another model of the
+        same config: `whisper:decoder`.
 
     Raises `UnsupportedCheckpointError` when Transformers doesn't have it, or its layers are not of the form that
     hyper-connections replace.
@@ -142,20 +152,35 @@ def read_family(model_type: str) -> FamilySource:
     whole, _, place = model_type.partition(INNER)
     if place:
         return _inner_of(whole, place)
-    own_type, _, of_language = model_type.partition(APART)
-    known = _read_classes(model_type, own_type)
-    if (part := find_language_model(known.base, known.of_config, of_language)) is not None:
-        return _with_language_model(known, part)
-    if of_language:
-        raise UnsupportedCheckpointError(f"{known.base.name} takes no language model of a type that a config chooses.")
+    name = FamilyName.of(model_type)
+    known = _read_classes(model_type, name.own)
     if models := find_inner_models(known.base):
-        return _with_inner_models(known, models)
+        return _with_inner_models(known, models, name.stack)
+    if (part := find_part(known.base, name.stack)) is not None:
+        return _with_part(known, part, type_of_part(part, known.of_config, name.chosen))
+    if name.chosen:
+        raise UnsupportedCheckpointError(f"{known.base.name} takes no language model of a type that a config chooses.")
     count = known.of_config.renamed().get("num_hidden_layers")
     backbone = {suffix: each.name for suffix, each in known.found.items() if suffix == "Backbone"}
     heads = known.whole_heads | backbone
     stack = find_stack(known.base, ("num_hidden_layers", count))
     source = _of_stack({**known.of_family, "heads": heads}, known.base, known.of_config, stack)
     return _with_backbone(source, known, stack)
+
+
+@cache
+def fields_of_stacks(model_type: str) -> dict[str, str]:
+    """The models in one of a model type that may have connections, by attribute: the field of the config of each.
+
+    That is "" for an encoder and a decoder, which have the config of the whole.
+    """
+    try:
+        base = _read_classes(model_type, model_type).base
+    except UnsupportedCheckpointError:
+        return {}
+    if models := find_inner_models(base):
+        return dict.fromkeys(models, "")
+    return {part.attribute: part.field for part in find_parts(base)}
 
 
 @dataclass(frozen=True)
@@ -228,14 +253,16 @@ def _with_backbone(source: FamilySource, known: _Classes, stack: Stack) -> Famil
     return replace(source, heads={suffix: each for suffix, each in source.heads.items() if suffix != "Backbone"})
 
 
-def _with_language_model(known: _Classes, part: Part) -> FamilySource:
-    """What the source says of a model that has a language model in it."""
+def _with_part(known: _Classes, part: Part, model_type: str) -> FamilySource:
+    """What the source says of a model that has another in it, of a model type, with the layers."""
     try:
-        inner = read_family(part.model_type)
+        inner = read_family(model_type)
     except UnsupportedCheckpointError as error:
         raise UnsupportedCheckpointError(
-            f"{known.base.name} has a language model that can't be converted: {error}"
+            f"{known.base.name} has a {part.called} that can't be converted: {error}"
         ) from error
+    if inner.part is not None:
+        raise UnsupportedCheckpointError(f"the {part.called} of {known.base.name} has its layers in a model in it.")
     name = part.name or inner.heads["Model"]
     if name not in inner.heads.values():
         raise UnsupportedCheckpointError(f"{known.base.name} has a {name} in it, no model of {inner.model_type!r}.")
@@ -246,17 +273,25 @@ def _with_language_model(known: _Classes, part: Part) -> FamilySource:
     }
     of_inner = "" if name == inner.heads["Model"] else f".{BASE_OF_HEADS}"
     stack = f"{part.attribute}{of_inner}.{inner.stack}"
-    language_model = InnerModel(part.attribute, name, inner)
-    return replace(inner, **known.of_family, heads=heads, stack=stack, language_model=language_model)
+    inner_model = InnerModel(part.attribute, name, inner, part.field)
+    return replace(inner, **known.of_family, heads=heads, stack=stack, part=inner_model, of_backbone=())
 
 
-def _with_inner_models(known: _Classes, models: Mapping[str, Inner]) -> FamilySource:
-    """What the source says of a model that has its layers in an encoder and a decoder."""
+def _with_inner_models(known: _Classes, models: Mapping[str, Inner], stack: str | None) -> FamilySource:
+    """What the source says of a model that has its layers in an encoder and a decoder.
+
+    stack: the one that has connections; None for both.
+    """
+    if stack not in (None, *models):
+        raise UnsupportedCheckpointError(
+            f"{known.base.name} has {', '.join(models)}, and no {stack!r:.40} with layers."
+        )
     made = {suffix: find_inner_models(each) for suffix, each in known.found.items()}
     outer = {suffix: each for suffix, each in made.items() if _have_same_classes(each, models)}
     sources = []
-    is_one_class = len({each.definition.name for each in models.values()}) < len(models)
-    for attribute, model in models.items():
+    connected = models if stack is None else {stack: models[stack]}
+    is_one_class = len({each.definition.name for each in connected.values()}) < len(connected)
+    for attribute, model in connected.items():
         name, layers = model.definition.name, find_stack(model.definition)
         of_model = {
             "model_type": f"{known.of_family['model_type']}{INNER}{attribute}",
@@ -265,9 +300,11 @@ def _with_inner_models(known: _Classes, models: Mapping[str, Inner]) -> FamilySo
         }
         renamed = [each[attribute].renamed for each in outer.values()]
         count = next((each[layers.count] for each in renamed if layers.count in each), layers.count)
-        of_family, stack = {**known.of_family, **of_model}, replace(layers, count=count)
-        source = _of_stack(of_family, model.definition, known.of_config, stack, model.known)
+        of_family, counted = {**known.of_family, **of_model}, replace(layers, count=count)
+        source = _of_stack(of_family, model.definition, known.of_config, counted, model.known)
         sources.append(InnerModel(attribute, name, source))
+    if usual_type(known.of_config, TEXT) is not None:
+        raise UnsupportedCheckpointError(f"{known.base.name} has its sizes in the {TEXT} of its config.")
     last = sources[-1]
     return replace(
         last.source,
@@ -345,7 +382,8 @@ def _of_layer(
         cut=cut,
         cut_from=digest(ast.get_source_segment(of_forward.text, forward) or ""),
         positional=tuple(argument.arg for argument in forward.args.args[2 : 2 + how.positional]),
-        packed=any(argument.arg == "cu_seqlens" for argument in (*forward.args.args, *forward.args.kwonlyargs)),
+        packed=layer.name in PACKED
+        or any(argument.arg == "cu_seqlens" for argument in (*forward.args.args, *forward.args.kwonlyargs)),
         predicting_norm=norm,
         norm=values,
     )

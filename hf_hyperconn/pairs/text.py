@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ..models.sub_layers import SUB_LAYERS
 from .classes import auto_class
-from .language_models import APART
+from .family_names import FamilyName
 from .layer_text import globals_read, is_cut, layer_class
 from .source_files import release
 from .sources import FamilySource, InnerModel
@@ -30,8 +30,8 @@ def auto_map(family: FamilySource) -> dict[str, str]:
 
 def configuration_text(family: FamilySource) -> str:
     """The file with the family's config."""
-    if family.language_model is not None:
-        return _composite_configuration(family, family.language_model.source)
+    if family.part is not None:
+        return _composite_configuration(family, family.part)
     return f'''{LICENCE}
 """Configuration of {_title(family)} with hyper-connections."""
 
@@ -48,16 +48,18 @@ class HC{family.config}(HyperConnectionConfig, {family.config}):
     """`{family.config}` with the fields of `HyperConnectionConfig`."""
 
     model_type = "hc_{family.model_type}"
-    base_model_type = "{family.model_type}"
+    base_model_type = "{FamilyName.of(family.model_type).own}"
 
 
 __all__ = ["HC{family.config}"]
 '''
 
 
-def _composite_configuration(family: FamilySource, of_layers: FamilySource) -> str:
+def _composite_configuration(family: FamilySource, part: InnerModel) -> str:
+    of_layers = part.source
+    field = "" if part.reads_text else f'\n    part_field = "{part.field}"'
     return f'''{LICENCE}
-"""Configuration of {_title(family)}, whose language model has hyper-connections."""
+"""Configuration of {_title(family)}, whose {_called(part)} has hyper-connections."""
 
 from huggingface_hub.dataclasses import strict
 
@@ -70,11 +72,11 @@ from .transformers_seam import names_are_gone
 
 @strict
 class HC{family.config}(HyperConnectionCompositeConfig, {family.config}):
-    """`{family.config}` with the fields of `HyperConnectionConfig` in its `text_config`."""
+    """`{family.config}` with the fields of `HyperConnectionConfig` in its `{part.field}`."""
 
     model_type = "hc_{family.model_type}"
-    base_model_type = "{family.model_type.partition(APART)[0]}"
-    text_config_class = HC{of_layers.config}
+    base_model_type = "{FamilyName.of(family.model_type).own}"
+    part_class = HC{of_layers.config}{field}
 
 
 __all__ = ["HC{family.config}"]
@@ -83,7 +85,7 @@ __all__ = ["HC{family.config}"]
 
 def modeling_text(family: FamilySource) -> str:
     """The file with the family's models."""
-    sources = [each.source for each in family.inner] or ([] if family.language_model else [family])
+    sources = [each.source for each in family.inner] or ([] if family.part else [family])
     return _file(
         family,
         [
@@ -99,7 +101,7 @@ def modeling_text(family: FamilySource) -> str:
 def _head(family: FamilySource, sources: list[FamilySource]) -> str:
     """What stands before the classes of a file in which the layers of these sources are."""
     whole = {family.heads["Model"], *_inner_models(family)}
-    title, part, between = _title(family), family.language_model, any(each.between for each in sources)
+    title, part, between = _title(family), family.part, any(each.between for each in sources)
     names = {family.pretrained, *family.heads.values(), *(each.name for each in family.of_backbone)}
     for each in sources:
         names |= {each.heads["Model"]}
@@ -120,7 +122,7 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
         [
             LICENCE,
             *(_origin(family) if any(is_cut(layer) for each in sources for layer in each.layers) else []),
-            f'"""{title}{", whose language model has hyper-connections" if part else " with hyper-connections"}."""',
+            f'"""{title}{f", whose {_called(part)} has hyper-connections" if part else " with hyper-connections"}."""',
             "",
             *(["from transformers import GenerationMixin", ""] if any(_classes(family).values()) else []),
             import_of(f".configuration_{stem(family.model_type)}", [f"HC{family.config}"]),
@@ -138,10 +140,7 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
 
 def _pretrained(family: FamilySource, sources: list[FamilySource]) -> str:
     bases = ["HyperConnectionPreTrainedModel", family.pretrained]
-    if family.language_model:
-        line = f"layer_classes = HC{family.language_model.name}.layer_classes"
-    else:
-        line = _layer_classes(sources)
+    line = f"layer_classes = HC{family.part.name}.layer_classes" if family.part else _layer_classes(sources)
     head = class_with(f"HC{family.pretrained}", bases, f"What the HC-{_title(family)} classes share.")
     lines = [f"    config: HC{family.config}", f"    {line}", assigned("auto_map", auto_map(family))]
     recorders = dict.fromkeys(each for source in sources for each in source.recorders.items())
@@ -165,14 +164,14 @@ def _inner(family: FamilySource, inner: InnerModel) -> str:
 
 
 def _model(family: FamilySource, base: str, generates: list[str]) -> str:
-    pretrained, part, inner = f"HC{family.pretrained}", family.language_model, _inner_models(family)
+    pretrained, part, inner = f"HC{family.pretrained}", family.part, _inner_models(family)
     if base in inner:
         made = ", ".join(f"{shown(each.attribute)}: HC{each.source.prefix}{each.name}" for each in inner[base])
         mixin, lines = "HyperConnectionOuterModel", [f"inner = {{{made}}}"]
     elif base != family.heads["Model"]:
         mixin, lines = "HyperConnectionHead", [f"model_class = HC{family.heads['Model']}"]
     elif part:
-        mixin, lines = "HyperConnectionComposite", [f"language_model_class = HC{part.name}"]
+        mixin, lines = "HyperConnectionComposite", [f"part_class = HC{part.name}"]
         lines += [f"stack = {shown(family.stack)}"] if family.stack != "language_model.layers" else []
     else:
         mixin, lines = "HyperConnectionModel", _of_stack(family)
@@ -213,6 +212,10 @@ def _file(family: FamilySource, parts: list[str]) -> str:
 
 def _title(family: FamilySource) -> str:
     return family.config.removesuffix("Config")
+
+
+def _called(part: InnerModel) -> str:
+    return "language model" if part.reads_text else part.attribute.replace("_", " ")
 
 
 def _origin(family: FamilySource) -> list[str]:
