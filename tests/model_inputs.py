@@ -45,6 +45,14 @@ def _seen(taken, rows: int, noise: Callable, field: Callable) -> Iterator[dict[s
     if "spatial_shapes" in taken:
         shapes = {"spatial_shapes": torch.tensor([[4, 4]] * rows), "pixel_attention_mask": torch.ones(rows, 16)}
         yield {"pixel_values": noise(rows, 16, channels * patch**2), **shapes}
+    if "target_sizes" in taken:
+        strip = noise(1, channels, patch, 16 * rows * patch)  # of all images, patch after patch
+        yield {"pixel_values": strip, "target_sizes": torch.tensor([[4, 4]] * rows)}
+    if "flattened_patches" in taken:  # the first two values say where a patch is
+        patches = noise(rows, 16, 2 + field("patch_embed_hidden_size"))
+        yield {
+            "flattened_patches": torch.cat([torch.ones(rows, 16, 2, dtype=patches.dtype), patches[..., 2:]], dim=-1)
+        }
     if "pixel_values" in taken:
         yield {"pixel_values": noise(rows, channels, 16, 16)}
     for name in ("pixel_values", "pixel_values_videos"):
