@@ -13,6 +13,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
+import hf_hyperconn
 from hf_hyperconn import convert_model
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.errors import HyperConnectionFileError, UnsupportedCheckpointError
@@ -97,6 +98,11 @@ def test_a_vision_tower_learns_and_is_saved_again(tmp_path):
     assert type(again) is type(model)
     with torch.no_grad():
         assert torch.equal(again(**INPUTS).logits, model(**INPUTS).logits)
+
+
+def test_the_class_of_the_usual_stack_takes_no_other(place):
+    with pytest.raises(ValueError, match="'hc_llava', and this is a 'hc_llava__vision_tower'. Load it by the"):
+        hf_hyperconn.HCLlavaForConditionalGeneration.from_pretrained(place / "llava__vision_tower" / "hc")
 
 
 def test_the_usual_stack_by_its_name_is_the_usual_family():

@@ -55,6 +55,20 @@ class ShippedConfig(Base):
         share_tokenizer(cls.model_type, cls.base_model_type)
         share_peft_defaults(cls.model_type, cls.base_model_type)
 
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        """As Transformers' own, which takes any model type with a warning.
+
+        Raises `ValueError` for that of another model with hyper-connections, whose connections would be lost.
+        """
+        found = config_dict.get("model_type")
+        if str(found).startswith("hc_") and found != cls.model_type:
+            raise ValueError(
+                f"{cls.__name__} is of model_type {cls.model_type!r}, and this is a {found!r:.80}. Load it by the "
+                f"Auto class, which finds its own."
+            )
+        return super().from_dict(config_dict, **kwargs)
+
     def to_dict(self) -> dict:
         """As Transformers' own. PEFT reads a model's type from here, and then finds its defaults for the base."""
         share_peft_defaults(self.model_type, self.base_model_type)
