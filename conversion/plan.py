@@ -305,6 +305,12 @@ def _family(source: Source, config: dict, stack: str | None) -> Family:
 def _check_fields(source: Source, config: dict, family: Family) -> None:
     """Refuse sizes that are none, and settings with which layers have other branches than those that were cut."""
     name = source.name
+    if (backbone := config.get("backbone_config")) is not None:
+        kind = backbone.get("model_type") if isinstance(backbone, dict) else backbone
+        raise UnsupportedCheckpointError(
+            f"{name!r} has its layers in a backbone (backbone_config, {kind!r:.40}), where "
+            f"{family.model_type} has none. {ACCEPTED}"
+        )
     for field in ("num_hidden_layers", "hidden_size"):
         if (value := config.get(field)) is None:
             raise UnsupportedCheckpointError(

@@ -12,8 +12,11 @@ from transformers import (
     AutoModelForImageClassification,
     DeiTConfig,
     DeiTForImageClassification,
+    Dinov2Config,
     DINOv3ViTConfig,
     DINOv3ViTModel,
+    DPTConfig,
+    DPTForDepthEstimation,
     ViTConfig,
     ViTForImageClassification,
     ViTForMaskedImageModeling,
@@ -24,6 +27,7 @@ from hf_hyperconn import HCViTForImageClassification, convert_model
 from hf_hyperconn.analysis.study import study
 from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.conversion import cli
+from hf_hyperconn.errors import UnsupportedCheckpointError
 
 SIZES = {"image_size": 16, "patch_size": 4, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
 SIZES |= {"num_hidden_layers": 3, "initializer_range": 0.2, "num_labels": 5}
@@ -55,6 +59,19 @@ def test_an_image_too_large_to_run_on_is_not_made(tmp_path, capsys):
     path.write_text(json.dumps({**json.loads(path.read_text()), "image_size": 2**16}))
     assert cli.main(["convert", str(tmp_path / "base"), str(tmp_path / "hc")]) == 3
     assert "DINOv3ViTModel takes [1, 3, 65536, 65536] values, too many here" in capsys.readouterr().err
+
+
+def test_a_backbone_that_has_the_layers_is_the_reason(tmp_path, capsys):
+    maps = {"out_features": ["stage1", "stage2", "stage3"], "reshape_hidden_states": False}
+    sizes = {name: value for name, value in SIZES.items() if name != "num_labels"}
+    backbone = Dinov2Config(**sizes, **maps)
+    neck = {"neck_hidden_sizes": [8] * 3, "backbone_out_indices": [0, 1, 2], "fusion_hidden_size": 8}
+    base = DPTForDepthEstimation(DPTConfig(backbone_config=backbone, is_hybrid=False, **neck))
+    base.save_pretrained(tmp_path / "base")
+    assert cli.main(["convert", str(tmp_path / "base"), str(tmp_path / "hc")]) == 1
+    assert "has its layers in a backbone (backbone_config, 'dinov2')" in capsys.readouterr().err
+    with pytest.raises(UnsupportedCheckpointError, match="HCDPTForDepthEstimation has no HCDPTModel in it"):
+        convert_model(base)
 
 
 @pytest.fixture(scope="module")
