@@ -54,6 +54,12 @@ def test_names_have_parts(name):
     assert FamilyName.of("llava__mistral") == FamilyName("llava", "mistral")
 
 
+@pytest.mark.parametrize("name", ["whisper__mistral", "whisper__mistral__encoder", "llama__layers", "llava__../x"])
+def test_names_of_nothing_are_refused(name):
+    with pytest.raises(UnsupportedCheckpointError):
+        find_family(name)
+
+
 def test_they_equal_their_bases_without_the_package(place):
     assert sum(compared(place, list(CHOSEN), new_tokens=4).values(), []) == []
 

@@ -154,7 +154,7 @@ def read_family(model_type: str) -> FamilySource:
         return _inner_of(whole, place)
     name = FamilyName.of(model_type)
     known = _read_classes(model_type, name.own)
-    if models := find_inner_models(known.base):
+    if not name.chosen and (models := find_inner_models(known.base)):
         return _with_inner_models(known, models, name.stack)
     if (part := find_part(known.base, name.stack)) is not None:
         return _with_part(known, part, type_of_part(part, known.of_config, name.chosen))
