@@ -11,8 +11,9 @@ from .models.sub_layers import SubLayer
 from .pairs.classes import MAPPINGS
 from .pairs.composites import TEXT
 from .pairs.family_names import FamilyName
+from .pairs.family_source import INNER, FamilySource, InnerModel
 from .pairs.source_files import table
-from .pairs.sources import INNER, FamilySource, InnerModel, fields_of_stacks, read_family
+from .pairs.sources import fields_of_stacks, read_family
 from .pairs.text import auto_map, stem
 
 SHARED_CODE = (

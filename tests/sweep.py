@@ -5,7 +5,7 @@
 Each is made by the rule of `other_families.py`, converted on the command line, loaded by a process that can't import
 this package and compared with its base, bit for bit, in float32 and bfloat16: logits, hidden states and, where it
 generates, greedy tokens. So is one for each `--stack` that a model type has besides the usual ones. `--write` writes
-docs/model_types.json and the tables of docs/model_types.md.
+docs/model_types.json and the tables of docs/model_types.md; of given model types, what became of them.
 """
 
 import argparse
@@ -211,6 +211,9 @@ def main() -> None:
         "stacks": {name: found[name] for name in model_types if is_stack[name]},
     }
     if options.write:
+        if options.model_types:
+            before = json.loads(RECORD.read_text(encoding="utf-8"))
+            record |= {kind: {**before[kind], **record[kind]} for kind in ("outcomes", "stacks")}
         RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         PAGE.write_text(between_marks(read("docs/model_types.md"), "sweep", tables(record)), encoding="utf-8")
     else:

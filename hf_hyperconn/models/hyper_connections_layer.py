@@ -53,6 +53,7 @@ class HyperConnectionDecoderLayer(Base):
     count: the field of the config that says how many layers there are.
     positional: names of the arguments, besides hidden states, that the family's model gives a layer by their place.
     packed: whether hidden states are `[S, D]`, tokens of all sequences one after the other, and streams `[S, N, D]`.
+    channels_first: whether the base's hidden states lie channel after channel in memory, by which norms round.
     widened: the attribute of the layer that says whether the streams are float32; None where they have the dtype of
         the hidden states.
     returned: what the layer returns after hidden states, in a tuple: names that branches give beside what they add;
@@ -75,6 +76,7 @@ class HyperConnectionDecoderLayer(Base):
     count = "num_hidden_layers"
     positional: tuple[str, ...] = ()
     packed = False
+    channels_first = False
     widened: str | None = None
     returned: tuple[str, ...] | None = None
     settings: dict[str, object] = {}
@@ -206,6 +208,10 @@ class HyperConnectionDecoderLayer(Base):
             return (self.lent_readout[0] if self.lent_readout else self.hc_head)(streams)
         return self.sub_layers[-1][0].reduce_streams(streams, self.config.hc_readout)
 
+    def laid_out(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Hidden states `[B, S, D]` as they lie in the base's memory."""
+        return hidden_states.mT.contiguous().mT if self.channels_first else hidden_states
+
     def attention_branch(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
         """Norm and attention, `[B, S, D]` to `[B, S, D]`."""
         return self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)[0]
@@ -250,7 +256,7 @@ class HyperConnectionDecoderLayer(Base):
             if part.given is not None and kwargs.get(part.given) is None:
                 continue
             branch_input, carry = connection(streams)
-            added = branch(branch_input, **kwargs)
+            added = branch(self.laid_out(branch_input), **kwargs)
             if isinstance(added, tuple):
                 added, made = added
                 kwargs.update(made)
@@ -259,7 +265,7 @@ class HyperConnectionDecoderLayer(Base):
                 streams = connection.take(getattr(self, part.after)(streams.written()))
 
         hidden_states = streams.written()
-        hidden_states = self.read_out(hidden_states) if self.is_last else hidden_states
+        hidden_states = self.laid_out(self.read_out(hidden_states)) if self.is_last else hidden_states
         return hidden_states if self.returned is None else (hidden_states, *map(kwargs.get, self.returned))
 
 

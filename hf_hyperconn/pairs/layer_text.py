@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from ..models.sub_layers import SUB_LAYERS, SubLayer
+from .family_source import FamilySource, LayerSource
 from .source_files import release
-from .sources import FamilySource, LayerSource
 from .writing import class_with, listed, shown
 
 
@@ -38,6 +38,8 @@ def _body(layer: LayerSource, count: str) -> str:
         settings["positional"] = layer.positional
     if layer.packed:
         settings["packed"] = True
+    if layer.channels_first:
+        settings["channels_first"] = True
     if layer.cut.widened:
         settings["widened"] = layer.cut.widened
     if layer.cut.returned is not None:

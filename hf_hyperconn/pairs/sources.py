@@ -7,136 +7,23 @@ from functools import cache
 from typing import Any
 
 from ..errors import UnsupportedCheckpointError
-from ..models.sub_layers import SubLayer
 from .branches import cut_branches, digest, refusal
 from .classes import class_names, first_with, made_by, module_of, path_of, within_another
 from .composites import TEXT, Part, find_part, find_parts, type_of_part, usual_type
-from .cuts import Cut
 from .family_names import FamilyName
+from .family_source import INNER, FamilySource, InnerModel, LayerSource
 from .inlining import assigned_classes
 from .loops import LayerLoop, read_layer_loop
 from .norms import norm_of
-from .recorders import Recorder, moved_recorders
+from .recorders import moved_recorders
 from .source_files import Definition, release, source_file, table
 from .stacks import Inner, Stack, find_inner_models, find_stack
 
 SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
 BASE_OF_HEADS = "model"  # where language models with a head have their base model
-PACKED = ("Lfm3VlVisionLayer",)  # layers that take the tokens of all sequences one after the other and don't show it
-INNER = ":"  # in the name of a model that another has in it and that has no model type of its own
-
-
-@dataclass(frozen=True)
-class FamilySource:
-    """What there is to know of a family before its two files can be written.
-
-    configuration, modeling: the modules of its classes, from `transformers.models`.
-    config, pretrained: names of its classes.
-    in_heads: where heads have the base model, as `model`; None where the source does not say.
-    layers: the classes of its layers, which have the same sub-layers.
-    renamed: what its config calls fields, by the names that most families give them.
-    heads: the name of its class behind each Auto class, by suffix, the base model first.
-    generative: which of them have `generate` from a base of their own.
-    stack: where the base model has its layers, as `layers` or `encoder.layers`.
-    count: the field of the config that says how many.
-    modules: the attributes that the base model's own `__init__` sets, and how its source writes what it sets them to.
-    between: a method of the base model that its forward may call on the stream between layers; None without any.
-    layerdrop: the attribute of what has the layers that says how often one is left out in training; None without any.
-    recorders: of what Transformers records at modules that are not called, by what that is.
-    sizes: the defaults of its config for the number of layers, hidden size and vocabulary, by their usual names.
-    prefix: what the names of its classes with hyper-connections have before the base's, where two have one base.
-    part: for a model with a language model in it, that, or another model in it that has the connections instead; what
-        is said of layers is said of its.
-    inner: models that it has its layers in, as an encoder and a decoder; what is said of layers is said of the last's.
-    outer: the classes that make those models, the base model among them; other heads have a base model.
-    of_backbone: for a backbone that has no base model, but its encoder, that.
-    """
-
-    model_type: str
-    configuration: str
-    modeling: str
-    config: str
-    pretrained: str
-    in_heads: str | None
-    layers: "tuple[LayerSource, ...]"
-    renamed: dict[str, str]
-    heads: dict[str, str]
-    generative: frozenset[str]
-    stack: str
-    count: str
-    modules: dict[str, str]
-    between: str | None
-    layerdrop: str | None
-    recorders: dict[str, Recorder]
-    sizes: dict[str, int]
-    prefix: str = ""
-    part: "InnerModel | None" = None
-    inner: "tuple[InnerModel, ...]" = ()
-    outer: frozenset[str] = frozenset()
-    of_backbone: "tuple[InnerModel, ...]" = ()
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """Where the base model has its lists of layers."""
-        return tuple(f"{each.attribute}.{each.source.stack}" for each in self.inner) or (self.stack,)
-
-    @property
-    def sub_layers(self) -> tuple[SubLayer, ...]:
-        """Those of a layer."""
-        return self.layers[0].cut.sub_layers
-
-    @property
-    def norm(self) -> dict[str, float]:
-        """The initial value of each parameter of the norm that dynamic coefficients take."""
-        return self.layers[0].norm
-
-    @property
-    def settings(self) -> dict[str, object]:
-        """The value of each field of the config with which layers have the branches that were cut."""
-        return {name: value for layer in self.layers for name, value in layer.cut.settings}
-
-
-@dataclass(frozen=True)
-class LayerSource:
-    """What there is to know of a class of layers.
-
-    name: of the class.
-    cut: its branches.
-    cut_from: digest of its `forward`.
-    positional: names of the arguments, besides the stream, that the model gives a layer by their place.
-    packed: whether it takes the tokens of all sequences one after the other.
-    predicting_norm: the attribute that dynamic coefficients take their norm from; None without any.
-    norm: the initial value of each parameter of that norm.
-    """
-
-    name: str
-    cut: Cut
-    cut_from: str
-    positional: tuple[str, ...]
-    packed: bool
-    predicting_norm: str | None
-    norm: dict[str, float]
-
-
-@dataclass(frozen=True)
-class InnerModel:
-    """A model that another has in it, and that has the layers.
-
-    attribute: of the base model.
-    name: of its class.
-    source: what there is to know of its family.
-    field: of the whole's config, where it has a config of its own; "" where it has that of the whole.
-    """
-
-    attribute: str
-    name: str
-    source: FamilySource
-    field: str = ""
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether it is the language model."""
-        return self.field == TEXT
+# models whose hidden states are so, which the source doesn't show
+CHANNELS_FIRST = ("Aimv2VisionModel", "Ovis2VisionModel", "VoxtralRealtimeEncoder")
+PACKED = ("Lfm3VlVisionModel",)
 
 
 @cache
@@ -343,7 +230,7 @@ def _of_stack(
     how = read_layer_loop(loop[0], stack.owner.name, stack.path.rpartition(".")[2], stack.owner)
     if how.between and "." in stack.path:
         raise refusal(stack.layers[0].name, f"{stack.owner.name}.{how.between} changes the stream between layers")
-    layers = tuple(_of_layer(layer, of_config, how, known) for layer in stack.layers)
+    layers = tuple(_of_layer(layer, base.name, of_config, how, known) for layer in stack.layers)
     for each in layers[1:]:
         connections = [[part.connection for part in layer.cut.sub_layers] for layer in (layers[0], each)]
         if connections[0] != connections[1] or layers[0].norm.keys() != each.norm.keys():
@@ -367,7 +254,7 @@ def _of_stack(
 
 
 def _of_layer(
-    layer: Definition, of_config: Definition, how: LayerLoop, known: Mapping[str, object] | None
+    layer: Definition, model: str, of_config: Definition, how: LayerLoop, known: Mapping[str, object] | None
 ) -> LayerSource:
     forward, of_forward = layer.own_method("forward")
     cut = cut_branches(forward, of_forward.text, layer.name, layer, of_config, known)
@@ -382,8 +269,9 @@ def _of_layer(
         cut=cut,
         cut_from=digest(ast.get_source_segment(of_forward.text, forward) or ""),
         positional=tuple(argument.arg for argument in forward.args.args[2 : 2 + how.positional]),
-        packed=layer.name in PACKED
+        packed=model in PACKED
         or any(argument.arg == "cu_seqlens" for argument in (*forward.args.args, *forward.args.kwonlyargs)),
+        channels_first=model in CHANNELS_FIRST,
         predicting_norm=norm,
         norm=values,
     )

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from ..models.sub_layers import SUB_LAYERS
 from .classes import auto_class
 from .family_names import FamilyName
+from .family_source import FamilySource, InnerModel
 from .layer_text import globals_read, is_cut, layer_class
 from .source_files import release
-from .sources import FamilySource, InnerModel
 from .writing import assigned, class_with, import_of, import_of_transformers, listed, shown
 
 LICENCE = "# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0."
