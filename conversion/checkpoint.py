@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_hyperconn.analysis.costs import LAYER, OF_TEXT, TOWER
+from hf_hyperconn.analysis.costs import LAYER, OF_TEXT, TOWER, of_tower
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import Family, usual_names
+from hf_hyperconn.families import Family, InnerModel, usual_names
 
 from . import reading
 from .header import TensorInfo
@@ -48,11 +48,12 @@ class Weights:
         weights have no such list, what a base model calls it.
         """
         part = family.source.part
+        if part is not None and not part.reads_text:
+            return (self._of_tower(part),)
 
         def how_unlike(stack: str) -> tuple:
             *kind, name = _how_unlike_the_decoder(stack)
-            is_another = part is not None and not part.reads_text and f".{part.attribute}." not in f".{stack}"
-            return is_another, *kind, not name.startswith(f"{family.source.in_heads}."), name
+            return *kind, not name.startswith(f"{family.source.in_heads}."), name
 
         found = []
         for place in family.source.places:
@@ -61,6 +62,12 @@ class Weights:
                 named = [*self._lists]
             found.append(min(named, key=how_unlike, default=f"{place}."))
         return tuple(found)
+
+    def _of_tower(self, part: InnerModel) -> str:
+        """What the names in a tower's list of layers begin with; on disk a tower may have another name."""
+        place = f"{part.source.stack}."
+        named = [each for each in self._lists if of_tower(part.attribute, self._lists)(each)]
+        return min(named, key=lambda each: (not each.endswith(place), each), default=f"{part.attribute}.{place}")
 
     @property
     def _lists(self) -> set[str]:

@@ -48,7 +48,7 @@ def _seen(taken, rows: int, noise: Callable, field: Callable) -> Iterator[dict[s
     if "target_sizes" in taken:
         strip = noise(1, channels, patch, 16 * rows * patch)  # of all images, patch after patch
         yield {"pixel_values": strip, "target_sizes": torch.tensor([[4, 4]] * rows)}
-    if "flattened_patches" in taken:  # the first two values say where a patch is
+    if "flattened_patches" in taken and field("patch_embed_hidden_size"):  # the first two values say where a patch is
         patches = noise(rows, 16, 2 + field("patch_embed_hidden_size"))
         yield {
             "flattened_patches": torch.cat([torch.ones(rows, 16, 2, dtype=patches.dtype), patches[..., 2:]], dim=-1)

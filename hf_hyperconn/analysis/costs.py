@@ -32,7 +32,7 @@ LOOKED_UP = re.compile(
     r"|relative_attention_bias)\.weight$|\.A_log$"
 )
 # in the names of what a text doesn't go through
-TOWER = re.compile(r"vision|visual|image|video|audio|speech|multi_?modal_projector")
+TOWER = re.compile(r"vision|visual|image|video|audio|speech|multi_?modal_projector|(?:^|\.)vit\.")
 OF_TEXT = re.compile(r"language_model|text_model")  # in those of a language model that another model has in it
 # as `h.0.` in GPT-2, `encoder.layer.0.` in ViT
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|(?:res)?blocks?)\.([0-9]{1,9})\.")
@@ -113,13 +113,21 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
 def what_runs(config: Mapping, names: Iterable[str]) -> Callable[[str], bool]:
     """Says of the name of a weight whether it is in what a token goes through, of a model that may have others in it.
 
-    names: of all weights. A tower that has the connections may have another name on disk than in memory.
+    names: of all weights.
     """
     part = part_of(config)
     if part is None or part.reads_text:
         return lambda name: not ("text_config" in config and TOWER.search(name))
-    of_part = re.compile(rf"(?:^|\.){part.attribute}\.")
-    pattern = of_part if any(map(of_part.search, names)) else TOWER
+    return of_tower(part.attribute, names)
+
+
+def of_tower(attribute: str, names: Iterable[str]) -> Callable[[str], bool]:
+    """Says of the name of a weight whether it is of a tower at an attribute of the base model.
+
+    names: of all weights. On disk a tower may have another name than in memory.
+    """
+    of_attribute = re.compile(rf"(?:^|\.){attribute}\.")
+    pattern = of_attribute if any(map(of_attribute.search, names)) else TOWER
     return lambda name: pattern.search(name) is not None
 
 
