@@ -110,11 +110,8 @@ def convert_with_fields(
     config = hc_class.config_class.from_prenorm(model.config, **fields)
     if (head := model.get_output_embeddings()) is not None:
         config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
-    try:
-        with torch.device("meta"):
-            converted = hc_class(config)
-    except ValueError as error:
-        raise UnsupportedCheckpointError(f"this {name} can't be converted: {error}") from error
+    with torch.device("meta"):
+        converted = hc_class(config)
     converted.train(model.training)
     _carry_over(model, converted)
     check(converted)

@@ -27,7 +27,6 @@ from hf_hyperconn import HCViTForImageClassification, convert_model
 from hf_hyperconn.analysis.study import study
 from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.conversion import cli
-from hf_hyperconn.errors import UnsupportedCheckpointError
 
 SIZES = {"image_size": 16, "patch_size": 4, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
 SIZES |= {"num_hidden_layers": 3, "initializer_range": 0.2, "num_labels": 5}
@@ -70,7 +69,7 @@ def test_a_backbone_that_has_the_layers_is_the_reason(tmp_path, capsys):
     base.save_pretrained(tmp_path / "base")
     assert cli.main(["convert", str(tmp_path / "base"), str(tmp_path / "hc")]) == 1
     assert "has its layers in a backbone (backbone_config, 'dinov2')" in capsys.readouterr().err
-    with pytest.raises(UnsupportedCheckpointError, match="HCDPTForDepthEstimation has no HCDPTModel in it"):
+    with pytest.raises(ValueError, match="HCDPTForDepthEstimation has no HCDPTModel in it"):
         convert_model(base)
 
 

@@ -32,7 +32,8 @@ LOOKED_UP = re.compile(
     r"|relative_attention_bias)\.weight$|\.A_log$"
 )
 # in the names of what a text doesn't go through
-TOWER = re.compile(r"vision|visual|image|video|audio|speech|multi_?modal_projector|(?:^|\.)vit\.")
+TOWER = re.compile(r"vision|visual|image|video|audio|speech|multi_?modal_projector")
+ON_DISK = re.compile(rf"{TOWER.pattern}|(?:^|\.)vit\.")  # in those of a tower that isn't called by its attribute
 OF_TEXT = re.compile(r"language_model|text_model")  # in those of a language model that another model has in it
 # as `h.0.` in GPT-2, `encoder.layer.0.` in ViT
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|(?:res)?blocks?)\.([0-9]{1,9})\.")
@@ -127,7 +128,7 @@ def of_tower(attribute: str, names: Iterable[str]) -> Callable[[str], bool]:
     names: of all weights. On disk a tower may have another name than in memory.
     """
     of_attribute = re.compile(rf"(?:^|\.){attribute}\.")
-    pattern = of_attribute if any(map(of_attribute.search, names)) else TOWER
+    pattern = of_attribute if any(map(of_attribute.search, names)) else ON_DISK
     return lambda name: pattern.search(name) is not None
 
 
