@@ -9,7 +9,6 @@ from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import Family
 from hf_hyperconn.kinds import FIELDS
 from hf_hyperconn.models.sub_layers import is_of_connection
-from hf_hyperconn.pairs.family_names import FamilyName
 
 from .base_card import fetch_base_card, inheritable
 from .checkpoint import Weights, read_config, read_json, read_weights
@@ -126,7 +125,7 @@ class Facts:
             if (value := made.get(name, FIELDS[name])) != FIELDS[name]:
                 words += [option, value]
         words += ["--no-tanh"] * (not made["hc_tanh"])
-        if (stack := FamilyName.of(self.family.model_type).stack) is not None:
+        if (stack := self.inspection.stack) is not None:
             words += ["--stack", stack]
         words += ["--revision", self.commit] * (self.commit is not None)
         return shlex.join(map(str, words))

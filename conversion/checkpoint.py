@@ -47,9 +47,8 @@ class Weights:
         Of a model that looks or listens, too, the layers that read text, unless others have the connections. Where the
         weights have no such list, what a base model calls it.
         """
-        part = family.source.part
-        if part is not None and not part.reads_text:
-            return (self._of_tower(part),)
+        if (tower := family.source.tower) is not None:
+            return (self._of_tower(tower),)
 
         def how_unlike(stack: str) -> tuple:
             *kind, name = _how_unlike_the_decoder(stack)
@@ -63,11 +62,11 @@ class Weights:
             found.append(min(named, key=how_unlike, default=f"{place}."))
         return tuple(found)
 
-    def _of_tower(self, part: InnerModel) -> str:
+    def _of_tower(self, tower: InnerModel) -> str:
         """What the names in a tower's list of layers begin with; on disk a tower may have another name."""
-        place = f"{part.source.stack}."
-        named = [each for each in self._lists if of_tower(part.attribute, self._lists)(each)]
-        return min(named, key=lambda each: (not each.endswith(place), each), default=f"{part.attribute}.{place}")
+        place, lists = f"{tower.source.stack}.", self._lists
+        named = filter(of_tower(tower, lists), lists)
+        return min(named, key=lambda each: (not each.endswith(place), each), default=f"{tower.attribute}.{place}")
 
     @property
     def _lists(self) -> set[str]:

@@ -134,7 +134,7 @@ def _run(model_class, source: Source, weights: Weights, family: Family, dtype: t
 
     `fault` says which weights are no numbers, or that those it has lead to none; None where all is well.
     """
-    model: Any = _part_that_runs(_load(model_class, source, weights, family, dtype, layers), family)
+    model: Any = family.ran(_load(model_class, source, weights, family, dtype, layers))
     inputs, new_tokens = _inputs(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some models draw what they mask
@@ -261,12 +261,6 @@ def _load(
     if found := loading_fault(report, model_class, layers):
         raise VerificationError(f"{source.name!r} as Transformers loads it is not complete: {found}")
     return model.eval()
-
-
-def _part_that_runs(model: PreTrainedModel, family: Family) -> PreTrainedModel:
-    """What of a model the connections are in: all of it, or its vision tower, which tokens wouldn't go through."""
-    part = family.source.part
-    return model if part is None or part.reads_text else getattr(model.base_model, part.attribute)
 
 
 def _no_numbers(model: PreTrainedModel, source: Source) -> str:

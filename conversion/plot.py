@@ -10,7 +10,9 @@ from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.kinds import kind_of
 from hf_hyperconn.pairs.family_names import FamilyName
 
+from .checkpoint import read_config
 from .files import replace_file
+from .hyper_config import family_of
 from .inspection import inspect_checkpoint
 from .source import CONFIG, LocalSource
 
@@ -148,13 +150,13 @@ def _figures(folder: str, text: str, against: str | None, stack: str | None) -> 
     from hf_hyperconn.analysis import plots
     from hf_hyperconn.analysis.study import LENGTH, batches_of, study
 
-    from .plot_models import load_model, load_tokenizer, open_base, with_connections
+    from .plot_models import load_model, load_tokenizer, open_base
 
     source = LocalSource(Path(folder))
     base = None if against is None else open_base(against, source)
     tokenizer, model = load_tokenizer(source), load_model(source)
-    connected = FamilyName.of(model.config.model_type).stack
-    if (taken := with_connections(model).main_input_name) != "input_ids":
+    family = family_of(source, read_config(source))
+    if (taken := family.ran(model).main_input_name) != "input_ids":
         raise HyperConnError(
             f"the model in '{folder}' takes {taken}, not text. Draw its static weights, without --text, or run it on "
             f"what it takes by hf_hyperconn.analysis.study (docs/analysis.md)."
@@ -174,7 +176,9 @@ def _figures(folder: str, text: str, against: str | None, stack: str | None) -> 
     del model
     similarity = {Path(os.path.realpath(folder)).name: found.similarity}
     if base is not None and against is not None:
-        one_stream = convert_model(load_model(base), hc_mult=1, connection="shc", stack=connected)
+        one_stream = convert_model(
+            load_model(base), hc_mult=1, connection="shc", stack=FamilyName.of(family.model_type).stack
+        )
         name = Path(os.path.realpath(against)).name
         similarity[against if name in similarity else name] = study(one_stream, inputs, stack).similarity
     return {

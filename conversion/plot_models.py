@@ -1,14 +1,11 @@
 """What `hf-hyperconn plot` loads: safetensors and configs alone, and no code of a checkpoint is run."""
 
-from typing import Any
-
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError
 from hf_hyperconn.families import usual_names
 from hf_hyperconn.models.sub_layers import is_of_connection
-from hf_hyperconn.pairs.composites import TEXT
 from hf_hyperconn.registration import register_auto_classes
 
 from .card_facts import TOKENIZERS
@@ -54,12 +51,6 @@ def load_connections(source: Source) -> PreTrainedModel:
     found = model.load_state_dict(tensors, strict=False, assign=True)
     _refuse_missing(source, filter(is_of_connection, found.missing_keys))
     return model
-
-
-def with_connections(model: Any) -> Any:
-    """What of a model takes what its connections see: all, unless they are in another than its language model."""
-    is_another = getattr(model.config, "part_field", TEXT) != TEXT
-    return model.get_submodule(model.stack.partition(".")[0]) if is_another else model
 
 
 def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from .errors import UnsupportedCheckpointError
 from .models.sub_layers import SubLayer
@@ -151,6 +152,11 @@ class Family:
         """The field of a config that is the config of that model; None without any."""
         return None if self.source.part is None else self.source.part.field
 
+    def ran(self, model: Any) -> Any:
+        """What is run of a model, with connections or without, to see what they do: all of it, or its tower."""
+        tower = self.source.tower
+        return model if tower is None else getattr(model.base_model, tower.attribute)
+
     @property
     def base_model_type(self) -> str:
         """The model type in a base's config."""
@@ -212,8 +218,7 @@ def refuse_other_stacks(name: str, model_type: str | None, stack: str | None) ->
 
     Raises `UnsupportedCheckpointError`.
     """
-    accepted = fields_of_stacks(str(model_type))
-    if stack is not None and stack not in accepted:
+    if stack is not None and stack not in (accepted := fields_of_stacks(str(model_type))):
         raise UnsupportedCheckpointError(
             f"stack {stack!r:.40} was asked for; {name} has {', '.join(accepted) or 'one list of layers: give none'}."
         )
@@ -230,8 +235,11 @@ def name_of_family(config: Mapping, stack: str | None = None) -> str:
     model_type = str(config.get("model_type")).removeprefix("hc_")
     if model_type not in table("CONFIG_MAPPING_NAMES"):
         return model_type
-    field = TEXT if stack is None else fields_of_stacks(model_type).get(stack)
-    stack = None if field == TEXT or [*fields_of_stacks(model_type).items()] == [(stack, "")] else stack
+    field: str | None = TEXT
+    if stack is not None:
+        fields = fields_of_stacks(model_type)
+        field = fields.get(stack)
+        stack = None if field == TEXT or fields == {stack: ""} else stack
     usual, part = FamilyName(model_type, stack=stack), config.get(field) if field else None
     chosen = part.get("model_type") if isinstance(part, Mapping) else None
     if not isinstance(chosen, str):
@@ -265,10 +273,10 @@ def usual_names(config: Mapping) -> dict:
     return {**config, **source.sizes, **_counted(of_layers), **_renamed(of_layers, source), **own}
 
 
-def part_of(config: Mapping) -> InnerModel | None:
-    """The model that has the layers in one of a config, as in a config.json; None where it is the model itself."""
+def tower_of(config: Mapping) -> InnerModel | None:
+    """`FamilySource.tower` of a config, as in a config.json."""
     try:
-        return find_family(name_of_family(config)).source.part
+        return find_family(name_of_family(config)).source.tower
     except UnsupportedCheckpointError:
         return None
 

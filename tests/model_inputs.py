@@ -50,9 +50,8 @@ def _seen(taken, rows: int, noise: Callable, field: Callable) -> Iterator[dict[s
         yield {"pixel_values": strip, "target_sizes": torch.tensor([[4, 4]] * rows)}
     if "flattened_patches" in taken and field("patch_embed_hidden_size"):  # the first two values say where a patch is
         patches = noise(rows, 16, 2 + field("patch_embed_hidden_size"))
-        yield {
-            "flattened_patches": torch.cat([torch.ones(rows, 16, 2, dtype=patches.dtype), patches[..., 2:]], dim=-1)
-        }
+        patches[..., :2] = 1
+        yield {"flattened_patches": patches}
     if "pixel_values" in taken:
         yield {"pixel_values": noise(rows, channels, 16, 16)}
     for name in ("pixel_values", "pixel_values_videos"):

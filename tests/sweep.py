@@ -29,8 +29,7 @@ from huggingface_hub.utils import tqdm
 from benchmarks.timing import between_marks
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import find_family
-from hf_hyperconn.pairs.composites import TEXT
+from hf_hyperconn.families import find_family, name_of_family
 from hf_hyperconn.pairs.family_names import FamilyName
 from hf_hyperconn.pairs.source_files import table
 from hf_hyperconn.pairs.sources import fields_of_stacks
@@ -125,9 +124,8 @@ def converted(model_type: str, place: Path) -> tuple[str, str] | None:
 
 def stacks_of(model_type: str) -> list[str]:
     """The names of families that `--stack` makes of a model type, without those that it has anyway."""
-    fields = fields_of_stacks(model_type)
-    others = [] if [*fields.values()] == [""] else [stack for stack, field in fields.items() if field != TEXT]
-    return [str(FamilyName(model_type, stack=stack)) for stack in others]
+    names = (name_of_family({"model_type": model_type}, stack) for stack in fields_of_stacks(model_type))
+    return [name for name in names if name != model_type]
 
 
 def tables(record: dict) -> str:

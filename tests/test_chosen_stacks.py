@@ -21,6 +21,7 @@ from hf_hyperconn.families import find_family, name_of_family
 from hf_hyperconn.hc_file import load_hc, save_hc
 from hf_hyperconn.pairs.family_names import FamilyName
 
+from .conftest import randomise_connections
 from .other_families import fields_of, inputs_of, tiny
 from .test_families import compared
 from .test_language_models import PIXELS, SEEN, seeing
@@ -129,11 +130,7 @@ def test_a_config_may_choose_another_tower():
 
 def test_connections_kept_apart_belong_to_their_stack(tmp_path):
     base = seeing()
-    trained = convert_model(copy.deepcopy(base), stack="vision_tower")
-    with torch.no_grad():
-        for name, parameter in trained.named_parameters():
-            if "_hc." in name:
-                parameter.add_(0.1)
+    trained = randomise_connections(convert_model(copy.deepcopy(base), stack="vision_tower"))
     save_hc(trained, tmp_path / "hc.safetensors")
     again = load_hc(copy.deepcopy(base), tmp_path / "hc.safetensors")
     assert torch.equal(again(**INPUTS).logits, trained(**INPUTS).logits)

@@ -73,7 +73,7 @@ def compared(place: Path, model_types: list[str], new_tokens: int) -> dict[str, 
         {
             "base": str(place / model_type / "base"),
             "module": f"transformers.models.{sources[model_type].modeling}",
-            "part": part.attribute if (part := sources[model_type].part) and not part.reads_text else None,
+            "part": tower.attribute if (tower := sources[model_type].tower) else None,
             "converted": [str(path) for path in (place / model_type).iterdir() if path.name != "base"],
             "attention": None,
             "dtypes": DTYPES,

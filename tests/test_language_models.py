@@ -16,6 +16,7 @@ from hf_hyperconn.families import find_family, name_of_family
 from hf_hyperconn.hc_file import load_hc, save_hc
 from hf_hyperconn.kinds import CONVERTIBLE
 
+from .conftest import randomise_connections
 from .other_families import fields_of, tiny
 from .test_families import compared
 
@@ -191,11 +192,7 @@ def test_a_text_config_that_is_none_is_no_traceback(text, tmp_path, capsys):
 
 def test_its_connections_can_be_kept_apart(tmp_path):
     base = seeing()
-    trained = convert_model(copy.deepcopy(base))
-    with torch.no_grad():
-        for name, parameter in trained.named_parameters():
-            if "_hc." in name:
-                parameter.add_(0.1)
+    trained = randomise_connections(convert_model(copy.deepcopy(base)))
     save_hc(trained, tmp_path / "hc.safetensors")
     again = load_hc(copy.deepcopy(base), tmp_path / "hc.safetensors")
     inputs = {"input_ids": SEEN, "pixel_values": PIXELS}

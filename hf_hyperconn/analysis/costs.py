@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any
 
-from ..families import configs_of_stacks, part_of, usual_names
+from ..families import configs_of_stacks, tower_of, usual_names
 from ..kinds import kind_of, readout_of
 from ..models.sub_layers import is_of_connection
 from ..pairs.family_names import FamilyName
+from ..pairs.family_source import InnerModel
 
 # in the names of routed experts, not of shared ones nor of what routes; the second is Granite's and JetMoE's
 EXPERT = re.compile(r"\.experts\.(?!router)|(?:(?<!shared_)mlp|moe|experts)\.(?:in|out)put_linear\.weight$")
@@ -94,9 +95,7 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
     met_by_all = routed = 0
     for name, shape in shapes.items():
         layer = LAYER.search(name)
-        if is_of_connection(name) or (layer and int(layer[1]) >= layers):
-            continue
-        if not runs(name):
+        if is_of_connection(name) or not runs(name) or (layer and int(layer[1]) >= layers):
             continue
         is_looked_up = EMBEDDING.search(name) and not has_tied_head
         if is_looked_up or LOOKED_UP.search(name) or len(tuple(shape)) < 2 or name.endswith("bias"):
@@ -116,18 +115,17 @@ def what_runs(config: Mapping, names: Iterable[str]) -> Callable[[str], bool]:
 
     names: of all weights.
     """
-    part = part_of(config)
-    if part is None or part.reads_text:
-        return lambda name: not ("text_config" in config and TOWER.search(name))
-    return of_tower(part.attribute, names)
+    if (tower := tower_of(config)) is not None:
+        return of_tower(tower, names)
+    return lambda name: not ("text_config" in config and TOWER.search(name))
 
 
-def of_tower(attribute: str, names: Iterable[str]) -> Callable[[str], bool]:
-    """Says of the name of a weight whether it is of a tower at an attribute of the base model.
+def of_tower(tower: InnerModel, names: Iterable[str]) -> Callable[[str], bool]:
+    """Says of the name of a weight whether it is of a tower.
 
     names: of all weights. On disk a tower may have another name than in memory.
     """
-    of_attribute = re.compile(rf"(?:^|\.){attribute}\.")
+    of_attribute = re.compile(rf"(?:^|\.){tower.attribute}\.")
     pattern = of_attribute if any(map(of_attribute.search, names)) else ON_DISK
     return lambda name: pattern.search(name) is not None
 

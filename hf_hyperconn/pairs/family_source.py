@@ -65,6 +65,11 @@ class FamilySource:
         return tuple(f"{each.attribute}.{each.source.stack}" for each in self.inner) or (self.stack,)
 
     @property
+    def tower(self) -> "InnerModel | None":
+        """The model in it that has the connections, where that is not its language model; None for others."""
+        return self.part if self.part is not None and not self.part.reads_text else None
+
+    @property
     def sub_layers(self) -> tuple[SubLayer, ...]:
         """Those of a layer."""
         return self.layers[0].cut.sub_layers
