@@ -17,7 +17,7 @@ TINY = replace(
     shapes={"Llama": {**studies.DEEP.shapes["Llama"], "hidden_size": 16, "num_hidden_layers": 2}},
     length=16,
     batch=2,
-    steps={"base": 20, "continued": 10},
+    steps={"scratch": 10, "base": 20, "continued": 10},
     held_out=(4, 8),
     compiled=(),
     vocabulary=300,
@@ -48,6 +48,51 @@ def test_tokens_are_the_text_s_and_none_is_in_both_parts(written):
     assert "".join(parts) == written.read_text(encoding="utf-8")
     assert len(found.training) > 40 * len(found.held_out) > 0
     assert text.given(written, written, TINY.vocabulary).sha256 != found.sha256
+
+
+def test_another_text_has_the_tokens_that_the_base_knows(written):
+    other = written.with_name("other.txt")
+    other.write_text("a whale and a gull\n" * 200, encoding="utf-8")
+    known = text.given(written, None, TINY.vocabulary)
+    found = text.another(written, None, other, written, TINY.vocabulary)
+    tokenizer = text.bpe(written.read_bytes()[: -len(written.read_bytes()) // 50], TINY.vocabulary)
+    assert tokenizer.decode(found.training.tolist()) == other.read_text(encoding="utf-8")
+    whole_words = len(known.training) - 1  # the cut may be within the last
+    assert torch.equal(found.held_out[:whole_words], known.training[:whole_words])
+    assert found.sha256 != known.sha256
+
+
+def test_no_two_runs_share_a_name_and_rows_of_a_table_are_of_one_setting():
+    runs = list(dict.fromkeys(run for study in studies.STUDIES.values() for run in study()))
+    assert len({run.id for run in runs}) == len(runs)
+    for study in studies.STUDIES.values():
+        settings: dict[str, set] = {}
+        for run in study():
+            if run.study != "base":
+                tuned = {"learning_rate": 0.0, "hc_lr": 1.0}
+                settings.setdefault(studies.name_of(run), set()).add(replace(run, seed=0, **tuned))
+        assert {name for name, each in settings.items() if len(each) > 1} == set()
+
+
+def test_a_run_has_as_many_layers_as_it_says(written):
+    (run, *_) = studies.deeper()
+    assert len(train.build(run, TINY).model.layers) == run.layers == 48
+
+
+def test_each_is_compared_with_the_plain_model_on_the_same_text(written):
+    tried = [run for run in studies.other_text_rates() if run.study != "base"]
+    for run in tried:
+        loss = 3.0 + run.learning_rate + (run.model == "DHC×4")
+        path = train.path_of(run, TINY)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"held_out_loss": loss, "corpus": {"sha256": "0"}}))
+    rows = report.comparison(studies.other_text()).splitlines()
+    assert "| DHC×4, another text | 0.0003, 3× | 1 | 4.0003 | +1.0000 |" in rows
+    assert "| Pre-Norm, another text | 0.0003 | 1 | 3.0003 |  |" in rows
+    assert report.by_rate(tried).splitlines()[0] == "|  | 0.0003 | 0.001 | 0.002 |"
+    path.write_text(json.dumps({"held_out_loss": loss, "corpus": {"sha256": "1"}}))
+    with pytest.raises(ValueError, match="for another text come from 2 texts"):
+        report.by_rate(tried)
 
 
 def test_conversions_start_where_the_base_ended_but_for_the_control(written):

@@ -9,21 +9,24 @@ docs/results.md names; with another text, take those away first.
 
 import argparse
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
 
 from benchmarks.pretraining.train import OutOfTime, is_done, train
 
-from .studies import DEEP, STUDIES
-from .text import given
+from .studies import DEEP, OTHER_TEXT, STUDIES
+from .text import another, given
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, help="a file to train on")
     parser.add_argument("--held-out", type=Path, help="a file to evaluate on; by default the end of the other")
+    parser.add_argument("--other-text", type=Path, nargs=2, help="to continue on too, and its held-out part")
     parser.add_argument("--studies", nargs="+", choices=STUDIES, default=list(STUDIES))
+    parser.add_argument("--only", default="*", help="runs whose names match, as in 'scratch-*-keel-*'")
     parser.add_argument("--part", default="1/1", help="which of how many processes this is, as in 2/3")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so many")
     parser.add_argument("--threads", type=int, default=1, help="of the processor")
@@ -31,11 +34,14 @@ def main() -> None:
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
     runs = list(dict.fromkeys(run for study in options.studies for run in STUDIES[study]()))
+    runs = [run for run in runs if run.study == "base" or fnmatch(run.id, options.only)]
     if options.list:
         print("\n".join(f"{'done' if is_done(run, DEEP) else '    '} {run.id}" for run in runs))
         return
     if options.text is None:
         parser.error("a text to train on is missing: give --text FILE")
+    if options.other_text is None and any(run.text == OTHER_TEXT for run in runs):
+        parser.error("a second text is missing: give --other-text FILE FILE, or choose other --studies")
     torch.set_num_threads(options.threads)
     deadline = time.monotonic() + 60 * options.minutes
     bases = [run for run in runs if run.study == "base"]
@@ -43,7 +49,10 @@ def main() -> None:
         if is_done(run, DEEP):
             continue
         try:
-            result = train(run, deadline, size=DEEP, text=given(options.text, options.held_out, DEEP.vocabulary))
+            files = (options.text, options.held_out)
+            other = run.text == OTHER_TEXT
+            text = another(*files, *options.other_text, DEEP.vocabulary) if other else given(*files, DEEP.vocabulary)
+            result = train(run, deadline, size=DEEP, text=text)
         except OutOfTime:
             print(f"{run.id}: interrupted; the same command goes on", flush=True)
             return

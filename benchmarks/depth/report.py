@@ -7,6 +7,7 @@ Intervals are those of benchmarks.pretraining.report.
 
 import json
 import statistics
+from dataclasses import replace
 
 from benchmarks.pretraining.report import CURVES, DOCS, difference
 from benchmarks.pretraining.runs import PLAIN, Run
@@ -14,7 +15,25 @@ from benchmarks.pretraining.train import path_of
 from benchmarks.timing import markdown, with_tables
 
 from .plots import draw
-from .studies import DEEP, DRAWN, DRAWN_RATE, METHODS, continued, longer, name_of, rates, scratch, scratch_rates
+from .studies import (
+    DEEP,
+    DRAWN,
+    DRAWN_RATE,
+    METHODS,
+    adapter_rates,
+    adapters,
+    continued,
+    deeper,
+    long,
+    longer,
+    mixtures,
+    name_of,
+    other_text,
+    other_text_rates,
+    rates,
+    scratch,
+    scratch_rates,
+)
 
 FIGURE = DOCS.parent / "figures" / "results_deep.png"
 
@@ -22,12 +41,13 @@ FIGURE = DOCS.parent / "figures" / "results_deep.png"
 def results(runs: list[Run]) -> dict[Run, dict]:
     """What is finished of those runs.
 
-    Raises `ValueError` when it was not all trained on the same text.
+    Raises `ValueError` when what has the same text's name was not trained on the same one.
     """
     paths = {run: path_of(run, DEEP) for run in runs}
     found = {run: json.loads(path.read_text(encoding="utf-8")) for run, path in paths.items() if path.exists()}
-    if len(texts := {result["corpus"]["sha256"] for result in found.values()}) > 1:
-        raise ValueError(f"results in {CURVES / DEEP.name} come from {len(texts)} texts.")
+    for name in {run.text for run in found}:
+        if len(texts := {result["corpus"]["sha256"] for run, result in found.items() if run.text == name}) > 1:
+            raise ValueError(f"results in {CURVES / DEEP.name} for {name} come from {len(texts)} texts.")
     return found
 
 
@@ -50,31 +70,32 @@ def tuning() -> str:
     return markdown(["", *(f"{rate:g}, {hc_lr:g}×" for rate, hc_lr in pairs)], rows) if pairs else ""
 
 
-def scratch_tuning() -> str:
-    """Markdown: the held-out loss of each new model at each learning rate, of one seed."""
+def by_rate(runs: list[Run]) -> str:
+    """Markdown: the held-out loss of each model at each learning rate, of one seed."""
     found: dict[str, dict[float, float]] = {}
-    for run, result in results(scratch_rates()).items():
-        found.setdefault(name_of(run), {})[run.learning_rate] = result["held_out_loss"]
-    tried = sorted(DEEP.tried["scratch"])
+    for run, result in results(runs).items():
+        if run.study != "base":
+            found.setdefault(name_of(run), {})[run.learning_rate] = result["held_out_loss"]
+    tried = sorted({rate for losses in found.values() for rate in losses})
     rows = [[name, *(_loss(losses.get(rate)) for rate in tried)] for name, losses in found.items()]
     return markdown(["", *(f"{rate:g}" for rate in tried)], rows)
 
 
 def comparison(runs: list[Run]) -> str:
     """Markdown: every method at its best learning rates against the plain model at its own, over seeds."""
-    by_model: dict[str, dict[int, dict]] = {}
+    by_name: dict[str, dict[int, dict]] = {}
     settings: dict[str, Run] = {}
     for run, result in results(runs).items():
         if run.study != "base":
-            by_model.setdefault(name_of(run), {})[run.seed] = result
+            by_name.setdefault(name_of(run), {})[run.seed] = result
             settings[name_of(run)] = run
-    for_longer = by_model.get(name_of(longer(settings[PLAIN])), {}) if PLAIN in settings else {}
     rows = []
-    for name, of_seeds in by_model.items():
+    for name, of_seeds in by_name.items():
         run, apart, same_time = settings[name], None, None
         if run.model != PLAIN:
-            apart = difference(of_seeds, by_model.get(PLAIN, {}))
-            same_time = difference(of_seeds, for_longer)
+            plain = settings.get(name_of(replace(run, model=PLAIN, undivided=False, lane=1.0)))
+            apart = difference(of_seeds, by_name[name_of(plain)]) if plain else None
+            same_time = difference(of_seeds, by_name.get(name_of(longer(plain)), {})) if plain else None
         rows.append(
             [
                 name,
@@ -86,8 +107,9 @@ def comparison(runs: list[Run]) -> str:
                 str(same_time or ""),
             ]
         )
-    measured = ["seeds", "held-out loss", "against plain, same tokens", "detectable", "same time"]
-    return markdown(["", "learning rates", *measured], rows)
+    titles = ["", "learning rates", "seeds", "held-out loss", "against plain, same tokens", "detectable", "same time"]
+    filled = [place for place in range(len(titles)) if any(row[place] for row in rows)]
+    return markdown([titles[place] for place in filled], [[row[place] for place in filled] for row in rows])
 
 
 def times() -> str:
@@ -99,8 +121,20 @@ def times() -> str:
 
 def render(page: str) -> str:
     """The page with its tables made anew from the finished runs."""
-    tables = {"deep scratch": comparison(scratch()), "deep scratch tuning": scratch_tuning(), "deep times": times()}
-    tables |= {"deep continued": comparison(continued()), "deep tuning": tuning()}
+    tables = {
+        "deep scratch tuning": by_rate(scratch_rates()),
+        "deep scratch": comparison(scratch()),
+        "deep times": times(),
+        "deep deeper": by_rate(deeper()),
+        "deep mixtures": by_rate(mixtures()),
+        "deep tuning": tuning(),
+        "deep continued": comparison(continued()),
+        "deep long": by_rate(long()),
+        "deep other text tuning": by_rate(other_text_rates()),
+        "deep other text": comparison(other_text()),
+        "deep adapters tuning": by_rate(adapter_rates()),
+        "deep adapters": comparison(adapters()),
+    }
     return with_tables(page, tables)
 
 

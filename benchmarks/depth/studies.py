@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from benchmarks.pretraining.runs import PLAIN, WARM_UP, Run, Scale
+from benchmarks.pretraining.runs import PLAIN, RANK, WARM_UP, Run, Scale
 from benchmarks.pretraining.train import path_of
 
 DEEP = Scale(
@@ -15,6 +15,15 @@ DEEP = Scale(
             "num_hidden_layers": 24,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
+        },
+        "OLMoE": {
+            "hidden_size": 96,
+            "intermediate_size": 64,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
         },
     },
     length=256,
@@ -30,7 +39,7 @@ DEEP = Scale(
     keeps_base=True,
     by_layer=True,
 )
-TEXT = "books"
+TEXT, OTHER_TEXT = "books", "another text"
 METHODS = (
     *("DHC×4", "DHC×4 history by type", "SHC×4 history", "attention residuals, blocks of 4", "DHC×4 history by depth"),
     *("mHC×4", "SHC×2 history", "iHC×4", "attention residuals"),
@@ -44,7 +53,12 @@ NEW = (
 DRAWN = (PLAIN, "DHC×4", "DHC×4 history by type")
 DRAWN_RATE = 4e-3  # of those tried, the best for the plain model
 HC_LRS, USUAL_HC_LR = (3.0, 10.0, 1.0, 30.0), 3.0
-SEEDS, NEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5))
+SEEDS, NEW_SEEDS, FEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5)), (1, 2, 3)
+PAIRED_HC_LR = {PLAIN: 1.0, "DHC×4": 3.0, "DHC×4 history by type": 10.0}  # each one's best when it is continued
+LONG, LONG_RATES = 10, (3e-4, 1e-3)  # times the steps
+OTHER_RATES = {OTHER_TEXT: (3e-4, 1e-3, 2e-3), "adapters": (1e-3, 3e-3, 1e-2)}
+MIXTURES, MIXTURE_RATES = (PLAIN, "DHC×4", "DHC×4 history by type"), (4e-3, 2e-3)
+DEEPER, DEEPER_RATES = 48, (4e-3, 8e-3)  # layers
 LANE = 1.5  # what the second stream of the control, which is not exact, is written with
 
 
@@ -90,9 +104,13 @@ def scratch_rates() -> list[Run]:
 def name_of(run: Run) -> str:
     """A row's name: the model, and what is not as usual."""
     words, usual = [run.model], DEEP.steps[run.study]
+    words += [run.family] * (run.family != "Llama")
     words += [f"{run.steps / usual:g}× the steps"] * (run.steps != usual)
     words += ["projections undivided"] * run.undivided
     words += [f"second stream written {run.lane:g} times"] * (run.lane != 1)
+    words += [f"LoRA of rank {run.rank}"] * (run.rank > 0)
+    words += [run.text] * (run.text != TEXT)
+    words += [f"{run.layers} layers"] * (run.layers > 0)
     return ", ".join(words)
 
 
@@ -127,11 +145,78 @@ def scratch() -> list[Run]:
 
 def longer(run: Run) -> Run:
     """The run with as many steps as the plain model makes in the time of one with connections."""
-    steps = round(DEEP.slower[run.family] * run.steps)
+    return _times_as_long(run, DEEP.slower[run.family])
+
+
+def long() -> list[Run]:
+    """The pair and its history start, continued ten times as long."""
+    return [base(), *(_times_as_long(run, LONG) for run in _paired(LONG_RATES))]
+
+
+def other_text_rates() -> list[Run]:
+    """The same, continued on a text that the base does not know."""
+    return [base(), *_paired(OTHER_RATES[OTHER_TEXT], text=OTHER_TEXT)]
+
+
+def adapter_rates() -> list[Run]:
+    """The same, continued by adapters and connections alone."""
+    return [base(), *_paired(OTHER_RATES["adapters"], rank=RANK)]
+
+
+def other_text() -> list[Run]:
+    """Each at its best on the other text, with a few seeds."""
+    return [base(), *_with_seeds(other_text_rates())]
+
+
+def adapters() -> list[Run]:
+    """Each at its best with adapters, with a few seeds."""
+    return [base(), *_with_seeds(adapter_rates())]
+
+
+def mixtures() -> list[Run]:
+    """New mixtures of experts."""
+    return [_run("scratch", model, learning_rate=rate, family="OLMoE") for rate in MIXTURE_RATES for model in MIXTURES]
+
+
+def deeper() -> list[Run]:
+    """New models of twice as many layers: the plain one, and Keel, at a learning rate that is high for the former."""
+    return [
+        _run("scratch", model, learning_rate=rate, layers=DEEPER)
+        for rate in DEEPER_RATES
+        for model in (PLAIN, "Keel", "DHC×4 history by type")
+    ]
+
+
+STUDIES = {
+    "rates": rates,
+    "continued": continued,
+    "scratch-rates": scratch_rates,
+    "scratch": scratch,
+    "long": long,
+    "other-text-rates": other_text_rates,
+    "other-text": other_text,
+    "adapter-rates": adapter_rates,
+    "adapters": adapters,
+    "mixtures": mixtures,
+    "deeper": deeper,
+}
+
+
+def _times_as_long(run: Run, times: float) -> Run:
+    steps = round(times * run.steps)
     return replace(run, steps=steps, warm_up=round(WARM_UP * steps))
 
 
-STUDIES = {"rates": rates, "continued": continued, "scratch-rates": scratch_rates, "scratch": scratch}
+def _paired(rates: tuple[float, ...], **settings) -> list[Run]:
+    return [
+        _continued(model, learning_rate=rate, hc_lr=hc_lr, **settings)
+        for rate in rates
+        for model, hc_lr in PAIRED_HC_LR.items()
+    ]
+
+
+def _with_seeds(tried: list[Run]) -> list[Run]:
+    return [replace(run, seed=seed) for seed in FEW_SEEDS for run in _best_of(tried)]
 
 
 def _best_of(tried: list[Run]) -> list[Run]:
@@ -145,5 +230,5 @@ def _continued(model: str, **settings) -> Run:
 
 def _run(study: str, model: str, **settings) -> Run:
     steps = DEEP.steps[study]
-    usual = {"seed": 1, "steps": steps, "warm_up": round(WARM_UP * steps)}
-    return Run(study=study, model=model, text=TEXT, **usual, **settings)
+    usual = {"seed": 1, "steps": steps, "warm_up": round(WARM_UP * steps), "text": TEXT}
+    return Run(study=study, model=model, **{**usual, **settings})

@@ -24,14 +24,14 @@ def given(training: Path | None, held_out: Path | None, vocabulary: int) -> Corp
         tokenizer = bpe(source.training.numpy().tobytes(), vocabulary)
         parts = [encode(tokenizer, part.numpy().tobytes()) for part in (source.training, source.held_out)]
         return Corpus(*parts, source.files, source.sha256)
-    contents = [path.read_bytes() for path in (training, held_out) if path]
-    sha256 = hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in contents)).hexdigest()
-    if held_out is None:
-        cut = len(contents[0]) - len(contents[0]) // HELD_OUT
-        contents = [contents[0][:cut], contents[0][cut:]]
-    tokenizer = bpe(contents[0], vocabulary)
-    parts = [encode(tokenizer, content) for content in contents]
-    return Corpus(*parts, len(contents), sha256)
+    parts = _parts(training, held_out)
+    return _corpus(bpe(parts[0], vocabulary), parts)
+
+
+@cache
+def another(known: Path, known_held_out: Path | None, training: Path, held_out: Path, vocabulary: int) -> Corpus:
+    """Files to train on and to evaluate on, in tokens of the BPE of the text that a base knows."""
+    return _corpus(bpe(_parts(known, known_held_out)[0], vocabulary), _parts(training, held_out))
 
 
 def bpe(content: bytes, vocabulary: int) -> Tokenizer:
@@ -61,6 +61,20 @@ def encode(tokenizer: Tokenizer, content: bytes) -> torch.Tensor:
         np.save(buffer, np.concatenate([np.asarray(encoding.ids, np.int16) for encoding in encodings]))
         replace_file(path, buffer.getvalue())
     return torch.from_numpy(np.load(path))
+
+
+def _parts(training: Path, held_out: Path | None) -> list[bytes]:
+    """What is trained on, and what is held out."""
+    content = training.read_bytes()
+    if held_out is not None:
+        return [content, held_out.read_bytes()]
+    cut = len(content) - len(content) // HELD_OUT
+    return [content[:cut], content[cut:]]
+
+
+def _corpus(tokenizer: Tokenizer, parts: list[bytes]) -> Corpus:
+    sha256 = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+    return Corpus(*(encode(tokenizer, part) for part in parts), len(parts), sha256)
 
 
 def _lines(content: bytes) -> list[str]:

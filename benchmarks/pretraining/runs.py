@@ -165,6 +165,7 @@ class Run:
     undivided: whether the weights that write to the streams start as the plain model's, not divided by √n, as the HC
         paper has those of its connections.
     lane: what the second stream is written with at the start; a conversion where it is not 1 is not exact.
+    layers: how many, where not as many as the scale has.
     """
 
     study: str
@@ -181,6 +182,7 @@ class Run:
     noise: float = 0.0
     undivided: bool = False
     lane: float = 1.0
+    layers: int = 0
 
     @property
     def id(self) -> str:
@@ -190,7 +192,7 @@ class Run:
         words += [f"warmup{self.warm_up}"] * (self.warm_up != round(WARM_UP * self.steps))
         words += [
             f"{name}{getattr(self, name):g}"
-            for name in ("hc_lr", "rank", "noise", "lane")
+            for name in ("hc_lr", "rank", "noise", "lane", "layers")
             if getattr(self, name) != usual[name]
         ]
         words += ["undivided"] * self.undivided

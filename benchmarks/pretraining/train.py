@@ -205,6 +205,7 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
         shape = size.shapes[run.family] | {"max_position_embeddings": size.length}
         shape |= {"vocab_size": size.vocabulary, "tie_word_embeddings": True}
         shape |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        shape |= {"num_hidden_layers": run.layers} if run.layers else {}
         plain = model_class(config_class(**shape))
         if fields is None:
             return plain
