@@ -10,7 +10,7 @@ INSTALLED_DOCS := $(VENV)/.installed-docs
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST_TRITON := OMP_NUM_THREADS=1 $(BIN)/python tests/triton/run.py -n 2
 
-.PHONY: demo test test-fast test-slow test-tail test-oldest test-range test-transformers test-engines test-quantised evidence bench-check fuzz sweep docs dist lint style clean
+.PHONY: demo test test-fast test-slow test-tail test-oldest test-range test-transformers test-engines test-quantised evidence bench-check fuzz sweep docs dist lint types style clean
 
 demo: $(INSTALLED)
 	$(BIN)/hf-hyperconn demo
@@ -81,6 +81,9 @@ dist: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# a minute, where mypy has not read torch and Transformers before
+types: $(INSTALLED)
 	$(BIN)/mypy
 
 style: $(INSTALLED)

@@ -143,6 +143,7 @@ def attributes_of(layer_class: type[nn.Module], cut: Cut) -> dict[str, object]:
     }
 
 
+@cache
 def source_of_forward(cls: type) -> tuple[ast.FunctionDef, str, type]:
     """The forward of `cls`, the source it was parsed from, and the class that defines it.
 

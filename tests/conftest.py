@@ -1,5 +1,6 @@
 """Fixtures that tests share. No test needs the network."""
 
+import gc
 import os
 import shutil
 import signal
@@ -29,7 +30,15 @@ logging.disable_progress_bar()
 
 
 def pytest_unconfigure():
+    gc.unfreeze()
     shutil.rmtree(os.environ["HF_MODULES_CACHE"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_garbage():
+    """Objects that were there before are passed over when garbage is collected, which verification does often."""
+    gc.collect()
+    gc.freeze()
 
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

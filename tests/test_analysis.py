@@ -139,6 +139,7 @@ def test_batches_do_not_matter(ids):
     torch.testing.assert_close(one.streams.similarity, two.streams.similarity, **FLOAT32)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_studied_as_it_is(ids):
     """Observed eagerly: each meter would have every layer compiled anew. Afterwards it is compiled as before."""
     model = randomise_connections(hc_llama())

@@ -144,6 +144,7 @@ def test_the_installed_command_converts_and_verifies(script, llama_folder, tmp_p
     assert "float32" in done.stderr
 
 
+@pytest.mark.slow
 def test_demo_keeps_its_models(tmp_path, capsys):
     from hf_hyperconn.conversion import demo
 

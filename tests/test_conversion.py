@@ -31,6 +31,7 @@ from hf_hyperconn.conversion.source import LocalSource
 from hf_hyperconn.errors import ConversionError, VerificationError
 
 from .conftest import llama_config
+from .marks import few
 
 
 def saved(folder: Path, model_class=LlamaForCausalLM, *, shard: str = "50GB", dtype=torch.float32, **config) -> Path:
@@ -47,7 +48,7 @@ def shard_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.safetensors"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", few((torch.float32, torch.bfloat16, torch.float16), torch.bfloat16))
 @pytest.mark.parametrize("shard", ["50GB", "20KB"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_inputs(dtype, shard, tied, tmp_path, ids):

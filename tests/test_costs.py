@@ -97,6 +97,7 @@ def test_base_by_the_counter_of_pytorch(model_type, ids):
     assert base_flops(model.config.to_dict(), shapes(model)) * ids.numel() == products(model, ids)
 
 
+@pytest.mark.slow
 @other_families.long_tail
 def test_base_of_other_families_by_the_counter_of_pytorch(model_type, ids, tmp_path):
     """In memory and on disk, where weights may have other names; convolutions, which are padded, are left out."""

@@ -27,6 +27,7 @@ from hf_hyperconn.errors import HyperConnectionFileError, HyperConnError, Unsupp
 from hf_hyperconn.kinds import CONVERTIBLE
 
 from .diffusers_models import dit, inputs_of, krea2, pixart, sample, sd3
+from .marks import few
 
 BASES = {"DiT": dit, "PixArt": pixart}
 STARTS = [
@@ -49,7 +50,7 @@ def trained(base=dit, **fields):
     return model
 
 
-@bases
+@pytest.mark.parametrize("base", few(BASES.values(), dit), ids=BASES)
 @pytest.mark.parametrize("fields", STARTS, ids=lambda fields: "-".join(map(str, fields.values())))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equal_to_the_base(base, fields, dtype):

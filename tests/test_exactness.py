@@ -1,6 +1,5 @@
 """The promise of the converter, on a real pretrained Llama: equal to its base, bit for bit."""
 
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,25 +9,29 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from hf_hyperconn.conversion.convert import convert_checkpoint
 
+from .conftest import asked_for
+from .marks import few
 from .processes import elsewhere
 
-CASES = list(product(("shc", "dhc"), (1, 2, 4, 8)))
+CONNECTIONS, WIDTHS = ("shc", "dhc"), (1, 2, 4, 8)
 PROMPTS = ["Once upon a time, there was a", "The big dog", "One day, Lily went to the park with her mom and"]
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 @pytest.fixture(scope="module")
-def converted(stories, tmp_path_factory) -> dict[tuple[str, int], Path]:
-    place = tmp_path_factory.mktemp("converted")
+def converted(request, stories, tmp_path_factory) -> dict[tuple[str, int], Path]:
+    place, asked = tmp_path_factory.mktemp("converted"), asked_for(request, "n")
     return {
         (connection, n): convert_checkpoint(
             str(stories), place / f"{connection}{n}", connection=connection, hc_mult=n, verify="structure"
         ).path
-        for connection, n in CASES
+        for connection in CONNECTIONS
+        for n in WIDTHS
+        if n in asked
     }
 
 
-@pytest.fixture(scope="module", params=["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=few(("sdpa", "eager"), "sdpa"))
 def attention(request) -> str:
     return request.param
 
@@ -43,20 +46,22 @@ def differing(attention, stories, converted, tmp_path_factory) -> dict[str, list
         "dtypes": DTYPES,
         "prompts": AutoTokenizer.from_pretrained(stories)(PROMPTS)["input_ids"],
     }
-    new_tokens = 40 if attention == "sdpa" else 100
+    new_tokens = 16 if attention == "sdpa" else 100
     return elsewhere([{"comparisons": [comparison], "new_tokens": new_tokens}], tmp_path_factory.mktemp("elsewhere"))
 
 
-@pytest.mark.parametrize(("connection", "n"), CASES)
+@pytest.mark.parametrize("n", few(WIDTHS, 2, 4))
+@pytest.mark.parametrize("connection", CONNECTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equal_to_the_base_without_the_package(connection, n, dtype, attention, converted, differing):
     assert differing[f"{converted[connection, n]} {dtype} {attention}"] == []
 
 
-@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize(
     ("dtype", "emulate"),
-    [(torch.float32, False), pytest.param(torch.bfloat16, True, marks=pytest.mark.slow)],
+    [(torch.float32, False), (torch.bfloat16, True)],
 )
 def test_equal_to_the_compiled_base_when_compiled(n, dtype, emulate, stories, converted):
     """Two layers; in bfloat16, when Inductor is told to keep the roundings of eager mode."""

@@ -20,6 +20,7 @@ from hf_hyperconn.families import find_family
 
 from .conftest import asked_for
 from .families import FAMILIES, FIELDS
+from .marks import few
 from .processes import elsewhere
 from .tiny import tiny
 
@@ -29,9 +30,7 @@ VARIANTS = {
     "dhc4": ["-n", "4", "--verify", "full"],
     "shc4": ["-n", "4", "--connection", "shc", "--verify", "structure"],
 }
-variants = pytest.mark.parametrize(
-    "variant", ["dhc4", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dhc2", "shc4"))]
-)
+variants = pytest.mark.parametrize("variant", few(VARIANTS, "dhc4"))
 PROMPTS = torch.randint(3, 96, (3, 24), generator=torch.Generator().manual_seed(0)).tolist()
 DTYPES = ("float32", "bfloat16")
 

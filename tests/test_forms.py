@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, ViTForImageClassification, ViTImagePro
 from hf_hyperconn import convert_model
 
 from .conftest import randomise_connections
+from .marks import few
 from .other_families import inputs_of, loss_of, tiny
 from .recipe import SCRIPT, documented, gradients_of_ranks, on_ranks, run
 from .tolerances import COMPILED, REDUCED_GRADIENTS
@@ -20,7 +21,7 @@ from .tolerances import COMPILED, REDUCED_GRADIENTS
 # parallel branches; one addition; three and a method between layers; two kinds of layers; encoders; both
 FORMS = ("gpt_neox", "mamba2", "gemma4_text", "granitemoehybrid", "vit", "t5", "whisper")
 KINDS_OF_LAYERS = {"granitemoehybrid": 2, "t5": 2, "whisper": 2, "gemma4_text": 2}
-forms = pytest.mark.parametrize("model_type", FORMS)
+forms = pytest.mark.parametrize("model_type", few(FORMS, "mamba2", "t5"))
 
 
 def converted(model_type: str) -> PreTrainedModel:

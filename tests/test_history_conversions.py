@@ -19,6 +19,7 @@ from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import HyperConnectionFileError, HyperConnError
 from hf_hyperconn.models.hyper_connections import WeightedReadout
 
+from .marks import few
 from .processes import elsewhere
 from .test_exactness import DTYPES, PROMPTS
 
@@ -247,7 +248,7 @@ def test_unfolded_matrices_of_a_history(llama):
     assert last[3].tolist() == [1, *[0] * 6]
 
 
-@pytest.mark.parametrize("case", FAST)
+@pytest.mark.parametrize("case", few(FAST, "dhc×4 type"))
 def test_plots(case, converted, tmp_path, capsys):
     byte_tokenizer().save_pretrained(converted[case])
     (tmp_path / "text").write_text("0123456789 !#$%" * 30)  # characters below the 96 tokens of the model

@@ -231,6 +231,7 @@ def test_convert(converted, work, bases, commits):
     assert json.loads((work / "tiny-hc" / "config.json").read_text())["hc_mult"] == 2
 
 
+@pytest.mark.slow
 def test_convert_sharded(online, work, bases, commits):
     assert online["sharded"].code == 0, online["sharded"].err
     assert len(list(bases["sharded"].glob("*.safetensors"))) > 2

@@ -22,6 +22,7 @@ from hf_hyperconn.models.norm_forms import form_of
 
 from .conftest import hc_llama
 from .families import FAMILIES
+from .marks import few
 from .tiny import tiny
 from .tolerances import FLOAT32, LARGE_MEANS
 
@@ -75,7 +76,7 @@ def results(modules: list[HyperConnection], streams: torch.Tensor) -> list[torch
 
 
 @pytest.mark.parametrize("matrix", [True, False])
-@pytest.mark.parametrize("n", [1, 2, 3, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in range(5, 9))])
+@pytest.mark.parametrize("n", few(range(1, 9), 1, 2, 3, 4))
 @pytest.mark.parametrize(("norm", "tanh"), [("static", True), ("rms", True), ("rms", False), ("layer", True)])
 def test_equals_autograd(n, norm, tanh, matrix, monkeypatch):
     """The same streams and gradients as differentiating the algebra of `hyper_connections.py`, in float64."""
@@ -266,9 +267,7 @@ def test_all_families_with_usual_norms_take_steps():
         )
 
 
-@pytest.mark.parametrize(
-    "norm", ["rms", *(pytest.param(norm, marks=pytest.mark.slow) for norm in ("static", "layer"))]
-)
+@pytest.mark.parametrize("norm", few(("rms", "static", "layer"), "rms"))
 def test_compiles_whole(norm):
     """`torch.compile(fullgraph=True)` sees through steps, forward and backward."""
     modules = connections(3, norm)

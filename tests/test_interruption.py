@@ -210,6 +210,7 @@ def test_killed_at_random_moments(convert, source, undisturbed, tmp_path):
     assert copying >= KILLS / 10
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_while_replacing(convert, source, undisturbed, old, tmp_path):
     before, before_out, moments, out = contents(source), contents(old), random.Random(1), tmp_path / "out"
     unfinished = 0
@@ -270,6 +271,7 @@ def heed_interrupts():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.mark.slow
 def test_interrupted_from_the_keyboard(source, undisturbed, tmp_path):
     command = [Path(sys.executable).with_name("hf-hyperconn"), "convert", source, "out", "--verify"]
     # running the models takes seconds, so the signal comes before the end on any machine

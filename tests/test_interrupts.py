@@ -128,6 +128,7 @@ def test_an_interrupt_that_others_swallow_is_heard(monkeypatch, capsys):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_ctrl_c_with_a_lock_taken_does_not_hang(llama_folder, tmp_path):
     arguments = ["convert", str(llama_folder), str(tmp_path / "out"), "--verify", "structure", "-q"]
     done = subprocess.run(

@@ -13,6 +13,8 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from .marks import few  # noqa: E402
+
 H200 = 90
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas-blackwell"
 VALUES = ("streams", "output", "next_streams", "branch_input", "rounding", "grad_input", "grad_output")
@@ -54,10 +56,8 @@ def spilled(ptx: str, folder: Path) -> int:
     return int(re.search(r"(\d+) bytes spill stores", report).group(1))
 
 
-@pytest.mark.parametrize("n", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3, 5, 6, 7, 8))])
-@pytest.mark.parametrize(
-    "kind", [kind if kind == "write and read" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
-)
+@pytest.mark.parametrize("n", few(range(1, 9), 4))
+@pytest.mark.parametrize("kind", few(KINDS, "write and read"))
 def test_compiles_for_an_h200(kind, n, tmp_path):
     common = {"OFFSET": False, "CENTRED": False, "TANH": True}
     kernels = [(_forward, {**common, **KINDS[kind]}), (_backward, {**common, **KINDS[kind]})]

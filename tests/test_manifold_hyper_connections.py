@@ -25,6 +25,7 @@ from hf_hyperconn.models.manifold_hyper_connections import (
 )
 
 from .conftest import hc_llama, llama_config
+from .marks import few
 from .tolerances import FLOAT32, LOOP_FLOAT64, ROW_SUMS
 
 D = 16
@@ -84,7 +85,7 @@ def test_equals_the_equations_token_by_token(n, mixes):
     torch.testing.assert_close(run(module, streams), by_the_paper(module, streams), **LOOP_FLOAT64)
 
 
-@pytest.mark.parametrize("n", [n if n < 8 else pytest.param(n, marks=pytest.mark.slow) for n in WIDTHS])
+@pytest.mark.parametrize("n", few(WIDTHS, *(n for n in WIDTHS if n < 8)))
 @pytest.mark.parametrize("mixes", [True, False])
 def test_gradients(n, mixes):
     module = random_connection(n, mixes, size=5).double()

@@ -15,9 +15,10 @@ from hf_hyperconn.models.manifold_hyper_connections_triton_operators import (  #
     _sizes,
 )
 
+from .marks import few  # noqa: E402
 from .test_kernels_ahead_of_time import H200, PTXAS, spilled  # noqa: E402
 
-WIDTHS = [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 5, 6, 7, 8))]
+WIDTHS = few(range(2, 9), 4)
 VALUES = ("streams", "branch_input", "output", "next_streams", "grad", "grad_output", "grad_streams", "grad_input")
 SCALARS = ("size", "token_count", "tokens_a_chunk", "iters")
 NOT_SPECIALISED = ("token_count", "tokens_a_chunk", "iters")
@@ -51,7 +52,7 @@ def compiled(name: str, n: int, dtype: str, mixes: bool, size: int = 2048):
 
 
 @pytest.mark.parametrize("n", WIDTHS)
-@pytest.mark.parametrize("mixes", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mixes", few((True, False), True))
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles_for_an_h200(name, mixes, n, tmp_path):
     result = compiled(name, n, "bf16", mixes)

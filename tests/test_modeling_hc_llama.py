@@ -34,6 +34,7 @@ from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.models.hyper_connections import reduce_streams
 
 from .conftest import llama_config, randomise_connections
+from .marks import few
 from .tolerances import COMPILED
 
 
@@ -190,7 +191,7 @@ def test_readout_sum_differs_from_mean_only_in_scale(llama, ids):
     assert torch.equal(4 * a, b)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager", pytest.param("flex_attention", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("attention", few(("sdpa", "eager", "flex_attention"), "sdpa", "eager"))
 def test_attention_implementations(attention, llama, ids):
     if attention == "flex_attention":
         pytest.importorskip("torch.nn.attention.flex_attention")

@@ -101,6 +101,7 @@ print(json.dumps([model.config._experts_implementation, len(calls)]))
 """
 
 
+@pytest.mark.slow
 def test_grouped_experts_run_under_remote_code(converted, tmp_path):
     environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path), "PYTHONPATH": ""}
     done = subprocess.run(

@@ -11,7 +11,8 @@ from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, convert_model
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.conversion.verify import verify_checkpoint
 
-from .conftest import hc_llama
+from .conftest import asked_for, hc_llama
+from .marks import few
 from .processes import elsewhere
 from .test_training import batches, train  # noqa: F401
 from .tolerances import COMPILED, READS_SUM_TO_ONE
@@ -20,13 +21,14 @@ CONNECTIONS = ("mhc", "ihc", "frac")
 WIDTHS = (2, 4)
 connections = pytest.mark.parametrize("connection", CONNECTIONS)
 CASES = [(connection, n) for connection in CONNECTIONS for n in WIDTHS]
+USUAL = [(connection, 4) for connection in CONNECTIONS]
 
 
 @pytest.fixture(scope="module")
-def converted(stories, tmp_path_factory):
+def converted(request, stories, tmp_path_factory):
     """Folders made by the command line, by connection and number of streams."""
-    place, folders = tmp_path_factory.mktemp("converted"), {}
-    for connection, n in CASES:
+    place, folders, asked = tmp_path_factory.mktemp("converted"), {}, asked_for(request, "n")
+    for connection, n in [case for case in CASES if case[1] in asked]:
         folders[connection, n] = place / f"{connection}{n}"
         arguments = [str(stories), str(folders[connection, n]), "--connection", connection, "-n", str(n), "-q"]
         assert cli.main(["convert", *arguments]) == 0
@@ -44,18 +46,18 @@ def differing(stories, converted, tmp_path_factory):
     return elsewhere([{"comparisons": [low, single], "new_tokens": 12}], tmp_path_factory.mktemp("elsewhere"))
 
 
-@pytest.mark.parametrize(("connection", "n"), CASES)
+@pytest.mark.parametrize(("connection", "n"), few(CASES, *USUAL))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_equal_to_the_base_in_16_bits_without_the_package(connection, n, dtype, converted, differing):
     assert differing[f"{converted[connection, n]} {dtype} sdpa"] == []
 
 
-@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("n", few(WIDTHS, 4))
 def test_frac_equals_the_base_in_float32_without_the_package(n, converted, differing):
     assert differing[f"{converted['frac', n]} float32 sdpa"] == []
 
 
-@pytest.mark.parametrize(("connection", "n"), [case for case in CASES if case[0] != "frac"])
+@pytest.mark.parametrize(("connection", "n"), few([case for case in CASES if case[0] != "frac"], *USUAL))
 @torch.no_grad()
 def test_equal_to_the_base_in_float32_but_for_the_sum_of_reads(connection, n, stories, converted):
     base, model = (
@@ -68,7 +70,7 @@ def test_equal_to_the_base_in_float32_but_for_the_sum_of_reads(connection, n, st
     assert torch.equal(model.generate(ids, **settings), base.generate(ids, **settings))
 
 
-@pytest.mark.parametrize(("connection", "n"), CASES)
+@pytest.mark.parametrize(("connection", "n"), few(CASES, *USUAL))
 def test_converted_equals_from_prenorm_and_is_stable_when_saved(connection, n, stories, converted, tmp_path):
     expected = HCLlamaForCausalLM.from_prenorm(stories, connection=connection, hc_mult=n).state_dict()
     model, info = HCLlamaForCausalLM.from_pretrained(converted[connection, n], output_loading_info=True)
@@ -84,7 +86,7 @@ def test_converted_equals_from_prenorm_and_is_stable_when_saved(connection, n, s
     assert {**after, "transformers_version": before["transformers_version"]} == before
 
 
-@pytest.mark.parametrize(("connection", "n"), CASES)
+@pytest.mark.parametrize(("connection", "n"), few(CASES, *USUAL))
 def test_planned_parameters_are_those_added(connection, n, stories, tmp_path, capsys):
     assert (
         cli.main(
@@ -107,8 +109,8 @@ def test_planned_parameters_are_those_added(connection, n, stories, tmp_path, ca
     assert planned == sum(p.numel() for name, p in model.named_parameters() if "_hc." in name)
 
 
-@pytest.mark.parametrize("n", WIDTHS)
-@pytest.mark.parametrize("connection", ["mhc", "ihc"])
+@pytest.mark.parametrize("n", few(WIDTHS, 4))
+@pytest.mark.parametrize("connection", few(("mhc", "ihc"), "mhc"))
 @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.AdamW(p, lr=1e-3)])
 def test_twenty_steps_separate_the_streams(connection, n, make, stories, batches):  # noqa: F811
     """SGD has no normalisation that could blow up rounding noise: the reads alone break the symmetry."""
@@ -149,7 +151,7 @@ def test_compiles(connection, llama, ids):
     torch.testing.assert_close(compiled(ids).logits, model(ids).logits, **COMPILED)
 
 
-@pytest.mark.parametrize("fields", SCRATCH)
+@pytest.mark.parametrize("fields", few(SCRATCH, SCRATCH[0]))
 @torch.no_grad()
 def test_models_from_scratch_have_no_graph_breaks(fields, ids):
     model = hc_llama(**fields).eval()
@@ -157,9 +159,8 @@ def test_models_from_scratch_have_no_graph_breaks(fields, ids):
     assert torch.equal(compiled(ids).logits, model(ids).logits)
 
 
-@pytest.mark.parametrize(
-    "fields", [SCRATCH[0], *(pytest.param(fields, marks=pytest.mark.slow) for fields in SCRATCH[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", few(SCRATCH, SCRATCH[0]))
 @torch.no_grad()
 def test_models_from_scratch_load_without_the_package(fields, tmp_path):
     model = hc_llama(**fields).eval()

@@ -128,6 +128,7 @@ def test_trained_and_saved_it_loads_again(model_type, place, tmp_path):
     assert [name for name, value in again.state_dict().items() if not torch.equal(value, state[name])] == []
 
 
+@pytest.mark.slow
 def test_trainer_saves_what_loads_without_the_package(tmp_path):
     """With checkpoints, whose code is written by the config."""
     model = convert_model(copy.deepcopy(tiny("glm4")), hc_mult=2)

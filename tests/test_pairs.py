@@ -121,6 +121,7 @@ def test_a_made_module_is_a_module_like_any():
     assert isinstance(hf_hyperconn.HCGlm4Config(), transformers.Glm4Config)
 
 
+@pytest.mark.slow
 def test_it_can_be_pickled_into_another_process():
     pickled = pickle.dumps(hf_hyperconn.HCExaone4Model)
     program = f"import pickle; print(pickle.loads({pickled!r}).__name__)"

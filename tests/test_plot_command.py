@@ -26,6 +26,7 @@ from hf_hyperconn.families import find_family
 from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .conftest import hc_llama, randomise_connections
+from .marks import few
 from .other_families import tiny
 
 KINDS = ("connections", "similarity", "streams", "coefficients")
@@ -48,7 +49,7 @@ def test_all_pictures_of_a_text(folder, tmp_path, capsys):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in out.iterdir())
 
 
-@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+@pytest.mark.parametrize("suffix", few(("png", "pdf", "svg"), "svg"))
 def test_all_pictures_on_one_sheet(folder, tmp_path, suffix, capsys):
     sheet = tmp_path / f"sheet.{suffix}"
     assert main(["plot", str(folder), "--text", str(tmp_path / "text"), "-o", str(sheet)]) == 0
@@ -104,7 +105,7 @@ def test_static_weights_of_every_connection_without_those_of_the_base(connection
     assert main(["plot", str(tmp_path)]) == 0
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "gemma4_text", "t5", "whisper", "vit", "llava"])
+@pytest.mark.parametrize("model_type", few(("gpt2", "gemma4_text", "t5", "whisper", "vit", "llava"), "gpt2", "t5"))
 def test_static_weights_of_every_form(model_type, tmp_path):
     """Whatever the list of layers is called, and wherever the model has it."""
     model = randomise_connections(convert_model(copy.deepcopy(tiny(model_type))))
@@ -133,7 +134,8 @@ def test_which_sub_layers_have_attention():
     }
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "t5"])
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", few(("gpt2", "t5"), "t5"))
 def test_pictures_of_a_text_beside_the_base_of_other_forms(model_type, tmp_path, capsys):
     tiny(model_type).save_pretrained(tmp_path / "base")
     convert_model(copy.deepcopy(tiny(model_type))).save_pretrained(tmp_path / "hc")
@@ -247,6 +249,7 @@ def test_what_is_not_the_base(changes, message, folder, llama_folder, tmp_path, 
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_progress_on_a_terminal(folder, tmp_path):
     """On its stderr; stdout has the files alone."""
     ours, theirs = os.openpty()

@@ -11,6 +11,8 @@ from benchmarks.pretraining import report, runs, train
 from benchmarks.pretraining.corpus import Corpus, _read, corpus
 from benchmarks.pretraining.runs import SCALES, STUDIES, Run
 
+from .marks import few
+
 TINY = replace(
     SCALES["cpu"],
     shapes={
@@ -85,7 +87,7 @@ def test_compiled_training_is_training(place):
     assert losses[0][-1] < losses[0][0]
 
 
-@pytest.mark.parametrize("model", [model for model in runs.MODELS if model != "Pre-Norm"])
+@pytest.mark.parametrize("model", few([model for model in runs.MODELS if model != runs.PLAIN], runs.HC))
 def test_continuations_start_where_the_base_ended(place, model):
     """To the digits that results have; with noise they don't."""
     base = train.train(BASE)

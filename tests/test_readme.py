@@ -67,7 +67,8 @@ def environment(tmp_path_factory):
         yield {**variables, "PYTHONPATH": str(REPOSITORY), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_me"}
 
 
-@pytest.mark.parametrize("page", [PAGES[0], *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
 def test_snippets_run_in_their_order(page, environment, tmp_path):
     place = {"cwd": tmp_path, "env": environment}
     (tmp_path / "article.txt").write_text("def read(self):\n    return self.value\n" * 50)

@@ -66,6 +66,7 @@ def test_a_base_is_trained_as_its_conversion(whole_run, place, stories, texts):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_with_the_same_losses(whole_run, place, stories, texts):
     arguments = [RECIPE, *settings(stories, texts, place / "killed")]
     process = subprocess.Popen(

@@ -7,6 +7,7 @@ from torch._dynamo.testing import CompileCounter
 from transformers import LlamaForCausalLM
 
 from .conftest import hc_llama, llama_config
+from .marks import few
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +30,15 @@ def graphs(model) -> int:
 
 @pytest.mark.parametrize(
     "fields",
-    [
+    few(
+        [
+            {},
+            {"connection": "shc", "hc_start": "history", "hc_readout": "weighted"},
+            {"connection": "mhc"},
+            {"connection": "attnres", "hc_mult": 1},
+        ],
         {},
-        {"connection": "shc", "hc_start": "history", "hc_readout": "weighted"},
-        {"connection": "mhc"},
-        {"connection": "attnres", "hc_mult": 1},
-    ],
+    ),
     ids=str,
 )
 def test_layers_compile_to_three_graphs(fields, graphs_of_the_base):

@@ -74,6 +74,7 @@ def test_what_save_pretrained_writes_loads(llama, ids, tmp_path, elsewhere):
         assert torch.equal(torch.tensor(report["AutoModelForCausalLM"][2]), hc(ids).logits)
 
 
+@pytest.mark.slow
 def test_a_saved_head_loads(ids, tmp_path, elsewhere):
     from hf_hyperconn import HCLlamaConfig
 
@@ -101,8 +102,9 @@ for model in models:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-@pytest.mark.parametrize("connection", ["dhc", pytest.param("mhc", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("connection", ["dhc", "mhc"])
 def test_a_folder_may_have_any_name(connection, tmp_path):
     """Side by side in one process, where each brings operators of its own."""
     model = hc_llama(num_hidden_layers=1, connection=connection, hc_mult=2)
@@ -119,8 +121,9 @@ def test_a_folder_may_have_any_name(connection, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-@pytest.mark.parametrize("connection", ["dhc", pytest.param("mhc", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("connection", ["dhc", "mhc"])
 def test_a_folder_brings_the_fused_kernels(connection, llama, llama_folder, ids, tmp_path, elsewhere):
     """And takes them when the environment asks for them: here in Triton's interpreter, in float32."""
     out = convert_checkpoint(str(llama_folder), tmp_path / "converted", hc_mult=2, connection=connection).path

@@ -63,6 +63,7 @@ def test_every_command_of_the_page_is_run_here():
     assert len(COMMANDS) == len(outputs) + 1
 
 
+@pytest.mark.slow
 def test_ddp(one_process, stories, texts, tmp_path):
     command = documented("runs/ddp")
     for word in ("--streaming", "--dataset", "HuggingFaceFW/fineweb-edu"):

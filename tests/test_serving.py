@@ -184,6 +184,7 @@ def test_exported_to_openvino_as_the_page_says(exportable):
 # the page
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not is_serve_available(), reason="needs what `transformers serve` needs")
 @pytest.mark.parametrize(
     "options",

@@ -12,12 +12,15 @@ from transformers import AutoTokenizer
 from hf_hyperconn.conversion import cli
 
 from .families import FAMILIES
+from .marks import few
 from .tiny import tiny
 
 CLAIMED = ("GPT2Tokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast")
 TEXT = "In 1234567 words (2026/10/12):\n\n\tfoo.bar == 31415926, don't DON'T\n  x = 1000000"
 # words and runs of up to three digits, as checkpoints since GPT-4 split text
 PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
+
+families = pytest.mark.parametrize("model_type", few(FAMILIES, "llama", "qwen2"))
 
 LOAD = """
 import json, sys
@@ -65,14 +68,14 @@ def loaded(folders, tmp_path_factory):
 
 
 @pytest.mark.parametrize("claimed", CLAIMED)
-@pytest.mark.parametrize("model_type", FAMILIES)
+@families
 def test_equal_without_the_package(model_type, claimed, folders, loaded):
     base, out = folders[model_type, claimed]
     assert loaded[out] == loaded[base]
 
 
 @pytest.mark.parametrize("claimed", CLAIMED)
-@pytest.mark.parametrize("model_type", FAMILIES)
+@families
 def test_equal_with_the_package(model_type, claimed, folders):
     base, out = map(AutoTokenizer.from_pretrained, folders[model_type, claimed])
     assert type(out) is type(base)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
 from hf_hyperconn.conversion import cli
 
+from .marks import few
 from .processes import BLOCKED
 
 TOKENIZATION = "transformers.models.auto.tokenization_auto"
@@ -68,13 +69,7 @@ def folder(tmp_path_factory) -> Path:
     return place / "hc"
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        name if name in ("split", "mapping", "classes", "config") else pytest.param(name, marks=pytest.mark.slow)
-        for name in GONE
-    ],
-)
+@pytest.mark.parametrize("what", few(GONE, "mapping"))
 def test_a_convenience_is_left_out_and_names_of_weights_are_missed(what, folder, tmp_path):
     place, name, warning = GONE[what]
     done = subprocess.run(

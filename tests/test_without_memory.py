@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hf_hyperconn import convert_model
 
 from .conftest import TINY, hc_llama
+from .marks import few
 from .tiny import tiny
 
 KINDS = {
@@ -48,8 +49,8 @@ def test_meta_device(kind):
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", few((torch.float32, torch.bfloat16), torch.bfloat16))
+@pytest.mark.parametrize("kind", few(KINDS, "dhc", "mhc", "learned readout"))
 def test_fake_tensors(kind, dtype):
     torch.set_default_dtype(dtype)
     try:

@@ -12,6 +12,7 @@ from hf_hyperconn.models import hyper_connections_step as step
 from hf_hyperconn.models import hyper_connections_triton_operators as triton_kernels
 from hf_hyperconn.models.hyper_connections import HyperConnection
 from tests.conftest import hc_llama, llama_config
+from tests.marks import few
 from tests.tolerances import KERNELS_FLOAT32, LARGE_MEANS
 from tests.triton.common import DEVICE, NOT_CONTIGUOUS, ON_GPU, SIZES, TOLERANCES, seed
 
@@ -73,24 +74,24 @@ def check(n, size, tokens, dtype=torch.float32, norm="rms", tanh=True, streams=N
     return ours
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in range(5, 9))])
+@pytest.mark.parametrize("n", few(range(1, 9), 1, 2, 4))
 @pytest.mark.parametrize(("norm", "tanh"), [("static", True), ("rms", True), ("rms", False), ("layer", True)])
 def test_every_number_of_streams(n, norm, tanh):
     check(n, 64, 7, norm=norm, tanh=tanh)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("n", few((1, 2, 3, 4, 8), 4))
 def test_16_bit_streams(n, dtype):
     check(n, 64, 7, dtype)
 
 
-@pytest.mark.parametrize("size", [*SIZES[:3], *(pytest.param(size, marks=pytest.mark.slow) for size in SIZES[3:])])
+@pytest.mark.parametrize("size", few(SIZES, *SIZES[:3]))
 def test_every_size(size):
     check(4, size, 3)
 
 
-@pytest.mark.parametrize("tokens", [1, 7, pytest.param(63, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tokens", few((1, 7, 63), 1, 7))
 def test_every_number_of_tokens(tokens):
     check(4, 64, tokens, torch.bfloat16)
 
@@ -161,7 +162,7 @@ def test_not_contiguous(kind):
     check(4, 64, 7, streams=NOT_CONTIGUOUS[kind]())
 
 
-@pytest.mark.parametrize("norm", ["static", "layer"])
+@pytest.mark.parametrize("norm", few(("static", "layer"), "static"))
 def test_runs_repeat_bit_for_bit(norm):
     first, second = (check(4, 576, 7, torch.bfloat16, norm) for _ in range(2))
     assert all(torch.equal(mine, other) for mine, other in zip(first, second, strict=True))
@@ -203,8 +204,10 @@ def test_the_kernels_ran(monkeypatch):
     assert sorted(launched[6:]) == ["_backward"] * 6 + ["_projection"] * 4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("n", "connection"), [(4, "dhc"), (4, "shc"), (1, "dhc"), (8, "dhc")])
+@pytest.mark.parametrize("dtype", few((torch.float32, torch.bfloat16, torch.float16), torch.bfloat16))
+@pytest.mark.parametrize(
+    ("n", "connection"), few([(4, "dhc"), (4, "shc"), (1, "dhc"), (8, "dhc")], (4, "dhc"), (4, "shc"))
+)
 def test_conversion_stays_exact(n, connection, dtype):
     from transformers import LlamaForCausalLM
 
@@ -263,7 +266,7 @@ def test_operators_are_sound():
     torch.library.opcheck(triton_kernels._projection_backward, arguments, test_utils=utils)
 
 
-@pytest.mark.parametrize("norm", ["static", "rms", "layer"])
+@pytest.mark.parametrize("norm", few(("static", "rms", "layer"), "rms"))
 def test_compiles_whole(norm):
     """`torch.compile(fullgraph=True)` sees through the operators, forward and backward."""
     modules = connections(3, 64, norm, True)

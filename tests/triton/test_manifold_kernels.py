@@ -13,12 +13,12 @@ from hf_hyperconn.analysis.costs import kept_bytes
 from hf_hyperconn.models import manifold_hyper_connections_triton_operators as operators
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldCarry, ManifoldHyperConnection
 from tests.conftest import hc_llama, kept_for_a_token, llama_config
+from tests.marks import few
 from tests.tolerances import AUTOCAST_BFLOAT16, KERNELS_FLOAT32, READS_SUM_TO_ONE
 from tests.triton.common import DEVICE, NOT_CONTIGUOUS, ON_GPU, SIZES, TOLERANCES, seed
 
 FEW = 4  # iterations of Sinkhorn, of which the interpreter needs a millisecond each and the backward iters^2 / 2
-SLOW = pytest.mark.slow
-widths = pytest.mark.parametrize("n", [2, 3, 4, *(pytest.param(n, marks=SLOW) for n in (5, 6, 7, 8))])
+widths = pytest.mark.parametrize("n", few(range(2, 9), 2, 4))
 mixing = pytest.mark.parametrize("mixes", [True, False])
 FORWARD = {"_project": 1, "_coefficients": 1, "_read": 1, "_write": 1}
 BACKWARD = {f"{name}_backward": 1 for name in ("_write", "_dot", "_coefficients", "_read", "_projection")}
@@ -84,20 +84,20 @@ def test_every_number_of_streams(n, mixes):
     check(n, 64, 7, mixes=mixes)
 
 
-@pytest.mark.parametrize("n", [4, *(pytest.param(n, marks=SLOW) for n in (2, 3, 5, 6, 7, 8))])
+@pytest.mark.parametrize("n", few(range(2, 9), 4))
 @mixing
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=SLOW)])
+@pytest.mark.parametrize("dtype", few((torch.bfloat16, torch.float16), torch.bfloat16))
 def test_16_bit_streams(n, mixes, dtype):
     check(n, 64, 7, dtype, mixes)
 
 
-@pytest.mark.parametrize("size", [576, 1000, *(pytest.param(size, marks=SLOW) for size in (2048, 4096, 5129))])
+@pytest.mark.parametrize("size", few((576, 1000, 2048, 4096, 5129), 576))
 def test_every_size(size):
     check(4, size, 1, torch.float16)
     check(3, size, 1, mixes=False)
 
 
-@SLOW
+@pytest.mark.slow
 @widths
 @mixing
 @pytest.mark.parametrize("size", [576, 1000])
@@ -106,7 +106,7 @@ def test_every_size_and_number_of_streams(n, size, mixes):
 
 
 @mixing
-@pytest.mark.parametrize("tokens", [1, pytest.param(63, marks=SLOW)])
+@pytest.mark.parametrize("tokens", few((1, 63), 1))
 def test_every_number_of_tokens(tokens, mixes):
     check(4, 64, tokens, torch.bfloat16, mixes)
 
@@ -252,8 +252,8 @@ def test_what_they_can_not_do_is_left_to_torch():
         ManifoldHyperConnection(8, 9, 0).to(DEVICE).width_connection(torch.randn(1, 2, 9, 8, device=DEVICE))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=SLOW)])
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("dtype", few((torch.bfloat16, torch.float16), torch.bfloat16))
+@pytest.mark.parametrize("n", few((2, 4), 4))
 @pytest.mark.parametrize("connection", ["mhc", "ihc"])
 @torch.no_grad()
 def test_conversion_stays_exact(connection, n, dtype):
@@ -278,7 +278,7 @@ def test_conversion_in_float32_is_exact_but_for_the_sum_of_reads(connection):
     torch.testing.assert_close(converted(tokens).logits, base(tokens).logits, **READS_SUM_TO_ONE)
 
 
-@pytest.mark.parametrize(("connection", "n"), [("mhc", 4), ("ihc", 3)])
+@pytest.mark.parametrize(("connection", "n"), few([("mhc", 4), ("ihc", 3)], ("mhc", 4)))
 def test_what_is_kept_for_the_backward(connection, n):
     from transformers import LlamaForCausalLM
 
@@ -289,7 +289,7 @@ def test_what_is_kept_for_the_backward(connection, n):
     assert kept_bytes(model.config.to_dict(), item_size=2) == added
 
 
-@pytest.mark.parametrize("connection", ["mhc", pytest.param("ihc", marks=SLOW)])
+@pytest.mark.parametrize("connection", few(("mhc", "ihc"), "mhc"))
 def test_gradient_checkpointing(connection):
     model = hc_llama(num_hidden_layers=1, connection=connection, hc_sinkhorn_iters=FEW).to(DEVICE).train()
     tokens = torch.randint(3, 90, (1, 5), device=DEVICE)

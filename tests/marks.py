@@ -1,0 +1,14 @@
+"""What `make test` leaves to `make test-slow`."""
+
+from collections.abc import Iterable
+
+import pytest
+
+
+def few(values: Iterable, *fast) -> list:
+    """Parameters of a test: those in `fast`, and the others, which are slow. A tuple stands for several parameters."""
+    return [value if value in fast else pytest.param(*_several(value), marks=pytest.mark.slow) for value in values]
+
+
+def _several(value) -> tuple:
+    return value if isinstance(value, tuple) else (value,)
