@@ -120,7 +120,7 @@ def times() -> str:
 
 
 def render(page: str) -> str:
-    """The page with its tables made anew from the finished runs."""
+    """The page with its tables made anew from the finished runs; what has none yet has no table."""
     tables = {
         "deep scratch tuning": by_rate(scratch_rates()),
         "deep scratch": comparison(scratch()),
@@ -135,7 +135,7 @@ def render(page: str) -> str:
         "deep adapters tuning": by_rate(adapter_rates()),
         "deep adapters": comparison(adapters()),
     }
-    return with_tables(page, tables)
+    return with_tables(page, {name: table for name, table in tables.items() if table})
 
 
 def main() -> None:

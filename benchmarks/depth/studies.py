@@ -58,7 +58,7 @@ PAIRED_HC_LR = {PLAIN: 1.0, "DHC×4": 3.0, "DHC×4 history by type": 10.0}  # ea
 LONG, LONG_RATES = 10, (3e-4, 1e-3)  # times the steps
 OTHER_RATES = {OTHER_TEXT: (3e-4, 1e-3, 2e-3), "adapters": (1e-3, 3e-3, 1e-2)}
 MIXTURES, MIXTURE_RATES = (PLAIN, "DHC×4", "DHC×4 history by type"), (4e-3, 2e-3)
-DEEPER, DEEPER_RATES = 48, (4e-3, 8e-3)  # layers
+DEEPER, DEEPER_RATES = 48, (2e-3, 4e-3, 8e-3)  # layers
 LANE = 1.5  # what the second stream of the control, which is not exact, is written with
 
 
