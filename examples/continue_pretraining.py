@@ -41,6 +41,7 @@ class Recipe:
     model: str = field(metadata={"help": "A converted model or a base to convert on loading: a folder or a Hub id."})
     hc_mult: int = field(default=4, metadata={"help": "Number of streams, for a base."})
     connection: str = field(default="dhc", metadata={"help": "Kind of connection, for a base; none: as it is."})
+    hc_start: str = field(default="copies", metadata={"help": "Streams at the start, for a base: copies or history."})
     hc_lr: float | None = field(default=None, metadata={"help": "Learning rate of the connections."})
     train_files: list[str] | None = field(default=None, metadata={"help": "Text files or patterns, a document each."})
     dataset: str | None = field(default=None, metadata={"help": "Instead of files: a data set on the Hub."})
@@ -72,7 +73,8 @@ def load_model(recipe: Recipe) -> PreTrainedModel:
         return AutoModelForCausalLM.from_pretrained(recipe.model, **settings)
     family = find_family(config.model_type)
     hc_class = getattr(family.modeling_module(), family.architectures[family.usual_architecture])
-    return hc_class.from_prenorm(recipe.model, hc_mult=recipe.hc_mult, connection=recipe.connection, **settings)
+    settings |= {"hc_mult": recipe.hc_mult, "connection": recipe.connection, "hc_start": recipe.hc_start}
+    return hc_class.from_prenorm(recipe.model, **settings)
 
 
 def load_training_data(

@@ -12,11 +12,12 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
 
 pytest.importorskip("accelerate")
 pytest.importorskip("datasets")
 
-from examples.continue_pretraining import last_checkpoint, main, parse_arguments
+from examples.continue_pretraining import Recipe, last_checkpoint, load_model, main, parse_arguments
 from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion.convert import convert_checkpoint
 
@@ -64,6 +65,13 @@ def test_a_base_is_trained_as_its_conversion(whole_run, place, stories, texts):
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (place / "from-converted", whole_run))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@torch.no_grad()
+def test_a_base_may_start_from_its_history(stories, ids):
+    model = load_model(Recipe(str(stories), hc_start="history")).eval()
+    assert (model.config.hc_start, model.config.hc_readout) == ("history", "weighted")
+    assert torch.equal(model(ids).logits, LlamaForCausalLM.from_pretrained(stories)(ids).logits)
 
 
 @pytest.mark.slow

@@ -149,8 +149,9 @@ def longer(run: Run) -> Run:
 
 
 def long() -> list[Run]:
-    """The pair and its history start, continued ten times as long."""
-    return [base(), *(_times_as_long(run, LONG) for run in _paired(LONG_RATES))]
+    """The pair and its history start, continued ten times as long; the plain one also for as long as those take."""
+    runs = [_times_as_long(run, LONG) for run in _paired(LONG_RATES)]
+    return [base(), *runs, *(longer(run) for run in runs if run.model == PLAIN)]
 
 
 def other_text_rates() -> list[Run]:
