@@ -143,17 +143,20 @@ def attributes_of(layer_class: type[nn.Module], cut: Cut) -> dict[str, object]:
     }
 
 
-@cache
 def source_of_forward(cls: type) -> tuple[ast.FunctionDef, str, type]:
     """The forward of `cls`, the source it was parsed from, and the class that defines it.
 
     Raises `UnsupportedCheckpointError` when there is no source.
     """
     owner = next(base for base in cls.__mro__ if "forward" in vars(base))
+    return *_parsed_forward(owner), owner
+
+
+@cache
+def _parsed_forward(owner: type) -> tuple[ast.FunctionDef, str]:
     try:
         source = textwrap.dedent(inspect.getsource(owner))
     except (OSError, TypeError) as error:
         raise UnsupportedCheckpointError(f"the source of {owner.__name__} can't be read.") from error
     tree: Any = ast.parse(source).body[0]
-    forward = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "forward")
-    return forward, source, owner
+    return next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "forward"), source
