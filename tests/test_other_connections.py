@@ -160,7 +160,7 @@ def test_models_from_scratch_have_no_graph_breaks(fields, ids):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", few(SCRATCH, SCRATCH[0]))
+@pytest.mark.parametrize("fields", SCRATCH)
 @torch.no_grad()
 def test_models_from_scratch_load_without_the_package(fields, tmp_path):
     model = hc_llama(**fields).eval()

@@ -135,7 +135,7 @@ def test_which_sub_layers_have_attention():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", few(("gpt2", "t5"), "t5"))
+@pytest.mark.parametrize("model_type", ["gpt2", "t5"])
 def test_pictures_of_a_text_beside_the_base_of_other_forms(model_type, tmp_path, capsys):
     tiny(model_type).save_pretrained(tmp_path / "base")
     convert_model(copy.deepcopy(tiny(model_type))).save_pretrained(tmp_path / "hc")

@@ -93,9 +93,9 @@ def comparison(runs: list[Run]) -> str:
     for name, of_seeds in by_name.items():
         run, apart, same_time = settings[name], None, None
         if run.model != PLAIN:
-            plain = settings.get(name_of(replace(run, model=PLAIN, undivided=False, lane=1.0)))
-            apart = difference(of_seeds, by_name[name_of(plain)]) if plain else None
-            same_time = difference(of_seeds, by_name.get(name_of(longer(plain)), {})) if plain else None
+            plain = replace(run, model=PLAIN, undivided=False, lane=1.0)
+            apart = difference(of_seeds, by_name.get(name_of(plain), {}))
+            same_time = difference(of_seeds, by_name.get(name_of(longer(plain)), {}))
         rows.append(
             [
                 name,

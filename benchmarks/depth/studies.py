@@ -57,7 +57,7 @@ SEEDS, NEW_SEEDS, FEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5)), (1, 2, 3)
 PAIRED_HC_LR = {PLAIN: 1.0, "DHC×4": 3.0, "DHC×4 history by type": 10.0}  # each one's best when it is continued
 LONG, LONG_RATES = 10, (3e-4, 1e-3)  # times the steps
 OTHER_RATES = {OTHER_TEXT: (3e-4, 1e-3, 2e-3), "adapters": (1e-3, 3e-3, 1e-2)}
-MIXTURES, MIXTURE_RATES = (PLAIN, "DHC×4", "DHC×4 history by type"), (4e-3, 2e-3)
+MIXTURE_RATES = (4e-3, 2e-3)
 DEEPER, DEEPER_RATES = 48, (2e-3, 4e-3, 8e-3)  # layers
 LANE = 1.5  # what the second stream of the control, which is not exact, is written with
 
@@ -176,11 +176,11 @@ def adapters() -> list[Run]:
 
 def mixtures() -> list[Run]:
     """New mixtures of experts."""
-    return [_run("scratch", model, learning_rate=rate, family="OLMoE") for rate in MIXTURE_RATES for model in MIXTURES]
+    return [_run("scratch", model, learning_rate=rate, family="OLMoE") for rate in MIXTURE_RATES for model in DRAWN]
 
 
 def deeper() -> list[Run]:
-    """New models of twice as many layers: the plain one, and Keel, at a learning rate that is high for the former."""
+    """New models of twice as many layers, at rates up to one that the plain model can't take at half as many."""
     return [
         _run("scratch", model, learning_rate=rate, layers=DEEPER)
         for rate in DEEPER_RATES
