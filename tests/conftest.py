@@ -35,7 +35,7 @@ def pytest_unconfigure():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def frozen_garbage():
+def frozen_objects():
     """Objects that were there before are passed over when garbage is collected, which verification does often."""
     gc.collect()
     gc.freeze()

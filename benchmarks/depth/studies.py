@@ -56,7 +56,7 @@ HC_LRS, USUAL_HC_LR = (3.0, 10.0, 1.0, 30.0), 3.0
 SEEDS, NEW_SEEDS, FEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5)), (1, 2, 3)
 PAIRED_HC_LR = {PLAIN: 1.0, "DHC×4": 3.0, "DHC×4 history by type": 10.0}  # each one's best when it is continued
 LONG, LONG_RATES = 10, (3e-4, 1e-3)  # times the steps
-OTHER_RATES = {OTHER_TEXT: (3e-4, 1e-3, 2e-3), "adapters": (1e-3, 3e-3, 1e-2)}
+OTHER_TEXT_RATES, ADAPTER_RATES = (3e-4, 1e-3, 2e-3), (1e-3, 3e-3, 1e-2)
 MIXTURE_RATES = (4e-3, 2e-3)
 DEEPER, DEEPER_RATES = 48, (2e-3, 4e-3, 8e-3)  # layers
 LANE = 1.5  # what the second stream of the control, which is not exact, is written with
@@ -156,12 +156,12 @@ def long() -> list[Run]:
 
 def other_text_rates() -> list[Run]:
     """The same, continued on a text that the base does not know."""
-    return [base(), *_paired(OTHER_RATES[OTHER_TEXT], text=OTHER_TEXT)]
+    return [base(), *_paired(OTHER_TEXT_RATES, text=OTHER_TEXT)]
 
 
 def adapter_rates() -> list[Run]:
     """The same, continued by adapters and connections alone."""
-    return [base(), *_paired(OTHER_RATES["adapters"], rank=RANK)]
+    return [base(), *_paired(ADAPTER_RATES, rank=RANK)]
 
 
 def other_text() -> list[Run]:
