@@ -1,4 +1,4 @@
-"""Run as a script, where hf_hyperconn can't be imported: compares converted folders with their base, bit for bit.
+"""A program that can't import hf_hyperconn, see `isolated.py`: compares folders with their base, bit for bit.
 
 Reads JSON from stdin: `comparisons`, each with a `base` and `converted` folders, `attention`, `dtypes` and `prompts`
 (lists of token ids), possibly the `module` of a base's class that isn't exported and the `part` that is run alone; and
@@ -10,11 +10,9 @@ import sys
 from importlib import import_module
 from itertools import islice
 
-sys.modules["hf_hyperconn"] = None
-
-import torch  # noqa: E402
-from model_inputs import kind_that_runs, kinds_of_inputs  # noqa: E402
-from transformers import (  # noqa: E402
+import torch
+from model_inputs import kind_that_runs, kinds_of_inputs
+from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
@@ -22,7 +20,7 @@ from transformers import (  # noqa: E402
     AutoModelForSeq2SeqLM,
     AutoModelForSpeechSeq2Seq,
 )
-from transformers.utils import logging  # noqa: E402
+from transformers.utils import logging
 
 
 def finds(auto, config):

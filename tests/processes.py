@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,31 +11,19 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-BLOCKED = 'import sys\n\nsys.modules["hf_hyperconn"] = None\n'
+from .isolated import BLOCKED, Program, run
 
 
 def elsewhere(jobs: list[dict], place: Path) -> dict[str, list[str]]:
     """What processes of `elsewhere.py`, one for each job, find to differ; they run side by side."""
-    running = []
-    for i, job in enumerate(jobs):
-        file = place / f"job {i}.json"
-        file.write_text(json.dumps(job))
-        with file.open() as stdin:
-            running.append(
-                subprocess.Popen(
-                    [sys.executable, Path(__file__).with_name("elsewhere.py")],
-                    stdin=stdin,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    env={**os.environ, "HF_MODULES_CACHE": str(place / f"modules {i}"), "PYTHONPATH": ""},
-                )
-            )
+    code = Path(__file__).with_name("elsewhere.py").read_text(encoding="utf-8")
+    programs = [
+        Program(code, [], str(place), str(place / f"modules {i}"), json.dumps(job)) for i, job in enumerate(jobs)
+    ]
     found = {}
-    for process in running:
-        output, errors = process.communicate()
-        assert process.returncode == 0, errors
-        found |= json.loads(output)
+    for done in run(programs):
+        assert done.returncode == 0, done.stderr
+        found |= json.loads(done.stdout)
     return found
 
 

@@ -1,9 +1,6 @@
 """The mixture of experts as a branch: its router, its losses, its experts and its names on disk."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +11,7 @@ from transformers.integrations import moe
 from hf_hyperconn import HCOlmoeConfig, HCOlmoeForCausalLM, convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
 
+from .isolated import printed
 from .tiny import tiny
 
 PER_EXPERT = {f"model.layers.2.mlp.experts.7.{name}_proj.weight" for name in ("gate", "up", "down")}
@@ -88,7 +86,6 @@ def test_fused_names_load_too(base, tmp_path, ids):
 
 GROUPED = """
 import json, sys
-sys.modules["hf_hyperconn"] = None
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.integrations import moe
@@ -103,12 +100,7 @@ print(json.dumps([model.config._experts_implementation, len(calls)]))
 
 @pytest.mark.slow
 def test_grouped_experts_run_under_remote_code(converted, tmp_path):
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path), "PYTHONPATH": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", GROUPED, converted], capture_output=True, text=True, env=environment, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["grouped_mm", 3]
+    assert json.loads(printed(GROUPED, converted, place=tmp_path)) == ["grouped_mm", 3]
 
 
 def test_grouped_experts_run(base, ids, monkeypatch):

@@ -1,10 +1,6 @@
 """What engines and tools do to configs, carries and norms changes nothing."""
 
-import os
-import subprocess
-import sys
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,47 +13,39 @@ from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.models.hyper_connections import HyperConnection
 
 from .conftest import TINY, hc_llama, llama_config, randomise_connections
+from .isolated import printed
 
 # as vLLM sends a config to its workers, which may have no cache of modules
 SEND = """
-import sys; sys.modules["hf_hyperconn"] = None
+import sys
 import cloudpickle
 from transformers import AutoConfig
 config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
 import transformers_modules
 cloudpickle.register_pickle_by_value(transformers_modules)
-sys.stdout.buffer.write(cloudpickle.dumps(config))
+print(cloudpickle.dumps(config).hex())
 """
 RECEIVE = """
-import sys; sys.modules["hf_hyperconn"] = None
-import pickle, torch
+import pickle, sys, torch
 from transformers import AutoModel
-config = pickle.load(sys.stdin.buffer)
+config = pickle.loads(bytes.fromhex(sys.stdin.read()))
 assert "transformers_modules" not in sys.modules
 print(config.to_json_string(use_diff=False), end="")
 model = AutoModel.from_config(config, dtype=torch.bfloat16, trust_remote_code=True)
 assert type(model.config).model_type == "hc_llama" and model.dtype == torch.bfloat16
 """
 PRINT = """
-import sys; sys.modules["hf_hyperconn"] = None
+import sys
 from transformers import AutoConfig
 print(AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True).to_json_string(use_diff=False), end="")
 """
 
 
-def run(code: str, *arguments: str, modules: Path, **keywords) -> bytes:
-    environment = {**os.environ, "HF_MODULES_CACHE": str(modules), "PYTHONPATH": ""}
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, check=False, env=environment, **keywords)
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout
-
-
 def test_a_config_survives_being_pickled_by_value(llama_folder, tmp_path):
     folder = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="off").path
-    sent = run(SEND, str(folder), modules=tmp_path / "here")
-    received = run(RECEIVE, modules=tmp_path / "there", input=sent)
-    assert received == run(PRINT, str(folder), modules=tmp_path / "here")
+    here, there = {"place": tmp_path, "modules": tmp_path / "here"}, {"place": tmp_path, "modules": tmp_path / "there"}
+    received = printed(RECEIVE, stdin=printed(SEND, folder, **here), **there)
+    assert received == printed(PRINT, folder, **here)
 
 
 def rebuilt(value):

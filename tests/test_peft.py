@@ -21,6 +21,7 @@ from hf_hyperconn.models.hyper_connections_layer import has_readout_module
 from .adapted import CONNECTIONS, logits, train
 from .conftest import hc_llama
 from .families import FAMILIES
+from .isolated import printed
 from .tiny import tiny
 from .tolerances import MERGED
 
@@ -199,7 +200,6 @@ def test_the_trainer_trains_it(stories, ids, tmp_path):
 
 ELSEWHERE = """
 import json, sys
-sys.modules["hf_hyperconn"] = None
 import peft, torch
 from transformers import AutoModelForCausalLM
 converted, adapter, ids = sys.argv[1], sys.argv[2], torch.tensor(json.loads(sys.argv[3]))
@@ -218,11 +218,8 @@ def test_an_adapter_is_loaded_where_this_package_is_not(trained, stories, ids, t
     """Onto a folder's own code; LoRA's defaults are there too."""
     model, folder = trained
     HCLlamaForCausalLM.from_prenorm(stories).save_pretrained(tmp_path / "converted")
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""}
-    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "converted"), str(folder), json.dumps(ids.tolist())]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    arguments = tmp_path / "converted", folder, json.dumps(ids.tolist())
+    found = json.loads(printed(ELSEWHERE, *arguments, place=tmp_path))
     assert torch.equal(torch.tensor(found["logits"]), logits(model, ids))
     assert found["defaults"] == ["q_proj", "v_proj"]
 

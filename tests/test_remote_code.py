@@ -1,9 +1,6 @@
 """A saved or converted folder in a process that cannot import hf_hyperconn."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
@@ -14,10 +11,10 @@ from hf_hyperconn.conversion.convert import convert_checkpoint
 
 from .conftest import hc_llama, llama_config
 from .families import FAMILIES
+from .isolated import printed
 
 LOAD = """
 import json, sys
-sys.modules["hf_hyperconn"] = None
 import torch, transformers
 transformers.logging.set_verbosity_error()
 folder, again, autos, ids = sys.argv[1], sys.argv[2], *map(json.loads, sys.argv[3:])
@@ -37,13 +34,9 @@ def elsewhere(tmp_path):
     """Load a folder by some Auto classes, save the last model again, and return class and output of each."""
 
     def run(folder, again, autos, ids, **variables: str) -> dict:
-        environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / f"modules {again.name}"), "PYTHONPATH": ""}
-        environment.update(variables)
-        arguments = [str(folder), str(again), json.dumps(autos), json.dumps(ids.tolist())]
-        command = [sys.executable, "-c", LOAD, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        arguments = folder, again, json.dumps(autos), json.dumps(ids.tolist())
+        modules = tmp_path / f"modules {again.name}"
+        return json.loads(printed(LOAD, *arguments, place=tmp_path, modules=modules, **variables))
 
     return run
 
@@ -88,7 +81,6 @@ def test_a_saved_head_loads(ids, tmp_path, elsewhere):
 
 NAMED = """
 import sys
-sys.modules["hf_hyperconn"] = None
 import torch, transformers
 transformers.logging.set_verbosity_error()
 ids = torch.arange(3, 7)[None]
@@ -111,14 +103,7 @@ def test_a_folder_may_have_any_name(connection, tmp_path):
     folders = [tmp_path / name for name in ("my model+v2", "my_model_v2", "my-model.v2", "7b@2", "modèle'漢")]
     for folder in folders:
         model.save_pretrained(folder)
-    environment = {
-        **os.environ,
-        **{"HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""},
-        **{"HF_HYPERCONN_IMPLEMENTATION": "triton", "TRITON_INTERPRET": "1"},
-    }
-    command = [sys.executable, "-c", NAMED, *map(str, folders)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    printed(NAMED, *folders, place=tmp_path, HF_HYPERCONN_IMPLEMENTATION="triton", TRITON_INTERPRET="1")
 
 
 @pytest.mark.slow

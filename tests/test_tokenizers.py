@@ -1,9 +1,6 @@
 """AutoTokenizer gives a conversion the tokenizer of its base, whatever class the checkpoint claims."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -12,6 +9,7 @@ from transformers import AutoTokenizer
 from hf_hyperconn.conversion import cli
 
 from .families import FAMILIES
+from .isolated import printed
 from .marks import few
 from .tiny import tiny
 
@@ -24,7 +22,6 @@ families = pytest.mark.parametrize("model_type", few(FAMILIES, "llama", "qwen2")
 
 LOAD = """
 import json, sys
-sys.modules["hf_hyperconn"] = None
 from transformers import AutoTokenizer
 text, *folders = sys.argv[1:]
 load = lambda folder: AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
@@ -59,12 +56,8 @@ def folders(model_types, tmp_path_factory):
 @pytest.fixture(scope="module")
 def loaded(folders, tmp_path_factory):
     """Class and token ids of every folder, in a process without this package."""
-    place = tmp_path_factory.mktemp("modules")
-    command = [sys.executable, "-c", LOAD, TEXT, *(folder for pair in folders.values() for folder in pair)]
-    environment = {**os.environ, "HF_MODULES_CACHE": str(place), "PYTHONPATH": ""}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=place)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    arguments = (folder for pair in folders.values() for folder in pair)
+    return json.loads(printed(LOAD, TEXT, *arguments, place=tmp_path_factory.mktemp("modules")))
 
 
 @pytest.mark.parametrize("claimed", CLAIMED)

@@ -1,9 +1,6 @@
 """What happens when something of Transformers that it doesn't promise is gone: each is taken away in turn."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +9,8 @@ from transformers import AutoModelForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
 from hf_hyperconn.conversion import cli
 
+from .isolated import isolated
 from .marks import few
-from .processes import BLOCKED
 
 TOKENIZATION = "transformers.models.auto.tokenization_auto"
 CONVERSION = "transformers.conversion_mapping"
@@ -34,16 +31,15 @@ GONE = {
 FAST = ("split", "mapping", "classes")
 ERRORS = dict.fromkeys(("classes", "config"), "or bring the code up to date, by `pip install hf_hyperconn`")
 # the name is gone while the folder's classes are made; Transformers' own loading, which needs some, has it back
-PROGRAM = (
-    BLOCKED
-    + """
-import importlib, json
+PROGRAM = """
+import importlib, json, sys
 import torch, transformers
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 place, name, folder = sys.argv[1:]
 owner = transformers.PreTrainedModel if place == "PreTrainedModel" else importlib.import_module(place)
 transformers.models.olmoe.modeling_olmoe.OlmoeForCausalLM
-transformers.conversion_mapping.get_checkpoint_conversion_mapping("olmoe")  # made at the first call
+get_checkpoint_conversion_mapping("olmoe")  # made at the first call
 kept = vars(owner)[name]
 delattr(owner, name)
 try:
@@ -54,7 +50,6 @@ model = model_class.from_pretrained(folder)
 with torch.no_grad():
     print(json.dumps(model(torch.arange(3, 9)[None]).logits.flatten().tolist()))
 """
-)
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +67,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("what", few(GONE, "mapping"))
 def test_a_convenience_is_left_out_and_names_of_weights_are_missed(what, folder, tmp_path):
     place, name, warning = GONE[what]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, place, name, str(folder)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path), "PYTHONPATH": ""},
-    )
+    done = isolated(PROGRAM, place, name, folder, place=tmp_path)
     if warning is None:
         assert done.returncode != 0
         assert ERRORS.get(what, "has no translation of weights' names as this code knows it") in done.stderr
