@@ -86,7 +86,7 @@ def compared(place: Path, model_types: list[str], new_tokens: int) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def differing(model_types, place) -> dict[str, list[str]]:
-    return compared(place, model_types, new_tokens=12)
+    return compared(place, model_types, new_tokens=6)
 
 
 @families

@@ -42,7 +42,7 @@ def place(model_types, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def differing(model_types, place) -> dict[str, list[str]]:
-    return compared(place, model_types, new_tokens=8)
+    return compared(place, model_types, new_tokens=4)
 
 
 @pytest.mark.slow

@@ -267,7 +267,8 @@ def test_all_families_with_usual_norms_take_steps():
         )
 
 
-@pytest.mark.parametrize("norm", few(("rms", "static", "layer"), "rms"))
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["rms", "static", "layer"])
 def test_compiles_whole(norm):
     """`torch.compile(fullgraph=True)` sees through steps, forward and backward."""
     modules = connections(3, norm)

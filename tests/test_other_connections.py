@@ -43,7 +43,7 @@ def differing(stories, converted, tmp_path_factory):
     low = {**case, "dtypes": ["bfloat16", "float16"], "converted": [str(folder) for folder in converted.values()]}
     fracs = [str(folder) for (connection, _), folder in converted.items() if connection == "frac"]
     single = {**case, "dtypes": ["float32"], "converted": fracs}
-    return elsewhere([{"comparisons": [low, single], "new_tokens": 12}], tmp_path_factory.mktemp("elsewhere"))
+    return elsewhere([{"comparisons": [low, single], "new_tokens": 6}], tmp_path_factory.mktemp("elsewhere"))
 
 
 @pytest.mark.parametrize(("connection", "n"), few(CASES, *USUAL))

@@ -74,7 +74,7 @@ def asked(request) -> list[str]:
 
 @pytest.fixture(scope="module")
 def differing(request, place) -> dict[str, list[str]]:
-    return compared(place, asked(request), new_tokens=8)
+    return compared(place, asked(request), new_tokens=4)
 
 
 def loaded(folder: Path, model_type: str) -> PreTrainedModel:
