@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make test-slow`."""
+"""What `make test` leaves to `make test-slow`, and that to `make test-tail`."""
 
 from collections.abc import Iterable
 
@@ -14,6 +14,11 @@ def few(values: Iterable, *fast) -> list:
     if unknown := [value for value in fast if value not in values]:
         raise ValueError(f"{unknown} should be fast, but the parameters are {values}.")
     return [value if value in fast else pytest.param(*_several(value), marks=pytest.mark.slow) for value in values]
+
+
+def tail(*values) -> list:
+    """Parameters of a slow test for which others stand: only `make test-tail` has them."""
+    return [pytest.param(*_several(value), marks=[pytest.mark.slow, pytest.mark.tail]) for value in values]
 
 
 def _several(value) -> tuple:

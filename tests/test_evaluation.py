@@ -12,6 +12,7 @@ import pytest
 from hf_hyperconn.conversion.card import write_card
 from hf_hyperconn.conversion.convert import convert_checkpoint
 
+from .marks import tail
 from .pages import snippets
 from .processes import without_package
 
@@ -76,7 +77,7 @@ def report(folder: Path) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", *tail("float32")])
 def test_a_conversion_scores_what_its_base_scores(dtype, place, tmp_path):
     running = []
     for model in ("base", CONVERTED):

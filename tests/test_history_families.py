@@ -9,11 +9,14 @@ from hf_hyperconn import convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
 
 from .families import FAMILIES
+from .marks import tail
 from .test_families import DTYPES, PROMPTS, compared
 from .test_history_conversions import CASES, FAST, SLOW
 from .tiny import tiny
 
 families = pytest.mark.parametrize("model_type", FAMILIES)
+# norms before a branch, after it and both, joined projections, two kinds of mixtures: the forms of the other families
+OF_EACH_FORM = ("llama", "olmo2", "gemma2", "phi3", "olmoe", "gpt_oss")
 
 
 @families
@@ -46,7 +49,9 @@ def differing(model_types, place) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-@families
+@pytest.mark.parametrize(
+    "model_type", [*OF_EACH_FORM, *tail(*(name for name in FAMILIES if name not in OF_EACH_FORM))]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equal_to_the_base_without_the_package(model_type, dtype, place, differing):
     found = {name: differing[f"{place / model_type / name} {dtype} None"] for name in CASES}

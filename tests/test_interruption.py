@@ -20,13 +20,14 @@ import pytest
 from safetensors.numpy import save_file
 
 KILLS, KILLS_WITH_FORCE = 50, 20
-LAYERS, HIDDEN, INTERMEDIATE, VOCABULARY, SHARDS = 8, 512, 1536, 8000, 4
+LARGE, SMALL, SHARDS = 512, 32, 4  # channels; a conversion of the large one takes long enough to be killed anywhere
 SHARD = f"*-of-{SHARDS + 1:05}.safetensors"
 CONVERTER = "hf_hyperconn.conversion"
 PRELOADED = (
     *("torch", "safetensors.torch", "huggingface_hub.utils", "huggingface_hub.repocard", "jinja2"),
     *(f"{CONVERTER}.{name}" for name in ("verify", "equivalent", "drift", "loading", "card")),
 )
+HOW = {"link": "hard", "verify": "off"}  # in every change of a folder, and little else
 FOLDER_CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link")
 
 
@@ -57,6 +58,7 @@ def serve():
     """The process behind `Conversions`: a request a line."""
     for name in PRELOADED:
         import_module(name)
+    read_transformers()
     for line in sys.stdin:
         options, delay, change, copying = json.loads(line)
         start = time.monotonic()
@@ -69,6 +71,12 @@ def serve():
             os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
         print(json.dumps([os.waitstatus_to_exitcode(status), time.monotonic() - start]), flush=True)
+
+
+def read_transformers():
+    """What a conversion reads of Transformers' source, and keeps, as long as its process lives."""
+    import_module("hf_hyperconn.families").name_of_family({"model_type": "llama"})
+    import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
 
 
 def wait_for_a_copy(child: int, out: Path):
@@ -106,27 +114,35 @@ def convert():
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    """A Llama checkpoint of random bytes in several shards."""
-    folder = tmp_path_factory.mktemp("source") / "llama"
+    return checkpoint(tmp_path_factory.mktemp("source") / "llama", LARGE)
+
+
+@pytest.fixture(scope="module")
+def small_source(tmp_path_factory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("source") / "llama", SMALL)
+
+
+def checkpoint(folder: Path, size: int) -> Path:
+    """A Llama of `size` channels and random bytes in several shards."""
     folder.mkdir()
     config = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": LAYERS,
+        "hidden_size": size,
+        "intermediate_size": 3 * size,
+        "num_hidden_layers": 8,
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
-        "vocab_size": VOCABULARY,
+        "vocab_size": 16 * size,
         "tie_word_embeddings": True,
         "dtype": "float16",
     }
-    shapes = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "model.norm.weight": (HIDDEN,)}
-    for layer in range(LAYERS):
-        names = {f"self_attn.{name}_proj": (HIDDEN, HIDDEN) for name in "qkvo"}
-        names |= {f"mlp.{name}_proj": (INTERMEDIATE, HIDDEN) for name in ("gate", "up")}
-        names |= {"mlp.down_proj": (HIDDEN, INTERMEDIATE)}
-        names |= {"input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,)}
+    shapes = {"model.embed_tokens.weight": (16 * size, size), "model.norm.weight": (size,)}
+    for layer in range(8):
+        names = {f"self_attn.{name}_proj": (size, size) for name in "qkvo"}
+        names |= {f"mlp.{name}_proj": (3 * size, size) for name in ("gate", "up")}
+        names |= {"mlp.down_proj": (size, 3 * size)}
+        names |= {"input_layernorm": (size,), "post_attention_layernorm": (size,)}
         shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in names.items()}
     generator, weight_map = np.random.default_rng(0), {}
     for shard in range(SHARDS):
@@ -151,8 +167,11 @@ def undisturbed(convert, source, tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def old(convert, source, tmp_path_factory) -> Path:
-    """An earlier conversion of the same source, with other hyper-connections."""
-    folder = tmp_path_factory.mktemp("old") / "out"
+    return earlier_conversion(convert, source, tmp_path_factory.mktemp("old") / "out")
+
+
+def earlier_conversion(convert, source: Path, folder: Path) -> Path:
+    """A conversion of the same source, with other hyper-connections."""
     assert convert(source, folder, hc_mult=2, link="hard")[0]
     return folder
 
@@ -230,17 +249,17 @@ def test_killed_at_random_moments_while_replacing(convert, source, undisturbed, 
 
 
 @pytest.mark.slow
-def test_killed_before_each_change_of_a_folder(convert, source, tmp_path):
-    before, out = contents(source), tmp_path / "out"
-    assert convert(source, out, link="hard")[0]
+def test_killed_before_each_change_of_a_folder(convert, small_source, tmp_path):
+    before, out = contents(small_source), tmp_path / "out"
+    assert convert(small_source, out, **HOW)[0]
     new = contents(out)
     for change in itertools.count():
         for folder in tmp_path.iterdir():
             shutil.rmtree(folder)
-        finished, _ = convert(source, out, change=change, link="hard")
-        assert contents(source) == before
+        finished, _ = convert(small_source, out, change=change, **HOW)
+        assert contents(small_source) == before
         if not out.exists():
-            assert convert(source, out, link="hard")[0]
+            assert convert(small_source, out, **HOW)[0]
         assert contents(out) == new
         assert os.listdir(tmp_path) == ["out"]
         if finished:
@@ -249,18 +268,19 @@ def test_killed_before_each_change_of_a_folder(convert, source, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_before_each_change_of_a_folder_while_replacing(convert, source, old, tmp_path):
-    before, before_out, out = contents(source), contents(old), tmp_path / "out"
-    assert convert(source, out, link="hard")[0]
+def test_killed_before_each_change_of_a_folder_while_replacing(convert, small_source, tmp_path, tmp_path_factory):
+    old = earlier_conversion(convert, small_source, tmp_path_factory.mktemp("old") / "out")
+    before, before_out, out = contents(small_source), contents(old), tmp_path / "out"
+    assert convert(small_source, out, **HOW)[0]
     new = contents(out)
     for change in itertools.count():
         put_back(old, out)
-        finished, _ = convert(source, out, change=change, link="hard", force=True)
-        assert contents(source) == before
+        finished, _ = convert(small_source, out, change=change, **HOW, force=True)
+        assert contents(small_source) == before
         check_replaced(out, before_out, new)
         if finished:
             break
-        assert convert(source, out, link="hard", force=True)[0]
+        assert convert(small_source, out, **HOW, force=True)[0]
         assert contents(out) == new
         assert os.listdir(tmp_path) == ["out"]
     assert change > 2 * (SHARDS + 1)
