@@ -25,7 +25,7 @@ test-slow: $(INSTALLED_SLOW)
 	$(PYTEST) -m "slow and not tail"
 	$(PYTEST_TRITON) -m slow
 
-# the slow tests of tested families that others stand for, half an hour
+# the slow tests that others stand for, half an hour
 test-tail: $(INSTALLED)
 	$(PYTEST) -m tail
 

@@ -85,7 +85,8 @@ def test_equal_to_the_compiled_base_when_compiled(block, dtype, emulate, stories
     assert torch.equal(*logits)
 
 
-@pytest.mark.parametrize(("trains", "records"), [(True, True), *few([(True, False), (False, True)])])
+@pytest.mark.slow
+@pytest.mark.parametrize(("trains", "records"), [(True, True), (True, False), (False, True)])
 def test_no_graph_breaks(trains, records, ids):
     """With gradients, without, and where nothing requires one."""
     model = trained(2, num_hidden_layers=2).requires_grad_(trains)

@@ -285,6 +285,7 @@ def test_compiles_whole(norm):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5 * (1 + other.abs().max().item()))
 
 
+@pytest.mark.slow
 def test_compiled_layers_take_steps(monkeypatch):
     def plain(*args):
         raise AssertionError("the plain way was taken")

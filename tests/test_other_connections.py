@@ -152,7 +152,8 @@ def test_compiles(connection, llama, ids):
     torch.testing.assert_close(compiled(ids).logits, model(ids).logits, **COMPILED)
 
 
-@pytest.mark.parametrize("fields", few(SCRATCH, SCRATCH[0]))
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", SCRATCH)
 @torch.no_grad()
 def test_models_from_scratch_have_no_graph_breaks(fields, ids):
     model = hc_llama(**fields).eval()

@@ -24,6 +24,7 @@ from hf_hyperconn.models.modeling_hc_llama import HCLlamaPreTrainedModel
 from hf_hyperconn.models.modeling_hyper_connections import HyperConnectionHead
 
 from .conftest import asked_for
+from .marks import few
 from .other_families import (
     COMMON,
     LONG_TAIL,
@@ -44,6 +45,7 @@ NORMS_THAT_STAY = (
     *("nanochat", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_text", "qwen3_next"),
 )
 NORMS_CALLED_OTHERWISE = ("falcon_mamba", "inkling_text", "moonshine")
+KEEL, DYT = {"connection": "keel", "hc_mult": 1}, {"norm": "dyt"}
 IDS = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
@@ -179,7 +181,7 @@ def new(model_type: str, **fields):
     return getattr(family.modeling_module(), f"HC{family.usual_architecture}")(config)
 
 
-@pytest.mark.parametrize("fields", [{"connection": "keel", "hc_mult": 1}, {"norm": "dyt"}], ids=["keel", "dyt"])
+@pytest.mark.parametrize("fields", few((KEEL, DYT), KEEL), ids=["keel", "dyt"])
 @long_tail
 def test_it_trains_with_what_has_no_equivalent(model_type, fields):
     tiny(model_type)

@@ -119,6 +119,7 @@ def test_static_weights_of_every_form(model_type, tmp_path):
     assert main(["plot", str(tmp_path)]) == 0
 
 
+@pytest.mark.slow
 def test_which_sub_layers_have_attention():
     """As in the paper's figures where a layer has two sub-layers; one of three, two of three, all, none."""
     found = {

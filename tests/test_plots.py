@@ -9,7 +9,6 @@ from hf_hyperconn.analysis.streams import StreamStatistics
 from hf_hyperconn.analysis.study import study
 
 from .conftest import hc_llama
-from .marks import few
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +80,8 @@ def test_one_stream_has_no_similarity():
     assert list(ax.get_yticks()) == []
 
 
-@pytest.mark.parametrize("n", few((1, 4, 8), 4))
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 4, 8])
 def test_labels_of_32_layers_neither_overlap_nor_stand_out(n):
     shares, values = torch.rand(64, n), torch.rand(64)
     streams = StreamStatistics(values, shares / shares.sum(1, keepdim=True), shares / n, 1 + values)

@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.terminal import printable
 
+from .marks import few
+
 # as the installed command, which imports nothing heavy before it must
 ENTRY = "import sys; sys.argv[0] = 'hf-hyperconn'; from hf_hyperconn.conversion.__main__ import main"
 COMMAND = [sys.executable, "-c", f"{ENTRY}; raise SystemExit(main())"]
@@ -23,9 +25,12 @@ def run(arguments: list, redirection: str, **keywords) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, **keywords)
 
 
+REDIRECTIONS = [">&-", "2>&-", "<&- >&- 2>&-", "| true; exit ${PIPESTATUS[0]}", "2>&1 | true; exit ${PIPESTATUS[0]}"]
+
+
 @pytest.mark.parametrize(
     "redirection",
-    [">&-", "2>&-", "<&- >&- 2>&-", "| true; exit ${PIPESTATUS[0]}", "2>&1 | true; exit ${PIPESTATUS[0]}"],
+    few(REDIRECTIONS, *REDIRECTIONS[2:4]),
     ids=("stdout closed", "stderr closed", "all closed", "stdout unread", "both unread"),
 )
 def test_a_conversion_that_nobody_listens_to_is_done(redirection, llama_folder, tmp_path):

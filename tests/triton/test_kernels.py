@@ -220,6 +220,7 @@ def test_conversion_stays_exact(n, connection, dtype):
     assert torch.equal(converted(tokens).logits, base(tokens).logits)
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing():
     model = hc_llama(num_hidden_layers=2).to(DEVICE).train()
     tokens = torch.randint(3, 90, (1, 5), device=DEVICE)
@@ -266,7 +267,8 @@ def test_operators_are_sound():
     torch.library.opcheck(triton_kernels._projection_backward, arguments, test_utils=utils)
 
 
-@pytest.mark.parametrize("norm", few(("static", "rms", "layer"), "rms"))
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["static", "rms", "layer"])
 def test_compiles_whole(norm):
     """`torch.compile(fullgraph=True)` sees through the operators, forward and backward."""
     modules = connections(3, 64, norm, True)

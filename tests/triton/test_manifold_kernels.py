@@ -162,7 +162,7 @@ def test_not_contiguous(kind):
     check(4, 64, 7, streams=NOT_CONTIGUOUS[kind]())
 
 
-@mixing
+@pytest.mark.parametrize("mixes", few((True, False), True))
 def test_runs_repeat_bit_for_bit(mixes):
     streams = torch.randn(1, 11, 4, 130, generator=seed(0)).to(DEVICE)
     first, second = (results(connections(4, 130, mixes), streams, torch.bfloat16) for _ in range(2))
@@ -338,7 +338,7 @@ def test_operators_are_sound(mixes):
     check(operators.projection_backward, (streams, of_products))
 
 
-@mixing
+@pytest.mark.parametrize("mixes", few((True, False), True))
 def test_compiles_whole(mixes):
     """`torch.compile(fullgraph=True)` sees through the operators, forward and backward."""
     modules = connections(3, 64, mixes, iters=3)
