@@ -11,6 +11,7 @@ from torch import nn
 
 from hf_hyperconn.models.attention_residuals import AttentionReadout, AttentionResidual
 
+from .marks import few
 from .tolerances import FLOAT32, LOOP_FLOAT64
 
 SUB_LAYERS, D = 8, 5
@@ -124,7 +125,7 @@ def test_reads_the_residual_stream_at_the_start(block, dtype):
         residual = residual + branch(residual, k)
 
 
-@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.parametrize("block", few((1, 3), 3))
 @forms
 def test_gradients_of_both_orders(block, form):
     connections, readout = chain(block, form, sub_layers=4)

@@ -22,6 +22,7 @@ from hf_hyperconn.errors import HyperConnError
 
 from .conftest import hc_llama
 from .families import FAMILIES
+from .marks import few
 from .record import GOLDEN, decay_by_name
 from .tiny import tiny
 
@@ -95,7 +96,7 @@ def test_learning_rates_and_what_is_left_out():
 
 
 @pytest.mark.parametrize(("width", "depth"), [(False, True), (True, False), (True, True), (False, False)])
-@pytest.mark.parametrize("tanh", [False, True])
+@pytest.mark.parametrize("tanh", few((False, True), True))
 def test_ablations_of_table_3(width, depth, tanh, ids):
     """What is frozen stays; the rest moves, the dynamic part once it has left zero."""
     model = hc_llama(hc_mult=4, hc_tanh=tanh).train()

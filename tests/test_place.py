@@ -17,6 +17,8 @@ from hf_hyperconn.conversion.place import Place
 from hf_hyperconn.conversion.plan import plan_conversion
 from hf_hyperconn.errors import ConversionError, HyperConnError
 
+from .marks import few
+
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -62,7 +64,7 @@ def thesis(out: Path):
     (out / "thesis.txt").write_text("precious")
 
 
-@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("force", few((False, True), True))
 @pytest.mark.parametrize(
     "appears",
     [thesis, Path.mkdir, Path.touch, lambda out: out.symlink_to("nowhere")],

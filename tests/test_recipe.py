@@ -106,6 +106,7 @@ def test_a_checkpoint_that_was_being_written_is_not_the_last(tmp_path):
     assert last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
 
 
+@pytest.mark.slow
 def test_a_stream_is_read_in_the_same_order_again(place, stories, texts):
     lines = place / "lines"
     lines.mkdir()

@@ -278,7 +278,8 @@ def test_conversion_in_float32_is_exact_but_for_the_sum_of_reads(connection):
     torch.testing.assert_close(converted(tokens).logits, base(tokens).logits, **READS_SUM_TO_ONE)
 
 
-@pytest.mark.parametrize(("connection", "n"), few([("mhc", 4), ("ihc", 3)], ("mhc", 4)))
+@pytest.mark.slow
+@pytest.mark.parametrize(("connection", "n"), [("mhc", 4), ("ihc", 3)])
 def test_what_is_kept_for_the_backward(connection, n):
     from transformers import LlamaForCausalLM
 
@@ -318,7 +319,7 @@ def test_autocast():
     torch.testing.assert_close(*losses, **AUTOCAST_BFLOAT16)
 
 
-@mixing
+@pytest.mark.parametrize("mixes", few((True, False), True))
 def test_operators_are_sound(mixes):
     """PyTorch's own check of custom operators: schemas and fake tensors."""
     module, streams = connections(3, 64, mixes, iters=2)[0], torch.randn(2, 5, 3, 64, device=DEVICE)
