@@ -7,6 +7,7 @@ import atexit
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,20 +63,30 @@ def printed(code: str, *arguments, **keywords) -> str:
 def run(programs: list[Program]) -> list[subprocess.CompletedProcess]:
     """Programs that have run, side by side."""
     with tempfile.TemporaryDirectory(prefix="isolated_") as folder:
-        places = [Path(folder, str(i)) for i in range(len(programs))]
-        for place, program in zip(places, programs, strict=True):
-            place.mkdir()
-            (place / "stdin").write_text(program.stdin, encoding="utf-8")
-        process = _process()
-        process.stdin.write(json.dumps([[str(p), asdict(q)] for p, q in zip(places, programs, strict=True)]) + "\n")
-        process.stdin.flush()
-        codes = json.loads(process.stdout.readline())
+        jobs = [(Path(folder, str(i)), program) for i, program in enumerate(programs)]
+        for streams, program in jobs:
+            streams.mkdir()
+            (streams / "stdin").write_text(program.stdin, encoding="utf-8")
+        codes = _answer(json.dumps([(str(streams), asdict(program)) for streams, program in jobs]))
         return [
             subprocess.CompletedProcess(
-                program.arguments, code, *((place / name).read_text(encoding="utf-8") for name in STREAMS[1:])
+                program.arguments, code, *((streams / name).read_text(encoding="utf-8") for name in STREAMS[1:])
             )
-            for program, code, place in zip(programs, codes, places, strict=True)
+            for (streams, program), code in zip(jobs, codes, strict=True)
         ]
+
+
+def _answer(line: str) -> list[int]:
+    """The exit codes of a line of programs. Where there is no answer, nobody else gets a late one."""
+    process = _process()
+    try:
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+    except BaseException:
+        _process.cache_clear()
+        os.killpg(process.pid, signal.SIGKILL)  # with the programs that run
+        raise
 
 
 @cache
@@ -86,6 +97,7 @@ def _process() -> subprocess.Popen:
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": ""},
+        start_new_session=True,
     )
     atexit.register(process.communicate)
     return process
