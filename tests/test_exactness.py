@@ -46,7 +46,7 @@ def differing(attention, stories, converted, tmp_path_factory) -> dict[str, list
         "dtypes": DTYPES,
         "prompts": AutoTokenizer.from_pretrained(stories)(PROMPTS)["input_ids"],
     }
-    new_tokens = 12 if attention == "sdpa" else 40
+    new_tokens = 12 if attention == "sdpa" else 100
     return elsewhere([{"comparisons": [comparison], "new_tokens": new_tokens}], tmp_path_factory.mktemp("elsewhere"))
 
 

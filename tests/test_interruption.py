@@ -27,7 +27,6 @@ PRELOADED = (
     *("torch", "safetensors.torch", "huggingface_hub.utils", "huggingface_hub.repocard", "jinja2"),
     *(f"{CONVERTER}.{name}" for name in ("verify", "equivalent", "drift", "loading", "card")),
 )
-HOW = {"link": "hard", "verify": "off"}  # in every change of a folder, and little else
 FOLDER_CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link")
 
 
@@ -251,15 +250,15 @@ def test_killed_at_random_moments_while_replacing(convert, source, undisturbed, 
 @pytest.mark.slow
 def test_killed_before_each_change_of_a_folder(convert, small_source, tmp_path):
     before, out = contents(small_source), tmp_path / "out"
-    assert convert(small_source, out, **HOW)[0]
+    assert convert(small_source, out, link="hard")[0]
     new = contents(out)
     for change in itertools.count():
         for folder in tmp_path.iterdir():
             shutil.rmtree(folder)
-        finished, _ = convert(small_source, out, change=change, **HOW)
+        finished, _ = convert(small_source, out, change=change, link="hard")
         assert contents(small_source) == before
         if not out.exists():
-            assert convert(small_source, out, **HOW)[0]
+            assert convert(small_source, out, link="hard")[0]
         assert contents(out) == new
         assert os.listdir(tmp_path) == ["out"]
         if finished:
@@ -271,16 +270,16 @@ def test_killed_before_each_change_of_a_folder(convert, small_source, tmp_path):
 def test_killed_before_each_change_of_a_folder_while_replacing(convert, small_source, tmp_path, tmp_path_factory):
     old = earlier_conversion(convert, small_source, tmp_path_factory.mktemp("old") / "out")
     before, before_out, out = contents(small_source), contents(old), tmp_path / "out"
-    assert convert(small_source, out, **HOW)[0]
+    assert convert(small_source, out, link="hard")[0]
     new = contents(out)
     for change in itertools.count():
         put_back(old, out)
-        finished, _ = convert(small_source, out, change=change, **HOW, force=True)
+        finished, _ = convert(small_source, out, change=change, link="hard", force=True)
         assert contents(small_source) == before
         check_replaced(out, before_out, new)
         if finished:
             break
-        assert convert(small_source, out, **HOW, force=True)[0]
+        assert convert(small_source, out, link="hard", force=True)[0]
         assert contents(out) == new
         assert os.listdir(tmp_path) == ["out"]
     assert change > 2 * (SHARDS + 1)
