@@ -22,6 +22,7 @@ from hf_hyperconn import HCLlamaForCausalLM, convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
 
 from .conftest import llama_config, randomise_connections
+from .isolated import printed
 from .pages import snippets
 from .processes import serving, without_package
 from .tolerances import COMPILED, ONNX
@@ -228,7 +229,4 @@ def test_a_client_gets_what_generate_gives(options, place, tmp_path):
 
 @pytest.mark.slow
 def test_the_page_generates(place, tmp_path):
-    code = page("python", "generate_batch")
-    environment = without_package(tmp_path)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=place, env=environment)
-    assert done.returncode == 0, done.stderr
+    printed(page("python", "generate_batch"), place=place, modules=tmp_path / "modules")
