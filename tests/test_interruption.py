@@ -28,6 +28,7 @@ PRELOADED = (
     *(f"{CONVERTER}.{name}" for name in ("verify", "equivalent", "drift", "loading", "card")),
 )
 FOLDER_CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link")
+SHIPPED = "modeling_hc_llama.py"  # the other Python files of a folder are written and removed as this one is
 
 
 class Conversions:
@@ -88,11 +89,16 @@ def wait_for_a_copy(child: int, out: Path):
         time.sleep(1e-4)
 
 
+def is_of_another_shipped_file(path) -> bool:
+    name = Path(path).name
+    return ".py" in name and SHIPPED not in name
+
+
 def convert_and_exit(options: dict, change: int | None):
     changes = itertools.count()
 
     def die_at_change(event: str, arguments: tuple):
-        if event in FOLDER_CHANGES and next(changes) == change:
+        if event in FOLDER_CHANGES and not is_of_another_shipped_file(arguments[0]) and next(changes) == change:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(die_at_change)
@@ -184,6 +190,11 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
+def what_is_left(folder: Path) -> tuple:
+    """All that a conversion finds in a folder when it is run again."""
+    return sorted(folder.rglob("*")), contents(folder)
+
+
 def seconds_undisturbed(convert, source: Path, parent: Path) -> float:
     """How long a conversion takes now; it is asked again and again, as the machine may be busy."""
     finished, seconds = convert(source, parent / "measured")
@@ -251,19 +262,22 @@ def test_killed_at_random_moments_while_replacing(convert, source, undisturbed, 
 def test_killed_before_each_change_of_a_folder(convert, small_source, tmp_path):
     before, out = contents(small_source), tmp_path / "out"
     assert convert(small_source, out, link="hard")[0]
-    new = contents(out)
+    new, seen = contents(out), []
     for change in itertools.count():
         for folder in tmp_path.iterdir():
             shutil.rmtree(folder)
         finished, _ = convert(small_source, out, change=change, link="hard")
         assert contents(small_source) == before
         if not out.exists():
+            if (left := what_is_left(tmp_path)) in seen:
+                continue
+            seen.append(left)
             assert convert(small_source, out, link="hard")[0]
         assert contents(out) == new
         assert os.listdir(tmp_path) == ["out"]
         if finished:
             break
-    assert change > 2 * (SHARDS + 1)
+    assert len(seen) > 2 * (SHARDS + 1)
 
 
 @pytest.mark.slow
@@ -271,7 +285,7 @@ def test_killed_before_each_change_of_a_folder_while_replacing(convert, small_so
     old = earlier_conversion(convert, small_source, tmp_path_factory.mktemp("old") / "out")
     before, before_out, out = contents(small_source), contents(old), tmp_path / "out"
     assert convert(small_source, out, link="hard")[0]
-    new = contents(out)
+    new, seen = contents(out), []
     for change in itertools.count():
         put_back(old, out)
         finished, _ = convert(small_source, out, change=change, link="hard", force=True)
@@ -279,10 +293,13 @@ def test_killed_before_each_change_of_a_folder_while_replacing(convert, small_so
         check_replaced(out, before_out, new)
         if finished:
             break
+        if (left := what_is_left(tmp_path)) in seen:
+            continue
+        seen.append(left)
         assert convert(small_source, out, link="hard", force=True)[0]
         assert contents(out) == new
         assert os.listdir(tmp_path) == ["out"]
-    assert change > 2 * (SHARDS + 1)
+    assert len(seen) > 2 * (SHARDS + 1)
 
 
 def heed_interrupts():
