@@ -24,6 +24,7 @@ RELEASE = re.search(r"^transformers==([\d.]+)", read("constraints.txt"), re.MULT
 # asked of every config that knows the field
 FIELDS = {
     "vocab_size": 96,
+    "vocab_size_per_layer_input": 96,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 4,

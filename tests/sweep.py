@@ -53,13 +53,11 @@ TITLES = {
 }
 
 
-def outcome(model_type: str) -> tuple[str, str]:
-    """What becomes of a model type, one of `TITLES`, and why."""
-    return outcomes([model_type])[model_type]
-
-
 def outcomes(model_types: list[str]) -> dict[str, tuple[str, str]]:
-    """What becomes of each; models are made in a process of their own, and in two when that does not end well."""
+    """What becomes of each, one of `TITLES`, and why.
+
+    Models are made in a process of their own, and in two when that does not end well.
+    """
     found = {model_type: refusal for model_type in model_types if (refusal := refused(model_type)) is not None}
     left = [model_type for model_type in model_types if model_type not in found]
     if not left:
