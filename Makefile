@@ -29,9 +29,9 @@ test-slow: $(INSTALLED_SLOW)
 test-tail: $(INSTALLED)
 	$(PYTEST) -m tail
 
-# Transformers' own tests of models, on ten families; their source is downloaded once
+# Transformers' own tests of models, on ten families or those of FAMILIES; their source is downloaded once
 test-transformers: $(INSTALLED_SLOW)
-	$(BIN)/python tests/transformers_suite/run.py
+	$(BIN)/python tests/transformers_suite/run.py $(FAMILIES)
 
 # vLLM and SGLang, in environments of their own, 9 GB; writes docs/engines.json and the tables of docs/serving.md
 test-engines: $(INSTALLED)

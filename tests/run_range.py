@@ -36,11 +36,13 @@ def run_tests(release: str, tests: list[str], folder: Path) -> dict:
     constraints.write_text("\n".join([pin for pin in pins if not pin.startswith(f"{package}==")] + [release]))
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     python = folder / "venv" / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--constraint", constraints, "--editable", ".[dev]"]
+    # what is imported is compiled then, a small part
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-compile", "--constraint", constraints, "--editable", ".[dev]"]
     subprocess.run(pip, check=True, cwd=REPOSITORY)
     versions = subprocess.run([python, "-c", VERSIONS], check=True, capture_output=True, text=True).stdout.split()
     pytest = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-m", "not slow", *tests]
     environment, lines = {**os.environ, "OMP_NUM_THREADS": "1"}, []
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with subprocess.Popen(pytest, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True) as suite:
         for line in suite.stdout:
             print(line, end="", flush=True)

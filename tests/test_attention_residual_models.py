@@ -10,7 +10,7 @@ from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
 from hf_hyperconn.models.attention_residuals import AttentionReadout, AttentionResidual
 
 from .conftest import hc_llama, kept_for_a_token, llama_config
-from .marks import few
+from .marks import few, tail
 from .tolerances import ANOTHER_ORDER, COMPILED
 
 ATTNRES = {"connection": "attnres", "hc_mult": 1}
@@ -97,7 +97,7 @@ def test_no_graph_breaks(trains, records, ids):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["sum", "mean"])
+@pytest.mark.parametrize("form", ["sum", *tail("mean")])
 def test_compiled_training(form, ids):
     """Layers by themselves: those after the second differ only in the number of values."""
     model, gradients = trained(2, form), []
