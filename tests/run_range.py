@@ -37,8 +37,8 @@ def run_tests(release: str, tests: list[str], folder: Path) -> dict:
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     python = folder / "venv" / "bin" / "python"
     # what is imported is compiled then, a small part
-    pip = [python, "-m", "pip", "install", "--quiet", "--no-compile", "--constraint", constraints, "--editable", ".[dev]"]
-    subprocess.run(pip, check=True, cwd=REPOSITORY)
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-compile", "--constraint", constraints]
+    subprocess.run([*pip, "--editable", ".[dev]"], check=True, cwd=REPOSITORY)
     versions = subprocess.run([python, "-c", VERSIONS], check=True, capture_output=True, text=True).stdout.split()
     pytest = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-m", "not slow", *tests]
     environment, lines = {**os.environ, "OMP_NUM_THREADS": "1"}, []
