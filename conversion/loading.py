@@ -1,6 +1,6 @@
 """What Transformers reports when it loads a checkpoint: tensors missing, unknown or of other shapes than the model's.
 
-From headers alone: the model and the tensors are made without memory behind them.
+Only headers are read: the model and the tensors are made without memory behind them.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A config.json is held against the headers of its weights, and Transformers' loading reports must name nothing."""
+"""A config.json is checked against the headers of its weights, and Transformers' loading reports must name nothing."""
 
 import json
 import shutil

@@ -2,7 +2,7 @@
 
 Usage: accelerate launch ... tests/ranks/on_cpu.py SCRIPT [ARGUMENT ...]
 
-On a CPU accelerate replaces FSDP by DDP without a word and refuses tensor parallelism. It does so by the type of its
+On a CPU accelerate replaces FSDP by DDP silently and refuses tensor parallelism. It does so by the type of its
 ranks alone; FSDP2 and tensor parallelism themselves work over gloo.
 """
 
