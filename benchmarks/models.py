@@ -9,19 +9,18 @@ GPU models_cuda.json). On a GPU it also takes the fused kernels and larger shape
 """
 
 import argparse
-import gc
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
-import psutil
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
-from benchmarks.timing import ALLOCATOR, device, medians_ms, write
+from benchmarks.timing import ALLOCATOR, EACH_ITS_MAPPING, device, kept_mib, medians_ms, write
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCOlmoeConfig, HCOlmoeForCausalLM, set_hc_implementation
 
 # shape, its layers in full, tokens of a step; the vocabulary is left small, for it is no part of a layer
@@ -83,14 +82,7 @@ def make(shape: str, layers: int, streams: int | None, by_autograd: bool):
 
 def measure(shape: str, layers: int, **options: bool | int | str) -> float:
     """MiB that a forward keeps for its backward."""
-    step = call("step", shape, layers, **options)
-    step()
-    gc.collect()
-    before = held()
-    loss = step(backward=False)
-    kept = held() - before
-    loss.backward()
-    return kept / 2**20
+    return kept_mib(partial(call("step", shape, layers, **options), backward=False))
 
 
 def compare(what: str, shape: str, options: dict, reference: dict) -> dict[str, list[float]]:
@@ -144,15 +136,9 @@ def call(
     return prefill if what == "prefill" else decode
 
 
-def held() -> int:
-    """Bytes of memory in use."""
-    return torch.cuda.memory_allocated() if device() == "cuda" else psutil.Process().memory_info().rss
-
-
 def in_a_process(case: dict) -> float | dict:
     """A case measured elsewhere, so that none sees another's memory or compiled code."""
-    # every buffer its own mapping where memory is read off the process, none where time is taken
-    allocator = dict.fromkeys(ALLOCATOR, "65536") if case["what"] == "memory" else ALLOCATOR
+    allocator = EACH_ITS_MAPPING if case["what"] == "memory" else ALLOCATOR
     command = [sys.executable, "-m", "benchmarks.models", "--case", json.dumps(case)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **allocator})
     if done.returncode:

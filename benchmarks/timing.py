@@ -1,5 +1,6 @@
-"""What the benchmarks share: how time is taken, how results are written."""
+"""What the benchmarks share: how time and memory are taken, how results are written."""
 
+import gc
 import json
 import os
 import platform
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import torch
 
 RESULTS = Path(__file__).parent / "results"
@@ -17,6 +19,8 @@ WARM_UP, REPEATS = 4, 15
 
 # without them, glibc returns every large buffer to the system and page faults are what is measured
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "100000000000", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
+# with these it returns every buffer at once, so that a process holds what is in use
+EACH_ITS_MAPPING = dict.fromkeys(ALLOCATOR, "65536")
 
 
 def keep_memory() -> None:
@@ -67,6 +71,22 @@ def medians_ms(
                 torch.cuda.synchronize()
             taken.append(clock() - started)
     return [1e3 * statistics.median(taken[warm_up:]) for taken in times]
+
+
+def held() -> int:
+    """Bytes of memory in use."""
+    return torch.cuda.memory_allocated() if device() == "cuda" else psutil.Process().memory_info().rss
+
+
+def kept_mib(forward: Callable[[], torch.Tensor]) -> float:
+    """MiB that a forward, which returns a loss, keeps for its backward; exact where `EACH_ITS_MAPPING` is set."""
+    forward().backward()
+    gc.collect()
+    before = held()
+    loss = forward()
+    kept = held() - before
+    loss.backward()
+    return kept / 2**20
 
 
 def write(name: str, result: dict) -> None:

@@ -11,6 +11,7 @@ import torch
 from benchmarks.depth import evidence, plots, report, studies, text
 from benchmarks.pretraining import train
 from benchmarks.pretraining.runs import PLAIN
+from benchmarks.timing import RESULTS, kept_mib
 
 TINY = replace(
     studies.DEEP,
@@ -164,3 +165,16 @@ def test_the_evidence_on_the_page_is_the_committed():
 def test_the_longer_plain_run_takes_as_long_as_one_with_connections():
     taken = json.loads((report.CURVES / "deep" / "times.json").read_text(encoding="utf-8"))["Llama"]
     assert 1 < max(taken.values()) / taken[PLAIN] < studies.DEEP.slower["Llama"] < 1.3
+
+
+def test_at_a_billion_parameters_a_step_costs_no_more_than_the_page_assumes():
+    rows = json.loads((RESULTS / "models.json").read_text(encoding="utf-8"))["rows"]
+    measured = {row["case"]: row["step"]["ratio"] for row in rows if row["case"] in ("HC", "HC, compiled")}
+    assert len(measured) == 2
+    assert round(max(measured.values()), 2) == studies.AT_A_BILLION
+
+
+def test_kept_memory_is_what_a_forward_keeps():
+    weight = torch.zeros(2**24, requires_grad=True)
+    assert kept_mib(lambda: weight.exp().sum()) == pytest.approx(weight.numel() * 4 / 2**20, abs=4)
+    assert kept_mib(weight.sum) == pytest.approx(0, abs=4)

@@ -22,6 +22,7 @@ from .studies import (
     METHODS,
     adapter_rates,
     adapters,
+    as_at_a_billion,
     continued,
     deeper,
     long,
@@ -91,11 +92,13 @@ def comparison(runs: list[Run]) -> str:
             settings[name_of(run)] = run
     rows = []
     for name, of_seeds in by_name.items():
-        run, apart, same_time = settings[name], None, None
+        run, apart, same_time, at_a_billion = settings[name], None, None, None
         if run.model != PLAIN:
             plain = replace(run, model=PLAIN, undivided=False, lane=1.0)
             apart = difference(of_seeds, by_name.get(name_of(plain), {}))
-            same_time = difference(of_seeds, by_name.get(name_of(longer(plain)), {}))
+            same_time, at_a_billion = (
+                difference(of_seeds, by_name.get(name_of(each(plain)), {})) for each in (longer, as_at_a_billion)
+            )
         rows.append(
             [
                 name,
@@ -105,18 +108,27 @@ def comparison(runs: list[Run]) -> str:
                 str(apart or ""),
                 f"{apart.detectable:.4f}" if apart and apart.detectable else "",
                 str(same_time or ""),
+                str(at_a_billion or ""),
             ]
         )
     titles = ["", "learning rates", "seeds", "held-out loss", "against plain, same tokens", "detectable", "same time"]
+    titles += ["same time at 1B"]
     filled = [place for place in range(len(titles)) if any(row[place] for row in rows)]
     return markdown([titles[place] for place in filled], [[row[place] for place in filled] for row in rows])
 
 
-def times() -> str:
-    """Markdown: how long a step takes."""
-    taken = json.loads((CURVES / DEEP.name / "times.json").read_text(encoding="utf-8"))["Llama"]
-    rows = [[model, f"{each:.0f} ms", f"{each / taken[PLAIN]:.2f}×"] for model, each in taken.items()]
-    return markdown(["a step", "", ""], rows)
+def costs() -> str:
+    """Markdown: how long a step takes, and what it keeps for its backward."""
+    files = {"ms": "times.json", "MiB": "memory.json"}
+    taken = {
+        unit: json.loads((CURVES / DEEP.name / name).read_text(encoding="utf-8"))["Llama"]
+        for unit, name in files.items()
+    }
+    rows = [
+        [model, *(f"{each[model]:.0f} {unit}, {each[model] / each[PLAIN]:.2f}×" for unit, each in taken.items())]
+        for model in taken["ms"]
+    ]
+    return markdown(["", "a step", "kept for the backward"], rows)
 
 
 def render(page: str) -> str:
@@ -124,7 +136,7 @@ def render(page: str) -> str:
     tables = {
         "deep scratch tuning": by_rate(scratch_rates()),
         "deep scratch": comparison(scratch()),
-        "deep times": times(),
+        "deep costs": costs(),
         "deep deeper": by_rate(deeper()),
         "deep mixtures": by_rate(mixtures()),
         "deep tuning": tuning(),

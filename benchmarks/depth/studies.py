@@ -59,6 +59,7 @@ LONG, LONG_RATES = 10, (3e-4, 1e-3)  # times the steps
 OTHER_TEXT_RATES, ADAPTER_RATES = (3e-4, 1e-3, 2e-3, 4e-3), (1e-3, 3e-3, 1e-2)
 MIXTURE_RATES = (4e-3, 2e-3)
 DEEPER, DEEPER_RATES = 48, (2e-3, 4e-3, 8e-3)  # layers
+AT_A_BILLION = 1.08  # times the plain one's: a step of Llama-3.2-1B with DHC×4, in benchmarks/results/models.json
 LANE = 1.5  # what the second stream of the control, which is not exact, is written with
 
 
@@ -139,7 +140,7 @@ def scratch() -> list[Run]:
     chosen = _best_of(tried)
     drawn = [run for run in tried if name_of(run) in DRAWN and run.learning_rate == DRAWN_RATE]
     chosen += [run for run in drawn if name_of(run) not in map(name_of, chosen)]
-    chosen += [longer(run) for run in chosen if run.model == PLAIN]
+    chosen += [each for run in chosen if run.model == PLAIN for each in (longer(run), as_at_a_billion(run))]
     return [replace(run, seed=seed) for seed in NEW_SEEDS for run in chosen]
 
 
@@ -148,10 +149,16 @@ def longer(run: Run) -> Run:
     return _times_as_long(run, DEEP.slower[run.family])
 
 
+def as_at_a_billion(run: Run) -> Run:
+    """The same, if a step cost as much more as it does at a billion parameters."""
+    return _times_as_long(run, AT_A_BILLION)
+
+
 def long() -> list[Run]:
     """The pair and its history start, continued ten times as long; the plain one also for as long as those take."""
     runs = [_times_as_long(run, LONG) for run in _paired(LONG_RATES)]
-    return [base(), *runs, *(longer(run) for run in runs if run.model == PLAIN)]
+    plain = [run for run in runs if run.model == PLAIN]
+    return [base(), *runs, *map(longer, plain), *map(as_at_a_billion, plain)]
 
 
 def other_text_rates() -> list[Run]:
