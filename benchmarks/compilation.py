@@ -1,10 +1,12 @@
 """Time how long models take to compile, whole and layer by layer, against their plain base.
 
-    python -m benchmarks.compilation
+    python -m benchmarks.compilation [--cases "DHC×4" ...]
 
 A training step of six layers, the first of its process, with nothing in Inductor's cache. Layer by layer is what
-accelerate's regional compilation does. Each case follows a plain model's, in a process of its own. Writes
-benchmarks/results/compilation.json (on a GPU compilation_cuda.json): seconds, and ratios to the plain model's.
+accelerate's regional compilation does. Each case follows a plain model's, in a process of its own. To compile for a CPU
+what is compiled for a GPU, where the kernels are operators, Triton's interpreter runs them, on fewer tokens. Writes
+benchmarks/results/compilation.json (on a GPU compilation_cuda.json): seconds, and ratios to the plain model's. Cases that
+are not asked for keep what they have there.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import time
 import torch
 
 from benchmarks.llamas import build
-from benchmarks.timing import device, write
+from benchmarks.timing import RESULTS, device, write
 
 SHAPE = {
     "hidden_size": 256,
@@ -29,11 +31,13 @@ SHAPE = {
     "vocab_size": 512,
     "use_cache": False,
 }
-TOKENS = (2, 128)
-PLAIN = "plain"
+TOKENS, TOKENS_INTERPRETED = (2, 128), (1, 8)
+PLAIN, BY_OPERATORS = "plain", "DHC×4, kernels as operators"
+INTERPRETED = {"TRITON_INTERPRET": "1", "HF_HYPERCONN_IMPLEMENTATION": "triton"}
 CASES: dict[str, dict | None] = {
     PLAIN: None,
     "DHC×4": {"connection": "dhc"},
+    BY_OPERATORS: {"connection": "dhc"},
     "DHC×8": {"connection": "dhc", "hc_mult": 8},
     "mHC×4": {"connection": "mhc"},
 }
@@ -48,7 +52,8 @@ def first_step(case: str, way: str) -> float:
     else:
         for layer in model.model.layers:
             layer.compile()
-    ids = torch.randint(SHAPE["vocab_size"], TOKENS, device=device())
+    tokens = TOKENS_INTERPRETED if os.environ.get("TRITON_INTERPRET") == "1" else TOKENS
+    ids = torch.randint(SHAPE["vocab_size"], tokens, device=device())
     times = []
     for _ in range(3):
         started = time.perf_counter()
@@ -59,30 +64,34 @@ def first_step(case: str, way: str) -> float:
     return times[0] - times[2]
 
 
-def in_a_process(case: str, way: str) -> float:
-    """The same, in a process and with a cache of its own."""
+def in_a_process(case: str, way: str, settings: dict[str, str]) -> float:
+    """The same, in a process and with a cache of its own. settings: more of its environment."""
     with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, **settings}
         command = [sys.executable, "-m", __spec__.name, "--case", case, way]
         return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=[name for name in CASES if name != PLAIN], help="all, by default")
     parser.add_argument("--case", nargs=2, metavar=("CASE", "WAY"), help=argparse.SUPPRESS)
-    asked = parser.parse_args().case
-    if asked:
-        print(json.dumps(first_step(*asked)))
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(first_step(*options.case)))
         return
-    rows = []
-    for case in (name for name in CASES if name != PLAIN):
-        row = {"case": case}
+    name = "compilation.json" if device() == "cpu" else "compilation_cuda.json"
+    asked = options.cases or [case for case in CASES if case != PLAIN and (case != BY_OPERATORS or device() == "cpu")]
+    known = json.loads((RESULTS / name).read_text(encoding="utf-8"))["rows"] if options.cases else []
+    rows = {row["case"]: row for row in known}
+    for case in asked:
+        rows[case] = {"case": case}
+        settings = INTERPRETED if case == BY_OPERATORS else {}
         for way in WAYS:
-            plain, taken = in_a_process(PLAIN, way), in_a_process(case, way)
-            row[way] = {"seconds": round(taken, 1), "ratio": round(taken / plain, 2)}
-        rows.append(row)
-        print(row, flush=True)
-    write("compilation.json" if device() == "cpu" else "compilation_cuda.json", {"shape": SHAPE, "rows": rows})
+            plain, taken = in_a_process(PLAIN, way, settings), in_a_process(case, way, settings)
+            rows[case][way] = {"seconds": round(taken, 1), "ratio": round(taken / plain, 2)}
+        print(rows[case], flush=True)
+    write(name, {"shape": SHAPE, "rows": [rows[case] for case in CASES if case in rows]})
 
 
 if __name__ == "__main__":
