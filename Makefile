@@ -23,11 +23,12 @@ test-fast: $(INSTALLED)
 
 test-slow: $(INSTALLED_SLOW)
 	$(PYTEST) -m "slow and not tail"
-	$(PYTEST_TRITON) -m slow
+	$(PYTEST_TRITON) -m "slow and not tail"
 
 # the slow tests that others stand for, half an hour
 test-tail: $(INSTALLED)
 	$(PYTEST) -m tail
+	$(PYTEST_TRITON) -m tail
 
 # Transformers' own tests of models, on ten families or those of FAMILIES; their source is downloaded once
 test-transformers: $(INSTALLED_SLOW)

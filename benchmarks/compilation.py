@@ -3,10 +3,10 @@
     python -m benchmarks.compilation [--cases "DHC×4" ...]
 
 A training step of six layers, the first of its process, with nothing in Inductor's cache. Layer by layer is what
-accelerate's regional compilation does. Each case follows a plain model's, in a process of its own. To compile for a CPU
-what is compiled for a GPU, where the kernels are operators, Triton's interpreter runs them, on fewer tokens. Writes
-benchmarks/results/compilation.json (on a GPU compilation_cuda.json): seconds, and ratios to the plain model's. Cases that
-are not asked for keep what they have there.
+accelerate's regional compilation does. Each case follows a plain model's, in a process of its own. Where kernels are
+operators, as in graphs for a GPU, Triton's interpreter runs them on a CPU, on fewer tokens. Writes
+benchmarks/results/compilation.json (on a GPU compilation_cuda.json): seconds, and ratios to the plain model's. Cases
+that are not asked for keep what they have there.
 """
 
 import argparse
@@ -74,14 +74,17 @@ def in_a_process(case: str, way: str, settings: dict[str, str]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=[name for name in CASES if name != PLAIN], help="all, by default")
+    parser.add_argument(
+        "--cases", nargs="+", choices=[name for name in CASES if name != PLAIN], help="all, by default"
+    )
     parser.add_argument("--case", nargs=2, metavar=("CASE", "WAY"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         print(json.dumps(first_step(*options.case)))
         return
     name = "compilation.json" if device() == "cpu" else "compilation_cuda.json"
-    asked = options.cases or [case for case in CASES if case != PLAIN and (case != BY_OPERATORS or device() == "cpu")]
+    beside = (PLAIN,) if device() == "cpu" else (PLAIN, BY_OPERATORS)
+    asked = options.cases or [case for case in CASES if case not in beside]
     known = json.loads((RESULTS / name).read_text(encoding="utf-8"))["rows"] if options.cases else []
     rows = {row["case"]: row for row in known}
     for case in asked:

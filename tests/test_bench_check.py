@@ -59,6 +59,7 @@ def test_what_is_committed_was_measured_by_this_script():
 
 
 @pytest.mark.slow
+@pytest.mark.tail
 def test_nothing_became_slower():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.check"],

@@ -82,6 +82,7 @@ def test_two_hundred_steps_beside_pre_norm(kind, text, beside):
     assert at_the_end(losses) < beside + 0.15
 
 
+@pytest.mark.tail
 def test_keel_trains_in_a_depth_at_which_post_norm_does_not(text):
     keel, post_norm = (at_the_end(train(build(kind, 48), text, 120)) for kind in ("keel", "post-norm"))
     assert post_norm > UNIGRAM - 0.1

@@ -13,7 +13,7 @@ from hf_hyperconn.analysis.costs import kept_bytes
 from hf_hyperconn.models import manifold_hyper_connections_triton_operators as operators
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldCarry, ManifoldHyperConnection
 from tests.conftest import hc_llama, kept_for_a_token, llama_config
-from tests.marks import few
+from tests.marks import few, tail
 from tests.tolerances import AUTOCAST_BFLOAT16, KERNELS_FLOAT32, READS_SUM_TO_ONE
 from tests.triton.common import DEVICE, NOT_CONTIGUOUS, ON_GPU, SIZES, TOLERANCES, seed
 
@@ -91,7 +91,7 @@ def test_16_bit_streams(n, mixes, dtype):
     check(n, 64, 7, dtype, mixes)
 
 
-@pytest.mark.parametrize("size", few((576, 1000, 2048, 4096, 5129), 576))
+@pytest.mark.parametrize("size", [*few((576, 1000, 2048, 5129), 576), *tail(4096)])
 def test_every_size(size):
     check(4, size, 1, torch.float16)
     check(3, size, 1, mixes=False)
@@ -100,7 +100,7 @@ def test_every_size(size):
 @pytest.mark.slow
 @widths
 @mixing
-@pytest.mark.parametrize("size", [576, 1000])
+@pytest.mark.parametrize("size", [576, *tail(1000)])
 def test_every_size_and_number_of_streams(n, size, mixes):
     check(n, size, 2, torch.bfloat16, mixes)
 
