@@ -83,8 +83,8 @@ def main() -> None:
         print(json.dumps(first_step(*options.case)))
         return
     name = "compilation.json" if device() == "cpu" else "compilation_cuda.json"
-    beside = (PLAIN,) if device() == "cpu" else (PLAIN, BY_OPERATORS)
-    asked = options.cases or [case for case in CASES if case not in beside]
+    left_out = (PLAIN,) if device() == "cpu" else (PLAIN, BY_OPERATORS)
+    asked = options.cases or [case for case in CASES if case not in left_out]
     known = json.loads((RESULTS / name).read_text(encoding="utf-8"))["rows"] if options.cases else []
     rows = {row["case"]: row for row in known}
     for case in asked:
