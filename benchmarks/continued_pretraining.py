@@ -107,6 +107,7 @@ def measure() -> dict:
                     place / f"{connection}-{seed}",
                     files,
                     connection=connection,
+                    hc_start="copies",
                     learning_rate=3e-4,
                     hc_lr=3e-3,
                     max_steps=STEPS,

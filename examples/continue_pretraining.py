@@ -32,6 +32,7 @@ from transformers.distributed import DistributedConfig
 
 from hf_hyperconn import HCMonitorCallback, HCTrainer
 from hf_hyperconn.families import find_family
+from hf_hyperconn.kinds import KINDS
 
 
 @dataclass
@@ -41,7 +42,9 @@ class Recipe:
     model: str = field(metadata={"help": "A converted model or a base to convert on loading: a folder or a Hub id."})
     hc_mult: int = field(default=4, metadata={"help": "Number of streams, for a base."})
     connection: str = field(default="dhc", metadata={"help": "Kind of connection, for a base; none: as it is."})
-    hc_start: str = field(default="copies", metadata={"help": "Streams at the start, for a base: copies or history."})
+    hc_start: str | None = field(
+        default=None, metadata={"help": "Streams at the start, for a base: copies or history; that, if the kind can."}
+    )
     hc_lr: float | None = field(default=None, metadata={"help": "Learning rate of the connections."})
     train_files: list[str] | None = field(default=None, metadata={"help": "Text files or patterns, a document each."})
     dataset: str | None = field(default=None, metadata={"help": "Instead of files: a data set on the Hub."})
@@ -73,7 +76,8 @@ def load_model(recipe: Recipe) -> PreTrainedModel:
         return AutoModelForCausalLM.from_pretrained(recipe.model, **settings)
     family = find_family(config.model_type)
     hc_class = getattr(family.modeling_module(), family.architectures[family.usual_architecture])
-    settings |= {"hc_mult": recipe.hc_mult, "connection": recipe.connection, "hc_start": recipe.hc_start}
+    start = recipe.hc_start or ("copies" if KINDS[recipe.connection].no_history else "history")
+    settings |= {"hc_mult": recipe.hc_mult, "connection": recipe.connection, "hc_start": start}
     return hc_class.from_prenorm(recipe.model, **settings)
 
 

@@ -59,7 +59,7 @@ def test_the_result_loads_by_its_own_code(whole_run):
 
 
 def test_a_base_is_trained_as_its_conversion(whole_run, place, stories, texts):
-    converted = convert_checkpoint(str(stories), place / "converted", hc_mult=4).path
+    converted = convert_checkpoint(str(stories), place / "converted", hc_mult=4, hc_start="history").path
     main([RECIPE, *settings(converted, texts, place / "from-converted")])
     assert losses(place / "from-converted") == losses(whole_run)
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (place / "from-converted", whole_run))
@@ -68,9 +68,18 @@ def test_a_base_is_trained_as_its_conversion(whole_run, place, stories, texts):
 
 
 @torch.no_grad()
-def test_a_base_may_start_from_its_history(stories, ids):
-    model = load_model(Recipe(str(stories), hc_start="history")).eval()
-    assert (model.config.hc_start, model.config.hc_readout) == ("history", "weighted")
+@pytest.mark.parametrize(
+    ("asked", "start", "readout"),
+    [
+        ({}, "history", "weighted"),
+        ({"connection": "shc", "hc_mult": 2}, "history", "weighted"),
+        ({"hc_start": "copies"}, "copies", "mean"),
+        ({"connection": "ihc"}, "copies", "mean"),
+    ],
+)
+def test_a_base_starts_from_its_history_where_it_can(stories, ids, asked, start, readout):
+    model = load_model(Recipe(str(stories), **asked)).eval()
+    assert (model.config.hc_start, model.config.hc_readout) == (start, readout)
     assert torch.equal(model(ids).logits, LlamaForCausalLM.from_pretrained(stories)(ids).logits)
 
 
