@@ -76,7 +76,8 @@ def load_model(recipe: Recipe) -> PreTrainedModel:
         return AutoModelForCausalLM.from_pretrained(recipe.model, **settings)
     family = find_family(config.model_type)
     hc_class = getattr(family.modeling_module(), family.architectures[family.usual_architecture])
-    start = recipe.hc_start or ("copies" if KINDS[recipe.connection].no_history else "history")
+    kind = KINDS.get(recipe.connection)
+    start = recipe.hc_start or ("history" if kind is not None and kind.no_history is None else "copies")
     settings |= {"hc_mult": recipe.hc_mult, "connection": recipe.connection, "hc_start": start}
     return hc_class.from_prenorm(recipe.model, **settings)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
@@ -81,6 +82,11 @@ def test_a_base_starts_from_its_history_where_it_can(stories, ids, asked, start,
     model = load_model(Recipe(str(stories), **asked)).eval()
     assert (model.config.hc_start, model.config.hc_readout) == (start, readout)
     assert torch.equal(model(ids).logits, LlamaForCausalLM.from_pretrained(stories)(ids).logits)
+
+
+def test_a_kind_that_is_not_there_is_named_with_those_that_are(stories):
+    with pytest.raises(StrictDataclassError, match="connection is 'dch'; accepted are 'shc', 'dhc'"):
+        load_model(Recipe(str(stories), connection="dch"))
 
 
 @pytest.mark.slow
