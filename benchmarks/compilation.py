@@ -6,21 +6,19 @@ A training step of six layers, the first of its process, with nothing in Inducto
 accelerate's regional compilation does. Each case follows a plain model's, in a process of its own. Where kernels are
 operators, as in graphs for a GPU, Triton's interpreter runs them on a CPU, on fewer tokens. Writes
 benchmarks/results/compilation.json (on a GPU compilation_cuda.json): seconds, and ratios to the plain model's. Cases
-that are not asked for keep what they have there.
+that are not asked for keep what was measured there on this device with these versions.
 """
 
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 
 import torch
 
 from benchmarks.llamas import build
-from benchmarks.timing import RESULTS, device, write
+from benchmarks.timing import RESULTS, device, in_a_process, versions, write
 
 SHAPE = {
     "hidden_size": 256,
@@ -64,34 +62,36 @@ def first_step(case: str, way: str) -> float:
     return times[0] - times[2]
 
 
-def in_a_process(case: str, way: str, settings: dict[str, str]) -> float:
+def elsewhere(case: str, way: str, settings: dict[str, str]) -> float:
     """The same, in a process and with a cache of its own. settings: more of its environment."""
     with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, **settings}
-        command = [sys.executable, "-m", __spec__.name, "--case", case, way]
-        return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
+        environment = {"TORCHINDUCTOR_CACHE_DIR": cache, **settings}
+        return in_a_process("benchmarks.compilation", "--case", case, way, environment=environment)
+
+
+def kept(name: str) -> dict[str, dict]:
+    """The rows of a file of results, by case, if they are of this device and these versions."""
+    path = RESULTS / name
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {row["case"]: row for row in known["rows"]} if known.items() >= versions().items() else {}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--cases", nargs="+", choices=[name for name in CASES if name != PLAIN], help="all, by default"
-    )
+    offered = [case for case in CASES if case != PLAIN and (case != BY_OPERATORS or device() == "cpu")]
+    parser.add_argument("--cases", nargs="+", choices=offered, help="all, by default")
     parser.add_argument("--case", nargs=2, metavar=("CASE", "WAY"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         print(json.dumps(first_step(*options.case)))
         return
     name = "compilation.json" if device() == "cpu" else "compilation_cuda.json"
-    left_out = (PLAIN,) if device() == "cpu" else (PLAIN, BY_OPERATORS)
-    asked = options.cases or [case for case in CASES if case not in left_out]
-    known = json.loads((RESULTS / name).read_text(encoding="utf-8"))["rows"] if options.cases else []
-    rows = {row["case"]: row for row in known}
-    for case in asked:
+    rows = kept(name) if options.cases else {}
+    for case in options.cases or offered:
         rows[case] = {"case": case}
         settings = INTERPRETED if case == BY_OPERATORS else {}
         for way in WAYS:
-            plain, taken = in_a_process(PLAIN, way, settings), in_a_process(case, way, settings)
+            plain, taken = elsewhere(PLAIN, way, settings), elsewhere(case, way, settings)
             rows[case][way] = {"seconds": round(taken, 1), "ratio": round(taken / plain, 2)}
         print(rows[case], flush=True)
     write(name, {"shape": SHAPE, "rows": [rows[case] for case in CASES if case in rows]})

@@ -10,9 +10,6 @@ GPU models_cuda.json). On a GPU it also takes the fused kernels and larger shape
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -20,7 +17,16 @@ from statistics import median
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
-from benchmarks.timing import ALLOCATOR, EACH_ITS_MAPPING, device, kept_mib, medians_ms, write
+from benchmarks.timing import (
+    ALLOCATOR,
+    EACH_ITS_MAPPING,
+    PROCESSES,
+    device,
+    in_a_process,
+    kept_mib,
+    medians_ms,
+    write,
+)
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCOlmoeConfig, HCOlmoeForCausalLM, set_hc_implementation
 
 # shape, its layers in full, tokens of a step; the vocabulary is left small, for it is no part of a layer
@@ -49,7 +55,6 @@ VOCABULARY, STREAMS, DECODED = 1024, 4, 16
 TOKENS = {"cpu": 256, "cuda": 4096}[device()]
 DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}[device()]
 DEPTHS = (2, 4)
-PROCESSES = 3  # that memory is the median of: one in some holds a mebibyte or two more
 MEASURES = ("step", "memory", "prefill", "decode")
 CASES = {
     "plain": {},
@@ -136,14 +141,10 @@ def call(
     return prefill if what == "prefill" else decode
 
 
-def in_a_process(case: dict) -> float | dict:
-    """A case measured elsewhere, so that none sees another's memory or compiled code."""
+def elsewhere(case: dict) -> float | dict:
+    """A case measured in a process, so that none sees another's memory or compiled code."""
     allocator = EACH_ITS_MAPPING if case["what"] == "memory" else ALLOCATOR
-    command = [sys.executable, "-m", "benchmarks.models", "--case", json.dumps(case)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **allocator})
-    if done.returncode:
-        raise RuntimeError(f"{case} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return in_a_process("benchmarks.models", "--case", json.dumps(case), environment=allocator)
 
 
 def row_of(shape: str, name: str, what: str) -> dict:
@@ -155,12 +156,12 @@ def row_of(shape: str, name: str, what: str) -> dict:
         case = {"what": what, "shape": shape}
         found = {
             kind: [
-                median(in_a_process({**case, "layers": layers, **each}) for _ in range(PROCESSES)) for layers in DEPTHS
+                median(elsewhere({**case, "layers": layers, **each}) for _ in range(PROCESSES)) for layers in DEPTHS
             ]
             for kind, each in (("reference", reference), ("measured", options))
         }
     else:
-        found = in_a_process({"what": what, "shape": shape, "options": options, "reference": reference})
+        found = elsewhere({"what": what, "shape": shape, "options": options, "reference": reference})
     layers, (few, many) = SHAPES[shape][1], DEPTHS
     whole = {
         kind: values[0] + (layers - few) * (values[1] - values[0]) / (many - few) for kind, values in found.items()

@@ -6,16 +6,19 @@ import os
 import platform
 import re
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
 RESULTS = Path(__file__).parent / "results"
 WARM_UP, REPEATS = 4, 15
+PROCESSES = 3  # that memory is the median of: one in some holds a mebibyte or two more
 
 # without them, glibc returns every large buffer to the system and page faults are what is measured
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "100000000000", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
@@ -89,12 +92,28 @@ def kept_mib(forward: Callable[[], torch.Tensor]) -> float:
     return kept / 2**20
 
 
+def in_a_process(module: str, *arguments: str, environment: Mapping[str, str]) -> Any:
+    """What a benchmark's module prints last, as JSON, in a process that has more in its environment.
+
+    Raises `RuntimeError`, with the end of what it says, when it fails.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    if done.returncode:
+        raise RuntimeError(f"{' '.join([module, *arguments])} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def versions() -> dict[str, str]:
+    """The device, and what runs on it."""
+    return {"device": device_name(), "torch": torch.__version__, "python": platform.python_version()}
+
+
 def write(name: str, result: dict) -> None:
     """Write benchmarks/results/NAME, with the device and the versions."""
-    versions = {"device": device_name(), "torch": torch.__version__, "python": platform.python_version()}
     path = RESULTS / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**versions, **result}, indent=1) + "\n")
+    path.write_text(json.dumps({**versions(), **result}, indent=1) + "\n")
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

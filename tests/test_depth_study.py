@@ -11,7 +11,7 @@ import torch
 from benchmarks.depth import evidence, plots, report, studies, text
 from benchmarks.pretraining import train
 from benchmarks.pretraining.runs import PLAIN
-from benchmarks.timing import RESULTS, kept_mib
+from benchmarks.timing import RESULTS, device, kept_mib
 
 TINY = replace(
     studies.DEEP,
@@ -175,6 +175,6 @@ def test_at_a_billion_parameters_a_step_costs_no_more_than_the_page_assumes():
 
 
 def test_kept_memory_is_what_a_forward_keeps():
-    weight = torch.zeros(2**24, requires_grad=True)
+    weight = torch.zeros(2**24, requires_grad=True, device=device())
     assert kept_mib(lambda: weight.exp().sum()) == pytest.approx(weight.numel() * 4 / 2**20, abs=4)
     assert kept_mib(weight.sum) == pytest.approx(0, abs=4)

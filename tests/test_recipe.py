@@ -74,6 +74,7 @@ def test_a_base_is_trained_as_its_conversion(whole_run, place, stories, texts):
     [
         ({}, "history", "weighted"),
         ({"connection": "shc", "hc_mult": 2}, "history", "weighted"),
+        ({"hc_mult": 1}, "history", "weighted"),
         ({"hc_start": "copies"}, "copies", "mean"),
         ({"connection": "ihc"}, "copies", "mean"),
     ],

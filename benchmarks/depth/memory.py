@@ -7,36 +7,26 @@ Each is measured in processes of its own. Writes benchmarks/results/pretraining/
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from functools import partial
 from statistics import median
 
 import torch
 
-from benchmarks.pretraining.runs import Run
-from benchmarks.pretraining.train import build, compile_layers, loss_on
-from benchmarks.timing import EACH_ITS_MAPPING, device, kept_mib, write
+from benchmarks.pretraining.times import prepared
+from benchmarks.timing import EACH_ITS_MAPPING, PROCESSES, in_a_process, kept_mib, write
 
 from .studies import DEEP, DRAWN
-
-PROCESSES = 3
 
 
 def kept_by(model: str) -> float:
     """MiB kept by a new model, compiled as in the runs."""
-    made = build(Run(study="scratch", model=model, seed=0, learning_rate=1e-4, steps=1, warm_up=0), DEEP).to(device())
-    compile_layers(made)
-    ids = torch.randint(DEEP.vocabulary, (DEEP.batch, DEEP.length), device=device())
-    return kept_mib(partial(loss_on, made, ids))
+    _, made, loss_of, ids = prepared(model, "Llama", DEEP)
+    return kept_mib(partial(loss_of, made, ids))
 
 
-def in_a_process(model: str) -> float:
+def elsewhere(model: str) -> float:
     """The same, where no other model's memory can be taken again."""
-    command = [sys.executable, "-m", __spec__.name, "--model", model]
-    done = subprocess.run(command, capture_output=True, check=True, env={**os.environ, **EACH_ITS_MAPPING})
-    return json.loads(done.stdout.splitlines()[-1])
+    return in_a_process("benchmarks.depth.memory", "--model", model, environment=EACH_ITS_MAPPING)
 
 
 def main() -> None:
@@ -46,7 +36,7 @@ def main() -> None:
     if asked := parser.parse_args().model:
         print(json.dumps(kept_by(asked)))
         return
-    taken = {model: round(median(in_a_process(model) for _ in range(PROCESSES)), 1) for model in DRAWN}
+    taken = {model: round(median(elsewhere(model) for _ in range(PROCESSES)), 1) for model in DRAWN}
     print(taken, flush=True)
     write(f"pretraining/{DEEP.name}/memory.json", {"Llama": taken})
 

@@ -95,9 +95,9 @@ def comparison(runs: list[Run]) -> str:
         run, apart, same_time, at_a_billion = settings[name], None, None, None
         if run.model != PLAIN:
             plain = replace(run, model=PLAIN, undivided=False, lane=1.0)
-            apart = difference(of_seeds, by_name.get(name_of(plain), {}))
-            same_time, at_a_billion = (
-                difference(of_seeds, by_name.get(name_of(each(plain)), {})) for each in (longer, as_at_a_billion)
+            apart, same_time, at_a_billion = (
+                difference(of_seeds, by_name.get(name_of(each), {}))
+                for each in (plain, longer(plain), as_at_a_billion(plain))
             )
         rows.append(
             [
@@ -111,8 +111,8 @@ def comparison(runs: list[Run]) -> str:
                 str(at_a_billion or ""),
             ]
         )
-    titles = ["", "learning rates", "seeds", "held-out loss", "against plain, same tokens", "detectable", "same time"]
-    titles += ["same time at 1B"]
+    titles = ["", "learning rates", "seeds", "held-out loss", "against plain, same tokens", "detectable"]
+    titles += ["same time", "same time at 1B"]
     filled = [place for place in range(len(titles)) if any(row[place] for row in rows)]
     return markdown([titles[place] for place in filled], [[row[place] for place in filled] for row in rows])
 

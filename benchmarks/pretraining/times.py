@@ -10,17 +10,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from torch import nn
 
 from benchmarks.timing import device, medians_ms, write
 
 from .runs import FAMILIES, PAIR, Run, Scale, is_compiled, scale
-from .train import TRAINED_WITH, build, compile_layers, loss_on, optimizer_of, training_step
+from .train import TRAINED_WITH, Loss, build, compile_layers, loss_on, optimizer_of, training_step
 
 REPEATS = 30
 
 
-def step_of(model: str, family: str, size: Scale) -> Callable[[], float]:
-    """A training step of a new model."""
+def prepared(model: str, family: str, size: Scale) -> tuple[Run, nn.Module, Loss, torch.Tensor]:
+    """A run, its new model, its loss, compiled as in training, and rows `[B, S]`."""
     run = Run(study="scratch", model=model, family=family, seed=0, learning_rate=1e-4, steps=1, warm_up=0)
     made, loss_of = build(run, size).to(device()), loss_on
     if is_compiled(run, size) and size.by_layer:
@@ -28,6 +29,12 @@ def step_of(model: str, family: str, size: Scale) -> Callable[[], float]:
     elif is_compiled(run, size):
         loss_of = torch.compile(loss_on)
     ids = torch.randint(size.vocabulary, (size.batch, size.length), device=device())
+    return run, made, loss_of, ids
+
+
+def step_of(model: str, family: str, size: Scale) -> Callable[[], float]:
+    """A training step of a new model."""
+    run, made, loss_of, ids = prepared(model, family, size)
     return partial(training_step, made, loss_of, optimizer_of(made, run), ids, **TRAINED_WITH[family])
 
 
