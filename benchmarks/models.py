@@ -2,10 +2,11 @@
 
     python -m benchmarks.models
 
-Each case runs in a process of its own, with few layers of a known shape and random weights, at two depths. What a
-layer costs is their difference, and the whole model's cost is extrapolated from it and marked so. A case and the plain
-model are called in turn, so that what else the machine does falls on both. Writes benchmarks/results/models.json (on a
-GPU models_cuda.json). On a GPU it also takes the fused kernels and larger shapes.
+Each case has few layers of a known shape and random weights, at two depths. What a layer costs is their difference,
+and the whole model's cost is extrapolated from it and marked so. A case and the plain model are called in turn, so
+that what else the machine does falls on both. On a CPU each case runs in a process of its own, whose memory no other
+has used. Writes benchmarks/results/models.json (on a GPU models_cuda.json). On a GPU it also takes the fused kernels
+and larger shapes, and decodes nothing: benchmarks.decoding does.
 """
 
 import argparse
@@ -55,7 +56,7 @@ VOCABULARY, STREAMS, DECODED = 1024, 4, 16
 TOKENS = {"cpu": 256, "cuda": 4096}[device()]
 DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}[device()]
 DEPTHS = (2, 4)
-MEASURES = ("step", "memory", "prefill", "decode")
+MEASURES = {"cpu": ("step", "memory", "prefill", "decode"), "cuda": ("step", "memory", "prefill")}[device()]
 CASES = {
     "plain": {},
     "plain, compiled": {"compiled": True},
@@ -74,15 +75,16 @@ def make(shape: str, layers: int, streams: int | None, by_autograd: bool):
     sizes = {**SHAPES[shape][0], "num_hidden_layers": layers, "vocab_size": VOCABULARY, "use_cache": False}
     mixture = "num_experts" in sizes
     torch.manual_seed(0)
-    if streams is None:
-        model = OlmoeForCausalLM(OlmoeConfig(**sizes)) if mixture else LlamaForCausalLM(LlamaConfig(**sizes))
-    else:
-        config = (HCOlmoeConfig if mixture else HCLlamaConfig)(**sizes, hc_mult=streams)
-        model = (HCOlmoeForCausalLM if mixture else HCLlamaForCausalLM)(config)
-        if by_autograd:
-            for layer in model.model.layers:
-                layer.attn_hc.coefficient_parameters = layer.mlp_hc.coefficient_parameters = lambda dtype: None
-    return model.to(device(), DTYPE)
+    with torch.device(device()):
+        if streams is None:
+            model = OlmoeForCausalLM(OlmoeConfig(**sizes)) if mixture else LlamaForCausalLM(LlamaConfig(**sizes))
+        else:
+            config = (HCOlmoeConfig if mixture else HCLlamaConfig)(**sizes, hc_mult=streams)
+            model = (HCOlmoeForCausalLM if mixture else HCLlamaForCausalLM)(config)
+    if by_autograd:
+        for layer in model.model.layers:
+            layer.attn_hc.coefficient_parameters = layer.mlp_hc.coefficient_parameters = lambda dtype: None
+    return model.to(DTYPE)
 
 
 def measure(shape: str, layers: int, **options: bool | int | str) -> float:
@@ -141,10 +143,19 @@ def call(
     return prefill if what == "prefill" else decode
 
 
-def elsewhere(case: dict) -> float | dict:
-    """A case measured in a process, so that none sees another's memory or compiled code."""
-    allocator = EACH_ITS_MAPPING if case["what"] == "memory" else ALLOCATOR
-    return in_a_process("benchmarks.models", "--case", json.dumps(case), environment=allocator)
+def found(what: str, case: dict) -> float | dict:
+    """What a case takes, measured here."""
+    return measure(**case) if what == "memory" else compare(what, **case)
+
+
+def found_alone(what: str, case: dict) -> float | dict:
+    """What a case takes, where it sees no other's memory or compiled code: on a CPU, in a process of its own."""
+    if device() == "cuda":
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
+        return found(what, case)
+    allocator = EACH_ITS_MAPPING if what == "memory" else ALLOCATOR
+    return in_a_process("benchmarks.models", "--case", what, json.dumps(case), environment=allocator)
 
 
 def row_of(shape: str, name: str, what: str) -> dict:
@@ -153,40 +164,42 @@ def row_of(shape: str, name: str, what: str) -> dict:
     # against the plain model in the same mode
     reference = {} if name.startswith("plain") else {"compiled": bool(options.get("compiled"))}
     if what == "memory":
-        case = {"what": what, "shape": shape}
-        found = {
+        times = PROCESSES if device() == "cpu" else 1  # on a GPU what is held is known
+        taken = {
             kind: [
-                median(elsewhere({**case, "layers": layers, **each}) for _ in range(PROCESSES)) for layers in DEPTHS
+                median(found_alone(what, {"shape": shape, "layers": layers, **each}) for _ in range(times))
+                for layers in DEPTHS
             ]
             for kind, each in (("reference", reference), ("measured", options))
         }
     else:
-        found = elsewhere({"what": what, "shape": shape, "options": options, "reference": reference})
+        taken = found_alone(what, {"shape": shape, "options": options, "reference": reference})
     layers, (few, many) = SHAPES[shape][1], DEPTHS
     whole = {
-        kind: values[0] + (layers - few) * (values[1] - values[0]) / (many - few) for kind, values in found.items()
+        kind: values[0] + (layers - few) * (values[1] - values[0]) / (many - few) for kind, values in taken.items()
     }
-    return {**found, "extrapolated": whole, "ratio": whole["measured"] / whole["reference"]}
+    return {**taken, "extrapolated": whole, "ratio": whole["measured"] / whole["reference"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--what", nargs="+", choices=MEASURES, default=MEASURES)
-    parser.add_argument("--case", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    if arguments.case:
-        case = json.loads(arguments.case)
-        what = case.pop("what")
-        print(json.dumps(measure(**case) if what == "memory" else compare(what, **case)))
-        return
     shapes, cases = list(SHAPES), {**CASES, **ON_A_GPU}
     if device() == "cpu":
         shapes, cases = shapes[:1], CASES
+    parser.add_argument("--what", nargs="+", choices=MEASURES, default=MEASURES)
+    parser.add_argument("--shapes", nargs="+", choices=shapes, default=shapes)
+    parser.add_argument("--case", nargs=2, metavar=("WHAT", "CASE"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.case:
+        what, case = arguments.case
+        print(json.dumps(found(what, json.loads(case))))
+        return
+    if device() == "cpu":
         print(f"no GPU here: not measured are {', '.join(ON_A_GPU)}, and the shapes {', '.join(list(SHAPES)[1:])}.")
     rows = []
-    for shape in shapes:
+    for shape in arguments.shapes:
         for name in cases:
             row = {"shape": shape, "case": name}
             for what in arguments.what:
@@ -196,10 +209,10 @@ def main() -> None:
             rows.append(row)
             shown = "  ".join(f"{what} {row[what]['ratio']:6.3f}x" for what in row if what not in ("shape", "case"))
             print(f"{shape} {name:<32} {shown}", flush=True)
-    write(
-        "models.json" if device() == "cpu" else "models_cuda.json",
-        {"tokens": TOKENS, "dtype": str(DTYPE)[6:], "depths": DEPTHS, "streams": STREAMS, "rows": rows},
-    )
+            write(
+                "models.json" if device() == "cpu" else "models_cuda.json",
+                {"tokens": TOKENS, "dtype": str(DTYPE)[6:], "depths": DEPTHS, "streams": STREAMS, "rows": rows},
+            )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python -m benchmarks.depth --text books_train.txt --held-out books_valid.txt --minutes 50
     python -m benchmarks.depth --list
 
-Each run writes benchmarks/results/pretraining/deep/<run>.json. The committed results are of the books that
-docs/results.md names; with another text, take those away first.
+Each run writes benchmarks/results/pretraining/deep/<run>.json; those of the studies "wide-rates" and "wide", which are
+for a GPU, go into the folder wide. The committed results are of the books that docs/results.md names; with another
+text, take those away first.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import torch
 
 from benchmarks.pretraining.train import OutOfTime, is_done, train
 
-from .studies import DEEP, OTHER_TEXT, STUDIES
+from .studies import DEEP, OTHER_TEXT, STUDIES, size_of
 from .text import another, given
 
 
@@ -25,7 +26,8 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="a file to train on")
     parser.add_argument("--held-out", type=Path, help="a file to evaluate on; by default the end of the other")
     parser.add_argument("--other-text", type=Path, nargs=2, help="to continue on too, and its held-out part")
-    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=list(STUDIES))
+    usual = [study for study in STUDIES if size_of(study) == DEEP]
+    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=usual, help="by default those for a CPU")
     parser.add_argument("--only", default="*", help="runs whose names match, as in 'scratch-*-keel-*'")
     parser.add_argument("--part", default="1/1", help="which of how many processes this is, as in 2/3")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so many")
@@ -33,26 +35,26 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="only say which runs are done")
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
-    runs = list(dict.fromkeys(run for study in options.studies for run in STUDIES[study]()))
-    runs = [run for run in runs if run.study == "base" or fnmatch(run.id, options.only)]
+    listed = {(size_of(study).name, run): size_of(study) for study in options.studies for run in STUDIES[study]()}
+    runs = [(size, run) for (_, run), size in listed.items() if run.study == "base" or fnmatch(run.id, options.only)]
     if options.list:
-        print("\n".join(f"{'done' if is_done(run, DEEP) else '    '} {run.id}" for run in runs))
+        print("\n".join(f"{'done' if is_done(run, size) else '    '} {size.name} {run.id}" for size, run in runs))
         return
     if options.text is None:
         parser.error("a text to train on is missing: give --text FILE")
-    if options.other_text is None and any(run.text == OTHER_TEXT for run in runs):
+    if options.other_text is None and any(run.text == OTHER_TEXT for _, run in runs):
         parser.error("a second text is missing: give --other-text FILE FILE, or choose other --studies")
     torch.set_num_threads(options.threads)
     deadline = time.monotonic() + 60 * options.minutes
-    bases = [run for run in runs if run.study == "base"]
-    for run in [*bases, *[run for run in runs if run not in bases][part - 1 :: parts]]:
-        if is_done(run, DEEP):
+    bases = [each for each in runs if each[1].study == "base"]
+    for size, run in [*bases, *[each for each in runs if each not in bases][part - 1 :: parts]]:
+        if is_done(run, size):
             continue
         try:
             files = (options.text, options.held_out)
             other = run.text == OTHER_TEXT
-            text = another(*files, *options.other_text, DEEP.vocabulary) if other else given(*files, DEEP.vocabulary)
-            result = train(run, deadline, size=DEEP, text=text)
+            text = another(*files, *options.other_text, size.vocabulary) if other else given(*files, size.vocabulary)
+            result = train(run, deadline, size=size, text=text)
         except OutOfTime:
             print(f"{run.id}: interrupted; the same command goes on", flush=True)
             return

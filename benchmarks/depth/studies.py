@@ -39,6 +39,25 @@ DEEP = Scale(
     keeps_base=True,
     by_layer=True,
 )
+# as deep, for a GPU: 15 times the parameters, 12 times the tokens, which are nearly all of the books
+WIDE = replace(
+    DEEP,
+    name="wide",
+    shapes={
+        "Llama": {
+            "hidden_size": 384,
+            "intermediate_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+        }
+    },
+    batch=32,
+    steps={"scratch": 1500},
+    tried={"scratch": (2e-3, 1e-3, 4e-3)},
+    taken={},
+    keeps_base=False,
+)
 TEXT, OTHER_TEXT = "books", "another text"
 METHODS = (
     *("DHC×4", "DHC×4 history by type", "SHC×4 history", "attention residuals, blocks of 4", "DHC×4 history by depth"),
@@ -102,9 +121,9 @@ def scratch_rates() -> list[Run]:
     ]
 
 
-def name_of(run: Run) -> str:
+def name_of(run: Run, size: Scale = DEEP) -> str:
     """A row's name: the model, and what is not as usual."""
-    words, usual = [run.model], DEEP.steps[run.study]
+    words, usual = [run.model], size.steps[run.study]
     words += [run.family] * (run.family != "Llama")
     words += [f"{run.steps / usual:g}× the steps"] * (run.steps != usual)
     words += ["projections undivided"] * run.undivided
@@ -115,10 +134,10 @@ def name_of(run: Run) -> str:
     return ", ".join(words)
 
 
-def best(name: str, tried: list[Run]) -> Run | None:
+def best(name: str, tried: list[Run], size: Scale = DEEP) -> Run | None:
     """The run of that name with the lowest loss of those tried; None until all of them are there."""
-    tried = [run for run in tried if run.study != "base" and name_of(run) == name]
-    paths = {run: path_of(run, DEEP) for run in tried}
+    tried = [run for run in tried if run.study != "base" and name_of(run, size) == name]
+    paths = {run: path_of(run, size) for run in tried}
     if not all(path.exists() for path in paths.values()):
         return None
     return min(tried, key=lambda run: json.loads(paths[run].read_text(encoding="utf-8"))["held_out_loss"])
@@ -195,6 +214,16 @@ def deeper() -> list[Run]:
     ]
 
 
+def wide_rates() -> list[Run]:
+    """The drawn models, wider, each with the same learning rates."""
+    return [_run("scratch", model, WIDE, learning_rate=rate) for rate in WIDE.tried["scratch"] for model in DRAWN]
+
+
+def wide() -> list[Run]:
+    """Each of them at its best, with a few seeds."""
+    return [replace(run, seed=seed) for seed in FEW_SEEDS for run in _best_of(wide_rates(), WIDE)]
+
+
 STUDIES = {
     "rates": rates,
     "continued": continued,
@@ -207,7 +236,14 @@ STUDIES = {
     "adapters": adapters,
     "mixtures": mixtures,
     "deeper": deeper,
+    "wide-rates": wide_rates,
+    "wide": wide,
 }
+
+
+def size_of(study: str) -> Scale:
+    """The scale of a study."""
+    return WIDE if study.startswith("wide") else DEEP
 
 
 def _times_as_long(run: Run, times: float) -> Run:
@@ -227,16 +263,16 @@ def _with_seeds(tried: list[Run]) -> list[Run]:
     return [replace(run, seed=seed) for seed in FEW_SEEDS for run in _best_of(tried)]
 
 
-def _best_of(tried: list[Run]) -> list[Run]:
-    names = dict.fromkeys(name_of(run) for run in tried if run.study != "base")
-    return [run for name in names if (run := best(name, tried)) is not None]
+def _best_of(tried: list[Run], size: Scale = DEEP) -> list[Run]:
+    names = dict.fromkeys(name_of(run, size) for run in tried if run.study != "base")
+    return [run for name in names if (run := best(name, tried, size)) is not None]
 
 
 def _continued(model: str, **settings) -> Run:
     return _run("continued", model, start=base().id, **settings)
 
 
-def _run(study: str, model: str, **settings) -> Run:
-    steps = DEEP.steps[study]
+def _run(study: str, model: str, size: Scale = DEEP, **settings) -> Run:
+    steps = size.steps[study]
     usual = {"seed": 1, "steps": steps, "warm_up": round(WARM_UP * steps), "text": TEXT}
     return Run(study=study, model=model, **{**usual, **settings})

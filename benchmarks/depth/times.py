@@ -2,7 +2,8 @@
 
     python -m benchmarks.depth.times [--threads 1]
 
-Writes benchmarks/results/pretraining/deep/times.json: medians in milliseconds.
+Writes benchmarks/results/pretraining/deep/times.json, on a GPU, where the wide models are timed, wide/times.json:
+medians in milliseconds.
 """
 
 import argparse
@@ -10,15 +11,16 @@ import argparse
 import torch
 
 from benchmarks.pretraining.times import time_steps
+from benchmarks.timing import device
 
-from .studies import DEEP, DRAWN
+from .studies import DEEP, DRAWN, WIDE
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     torch.set_num_threads(parser.parse_args().threads)
-    time_steps(DEEP, ("Llama",), DRAWN)
+    time_steps(WIDE if device() == "cuda" else DEEP, ("Llama",), DRAWN)
 
 
 if __name__ == "__main__":

@@ -9,4 +9,5 @@ import torch
 if __name__ == "__main__":
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # matrix products are then deterministic
     sys.exit(pytest.main([os.path.dirname(__file__), "--override-ini=norecursedirs=", *sys.argv[1:]]))
