@@ -7,10 +7,12 @@ Three kernels, each for steps that write, read or do both:
     backward    gradients of S, f and of every coefficient, H made again   reads 2N + 2, writes N + 1
     projection  gradient of `fn`, H made again                             reads N + 1
 
-A program holds a few tokens. The coefficients of a token need sums over D of all its streams, so forward and backward
-pass over the streams twice; the second pass finds them in the cache. All sums of one token are made by one program and
-sums over tokens by a second reduction, without atomics: equal inputs give equal bits. Token count, D and strides are
-arguments, N is compiled in. Values and coefficients are float32, what is written is rounded once.
+In forward and backward a program has one token, whose streams lie in its registers whole: each row is read once. The
+threads lie side by side along D, so that sums over the streams stay within a thread. Coefficients are taken column by
+column, `[N]`: those of x, those of each new stream, those of the branch's output. In the projection a program has a
+part of D, and adds up a chunk of the tokens. All sums of one token are made by one program and sums over tokens by a
+second reduction, without atomics: equal inputs give equal bits. D and strides are arguments, N is compiled in. Values
+and coefficients are float32, what is written is rounded once.
 """
 
 try:
@@ -21,280 +23,170 @@ except ImportError as error:
 
 
 @triton.jit
-def _coefficient_tile(pointer, tokens, stride, mask, N: tl.constexpr, N_PAD: tl.constexpr, M_PAD: tl.constexpr):
-    """Coefficients `[T, N, N+2]` of tokens, padded with zeros."""
-    stream, column = tl.arange(0, N_PAD)[None, :, None], tl.arange(0, M_PAD)[None, None, :]
-    inside = mask[:, None, None] & (stream < N) & (column < N + 2)
-    offsets = tokens.to(tl.int64)[:, None, None] * stride + stream * (N + 2) + column
-    return tl.load(pointer + offsets, mask=inside, other=0.0)
+def _values(pointer, stream, N: tl.constexpr, stride: tl.constexpr = 1):
+    """One value of each stream `[N]`, padded with zeros."""
+    return tl.load(pointer + stream * stride, mask=stream < N, other=0.0)
 
 
 @triton.jit
-def _store_coefficient_tile(pointer, tile, tokens, mask, N: tl.constexpr, N_PAD: tl.constexpr, M_PAD: tl.constexpr):
-    stream, column = tl.arange(0, N_PAD)[None, :, None], tl.arange(0, M_PAD)[None, None, :]
-    inside = mask[:, None, None] & (stream < N) & (column < N + 2)
-    offsets = tokens.to(tl.int64)[:, None, None] * (N * (N + 2)) + stream * (N + 2) + column
-    tl.store(pointer + offsets, tile, mask=inside)
+def _store_values(pointer, values, stream, N: tl.constexpr, stride: tl.constexpr = 1):
+    tl.store(pointer + stream * stride, values, mask=stream < N)
 
 
 @triton.jit
-def _stream_values(pointer, tokens, stride, mask, N: tl.constexpr, N_PAD: tl.constexpr):
-    """One value of each stream `[T, N]`, padded with zeros."""
-    stream = tl.arange(0, N_PAD)[None, :]
-    offsets = tokens.to(tl.int64)[:, None] * stride + stream
-    return tl.load(pointer + offsets, mask=mask[:, None] & (stream < N), other=0.0).to(tl.float32)
+def _row(pointer, d, size):
+    """A row `[1, D]`, float32, padded with zeros."""
+    return tl.load(pointer + d, mask=d < size, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _store_stream_values(pointer, values, tokens, mask, N: tl.constexpr, N_PAD: tl.constexpr):
-    stream = tl.arange(0, N_PAD)[None, :]
-    tl.store(pointer + tokens.to(tl.int64)[:, None] * N + stream, values, mask=mask[:, None] & (stream < N))
+def _store_row(pointer, row, d, size):
+    tl.store(pointer + d, row.to(pointer.dtype.element_ty), mask=d < size)
 
 
 @triton.jit
-def _written_beta(written, tokens, stride, mask, N: tl.constexpr, N_PAD: tl.constexpr):
-    """b `[T, N]` of the coefficients that a step writes with."""
-    stream = tl.arange(0, N_PAD)[None, :]
-    offsets = tokens.to(tl.int64)[:, None] * stride + stream * (N + 2) + N + 1
-    return tl.load(written + offsets, mask=mask[:, None] & (stream < N), other=0.0)
+def _rows(pointer, stride, stream, d, size, N: tl.constexpr):
+    """The streams of a token `[N, D]`, float32, padded with zeros."""
+    inside = (stream < N)[:, None] & (d < size)
+    return tl.load(pointer + stream[:, None] * stride + d, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _fn_row(fn, index: tl.constexpr, d, size):
-    """Row `[D]` of `fn`."""
-    return tl.load(fn + index * size + d, mask=d < size, other=0.0)
-
-
-@triton.jit
-def _column(tile, index: tl.constexpr, M_PAD: tl.constexpr):
-    """Column `[T, N]` of a tile `[T, N, M]`."""
-    return tl.sum(tl.where(tl.arange(0, M_PAD)[None, None, :] == index, tile, 0.0), axis=2)
-
-
-@triton.jit
-def _row(pointer, tokens, stride, d, mask, size):
-    """A row of each token `[T, D]`, float32."""
-    offsets = tokens.to(tl.int64)[:, None] * stride + d[None, :]
-    return tl.load(pointer + offsets, mask=mask[:, None] & (d < size)[None, :], other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _rows(pointer, tokens, token_stride, stream_stride, d, mask, size, N: tl.constexpr, N_PAD: tl.constexpr):
-    """The streams of each token `[T, N, D]`, float32, padded with zeros."""
-    stream = tl.arange(0, N_PAD)[None, :, None]
-    offsets = tokens.to(tl.int64)[:, None, None] * token_stride + stream * stream_stride + d[None, None, :]
-    inside = mask[:, None, None] & (stream < N) & (d < size)[None, None, :]
-    return tl.load(pointer + offsets, mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _store_rows(pointer, tile, tokens, d, mask, size, N: tl.constexpr, N_PAD: tl.constexpr):
-    stream = tl.arange(0, N_PAD)[None, :, None]
-    offsets = (tokens.to(tl.int64)[:, None, None] * N + stream) * size + d[None, None, :]
-    inside = mask[:, None, None] & (stream < N) & (d < size)[None, None, :]
-    tl.store(pointer + offsets, tile.to(pointer.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _store_row(pointer, tile, tokens, d, mask, size):
-    offsets = tokens.to(tl.int64)[:, None] * size + d[None, :]
-    tl.store(pointer + offsets, tile.to(pointer.dtype.element_ty), mask=mask[:, None] & (d < size)[None, :])
+def _store_rows(pointer, rows, stream, d, size, N: tl.constexpr):
+    inside = (stream < N)[:, None] & (d < size)
+    tl.store(pointer + stream[:, None] * size + d, rows.to(pointer.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _streams(
     streams, token_stride, stream_stride, written, written_stride, output, output_stride, rounding,
-    tokens, d, mask, size, N: tl.constexpr, N_PAD: tl.constexpr, WRITES: tl.constexpr,
+    token, stream, d, size, N: tl.constexpr, WRITES: tl.constexpr,
 ):  # fmt: skip
-    """H `[T, N, D]`, float32: the streams, or what is written from them, rounded as it is when stored."""
+    """H `[N, D]` of a token, float32: the streams, or what is written from them, rounded as it is when stored."""
+    streams += token * token_stride
     if WRITES:
-        new = tl.arange(0, N_PAD)[None, :]
-        inside = mask[:, None] & (new < N)
-        coefficients = written + tokens.to(tl.int64)[:, None] * written_stride
-        beta = _written_beta(written, tokens, written_stride, mask, N, N_PAD)
-        values = beta[:, :, None] * _row(output, tokens, output_stride, d, mask, size)[:, None, :]
+        written += token * written_stride
+        beta = _values(written + N + 1, stream, N, N + 2)
+        values = beta[:, None] * _row(output + token * output_stride, d, size)
         for i in tl.static_range(N):
-            weights = tl.load(coefficients + i * (N + 2) + 1 + new, mask=inside, other=0.0)
-            row = _row(streams + i * stream_stride, tokens, token_stride, d, mask, size)
-            values += weights[:, :, None] * row[:, None, :]
+            weights = _values(written + i * (N + 2) + 1, stream, N)
+            values = tl.fma(weights[:, None], _row(streams + i * stream_stride, d, size), values)
         return values.to(rounding.dtype.element_ty).to(tl.float32)
-    return _rows(streams, tokens, token_stride, stream_stride, d, mask, size, N, N_PAD)
+    return _rows(streams, stream_stride, stream, d, size, N)
 
 
 @triton.jit
-def _squash(predicted, offset, M_PAD: tl.constexpr, N: tl.constexpr, OFFSET: tl.constexpr, TANH: tl.constexpr):
-    """tanh(prediction + offset) of a tile `[T, N, N+2]`."""
+def _squash(predicted, offset, OFFSET: tl.constexpr, TANH: tl.constexpr):
+    """tanh(prediction + offset) of a column."""
     logits = predicted
     if OFFSET:
-        column = tl.arange(0, M_PAD)
-        logits += tl.load(offset + column, mask=column < N + 2, other=0.0)[None, None, :]
+        logits += tl.load(offset)
     if TANH:
         return 2.0 * tl.sigmoid(2.0 * logits) - 1.0
     return logits
 
 
 @triton.jit
-def _scales(alpha_scale, beta_scale, N: tl.constexpr, M_PAD: tl.constexpr):
-    """`[1, 1, N+2]`."""
-    return tl.where(tl.arange(0, M_PAD)[None, None, :] <= N, tl.load(alpha_scale), tl.load(beta_scale))
-
-
-@triton.jit(do_not_specialize=["token_count"])
 def _forward(
     streams, token_stride, stream_stride, written, written_stride, output, output_stride,
     static_alpha, static_beta, fn, offset, alpha_scale, beta_scale,
     next_streams, branch_input, coefficients, predicted, deviation, mean,
-    token_count, size, eps,
-    N: tl.constexpr, N_PAD: tl.constexpr, M_PAD: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
+    size, eps,
+    N: tl.constexpr, N_PAD: tl.constexpr, BLOCK: tl.constexpr,
     WRITES: tl.constexpr, READS: tl.constexpr, DYNAMIC: tl.constexpr,
     OFFSET: tl.constexpr, CENTRED: tl.constexpr, TANH: tl.constexpr,
 ):  # fmt: skip
-    tokens = tl.program_id(0) * T + tl.arange(0, T)
-    mask = tokens < token_count
-    stream, column = tl.arange(0, N_PAD)[None, :, None], tl.arange(0, M_PAD)[None, None, :]
-
-    if READS:
-        in_alpha = (stream < N) & (column <= N)
-        static = tl.load(static_alpha + stream * (N + 1) + column, mask=in_alpha, other=0.0)
-        in_beta = (stream < N) & (column == N + 1)
-        static += tl.load(static_beta + stream + 0 * column, mask=in_beta, other=0.0)
-        used = tl.broadcast_to(static, (T, N_PAD, M_PAD))
+    token = tl.program_id(0).to(tl.int64)
+    stream, d = tl.arange(0, N_PAD), tl.arange(0, BLOCK)[None, :]
+    h = _streams(
+        streams, token_stride, stream_stride, written, written_stride, output, output_stride, next_streams,
+        token, stream, d, size, N, WRITES,
+    )  # fmt: skip
+    if WRITES:
+        _store_rows(next_streams + token * N * size, h, stream, d, size, N)
     if DYNAMIC:
-        centre = tl.zeros((T, N_PAD), tl.float32)
+        centred = h
         if CENTRED:
             # before anything else is summed: sums of a large mean would cancel
-            for start in range(0, size, BLOCK):
-                d = start + tl.arange(0, BLOCK)
-                h = _streams(
-                    streams, token_stride, stream_stride, written, written_stride, output, output_stride,
-                    next_streams, tokens, d, mask, size, N, N_PAD, WRITES,
-                )  # fmt: skip
-                centre += tl.sum(h, axis=2)
-            centre /= size
-            _store_stream_values(mean, centre, tokens, mask, N, N_PAD)
-        products = tl.zeros((T, N_PAD, M_PAD), tl.float32)
-        squares = tl.zeros((T, N_PAD), tl.float32)
-        for start in range(0, size, BLOCK):
-            d = start + tl.arange(0, BLOCK)
-            h = _streams(
-                streams, token_stride, stream_stride, written, written_stride, output, output_stride, next_streams,
-                tokens, d, mask, size, N, N_PAD, WRITES,
-            )  # fmt: skip
-            if CENTRED:
-                h = tl.where((d < size)[None, None, :], h - centre[:, :, None], 0.0)
-            squares += tl.sum(h * h, axis=2)
-            for c in tl.static_range(N + 2):
-                row = _fn_row(fn, c, d, size)
-                products += tl.where(column == c, tl.sum(h * row[None, None, :], axis=2)[:, :, None], 0.0)
-        variance = squares / size
-        factor = tl.rsqrt(variance + eps)
-        prediction = products * factor[:, :, None]
-        squashed = _squash(prediction, offset, M_PAD, N, OFFSET, TANH)
-        used = static + _scales(alpha_scale, beta_scale, N, M_PAD) * squashed
-        _store_stream_values(deviation, factor, tokens, mask, N, N_PAD)
-        _store_coefficient_tile(predicted, prediction, tokens, mask, N, N_PAD, M_PAD)
-        _store_coefficient_tile(coefficients, used, tokens, mask, N, N_PAD, M_PAD)
-
-    for start in range(0, size, BLOCK):
-        d = start + tl.arange(0, BLOCK)
-        h = _streams(
-            streams, token_stride, stream_stride, written, written_stride, output, output_stride, next_streams,
-            tokens, d, mask, size, N, N_PAD, WRITES,
-        )  # fmt: skip
-        if WRITES:
-            _store_rows(next_streams, h, tokens, d, mask, size, N, N_PAD)
-        if READS:
-            x = tl.sum(_column(used, 0, M_PAD)[:, :, None] * h, axis=1)
-            _store_row(branch_input, x, tokens, d, mask, size)
+            centre = tl.sum(h, axis=1) / size
+            centred = tl.where(d < size, h - centre[:, None], 0.0)
+            _store_values(mean + token * N, centre, stream, N)
+        factor = tl.rsqrt(tl.sum(centred * centred, axis=1) / size + eps)
+        _store_values(deviation + token * N, factor, stream, N)
+    if READS:
+        for c in tl.static_range(N + 2):
+            used = _values(static_beta if c > N else static_alpha + c, stream, N, 1 if c > N else N + 1)
+            if DYNAMIC:
+                place = token * (N * (N + 2)) + c
+                prediction = tl.sum(centred * _row(fn + c * size, d, size), axis=1) * factor
+                scale = tl.load(beta_scale if c > N else alpha_scale)
+                used += scale * _squash(prediction, offset + c if OFFSET else offset, OFFSET, TANH)
+                _store_values(predicted + place, prediction, stream, N, N + 2)
+                _store_values(coefficients + place, used, stream, N, N + 2)
+            if c == 0:
+                _store_row(branch_input + token * size, tl.sum(used[:, None] * h, axis=0, keep_dims=True), d, size)
 
 
-@triton.jit(do_not_specialize=["token_count"])
+@triton.jit
 def _backward(
     streams, token_stride, stream_stride, written, written_stride, output, output_stride, rounding,
     fn, offset, alpha_scale, beta_scale, coefficients, coefficients_stride, predicted, deviation, mean,
     grad_streams, grad_token_stride, grad_stream_stride, grad_input, grad_input_stride, grad_beta,
     new_grad_streams, grad_coefficients, grad_predicted, grad_written_beta, grad_output,
-    token_count, size,
-    N: tl.constexpr, N_PAD: tl.constexpr, M_PAD: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
+    size,
+    N: tl.constexpr, N_PAD: tl.constexpr, BLOCK: tl.constexpr,
     WRITES: tl.constexpr, READS: tl.constexpr, DYNAMIC: tl.constexpr,
     OFFSET: tl.constexpr, CENTRED: tl.constexpr, TANH: tl.constexpr,
 ):  # fmt: skip
-    tokens = tl.program_id(0) * T + tl.arange(0, T)
-    mask = tokens < token_count
-    column = tl.arange(0, M_PAD)[None, None, :]
-
+    token = tl.program_id(0).to(tl.int64)
+    stream, d = tl.arange(0, N_PAD), tl.arange(0, BLOCK)[None, :]
+    grad_streams += token * grad_token_stride
     if READS:
-        used = _coefficient_tile(coefficients, tokens, coefficients_stride, mask, N, N_PAD, M_PAD)
-        of_used = tl.zeros((T, N_PAD, M_PAD), tl.float32)
+        h = _streams(
+            streams, token_stride, stream_stride, written, written_stride, output, output_stride, rounding,
+            token, stream, d, size, N, WRITES,
+        )  # fmt: skip
+        grad = tl.zeros((N_PAD, BLOCK), tl.float32)
         if DYNAMIC:
-            of_beta_read = _stream_values(grad_beta, tokens, N, mask, N, N_PAD)
-            of_used += tl.where(column == N + 1, of_beta_read[:, :, None], 0.0)
-        fn_sums = tl.zeros((1, 1, M_PAD), tl.float32)
-        for start in range(0, size, BLOCK):
-            d = start + tl.arange(0, BLOCK)
-            h = _streams(
-                streams, token_stride, stream_stride, written, written_stride, output, output_stride, rounding,
-                tokens, d, mask, size, N, N_PAD, WRITES,
-            )  # fmt: skip
-            of_input = _row(grad_input, tokens, grad_input_stride, d, mask, size)
-            of_used += tl.where(column == 0, tl.sum(h * of_input[:, None, :], axis=2)[:, :, None], 0.0)
-            for j in tl.static_range(N):
-                row = _row(grad_streams + j * grad_stream_stride, tokens, grad_token_stride, d, mask, size)
-                of_used += tl.where(column == j + 1, tl.sum(h * row[:, None, :], axis=2)[:, :, None], 0.0)
-            if DYNAMIC and CENTRED:
-                for c in tl.static_range(N + 2):
-                    fn_row = _fn_row(fn, c, d, size)
-                    fn_sums += tl.where(column == c, tl.sum(fn_row, axis=0), 0.0)
-        _store_coefficient_tile(grad_coefficients, of_used, tokens, mask, N, N_PAD, M_PAD)
-        if DYNAMIC:
-            prediction = _coefficient_tile(predicted, tokens, N * (N + 2), mask, N, N_PAD, M_PAD)
-            of_predicted = of_used * _scales(alpha_scale, beta_scale, N, M_PAD)
-            if TANH:
-                squashed = _squash(prediction, offset, M_PAD, N, OFFSET, TANH)
-                of_predicted *= 1.0 - squashed * squashed
-            _store_coefficient_tile(grad_predicted, of_predicted, tokens, mask, N, N_PAD, M_PAD)
-            factor = _stream_values(deviation, tokens, N, mask, N, N_PAD)
-            by_value = -factor * factor * tl.sum(of_predicted * prediction, axis=2) / size
-            centre = tl.zeros((T, N_PAD), tl.float32)
-            by_constant = tl.zeros((T, N_PAD), tl.float32)
-            if CENTRED:
-                centre = _stream_values(mean, tokens, N, mask, N, N_PAD)
-                by_constant = -factor * tl.sum(of_predicted * fn_sums, axis=2) / size
-            scaled = of_predicted * factor[:, :, None]
-
-    if WRITES:
-        beta_written = _written_beta(written, tokens, written_stride, mask, N, N_PAD)
-        of_beta = tl.zeros((T, N_PAD), tl.float32)
-    for start in range(0, size, BLOCK):
-        d = start + tl.arange(0, BLOCK)
-        if READS:
-            of_input = _row(grad_input, tokens, grad_input_stride, d, mask, size)
-            grad = _column(used, 0, M_PAD)[:, :, None] * of_input[:, None, :]
-            for j in tl.static_range(N):
-                row = _row(grad_streams + j * grad_stream_stride, tokens, grad_token_stride, d, mask, size)
-                grad += _column(used, j + 1, M_PAD)[:, :, None] * row[:, None, :]
+            factor = _values(deviation + token * N, stream, N)
+            by_value, by_constant = tl.zeros((N_PAD,), tl.float32), tl.zeros((N_PAD,), tl.float32)
+        for c in tl.static_range(N + 2):
+            place = token * (N * (N + 2)) + c
+            of_used = tl.zeros((N_PAD,), tl.float32)
+            if c <= N:
+                of_input = grad_input + token * grad_input_stride
+                row = _row(of_input if c == 0 else grad_streams + (c - 1) * grad_stream_stride, d, size)
+                used = _values(coefficients + token * coefficients_stride + c, stream, N, N + 2)
+                of_used = tl.sum(h * row, axis=1)
+                grad += used[:, None] * row
+            elif DYNAMIC:
+                of_used = _values(grad_beta + token * N, stream, N)
+            _store_values(grad_coefficients + place, of_used, stream, N, N + 2)
             if DYNAMIC:
-                h = _streams(
-                    streams, token_stride, stream_stride, written, written_stride, output, output_stride, rounding,
-                    tokens, d, mask, size, N, N_PAD, WRITES,
-                )  # fmt: skip
-                for c in tl.static_range(N + 2):
-                    fn_row = _fn_row(fn, c, d, size)
-                    grad += _column(scaled, c, M_PAD)[:, :, None] * fn_row[None, None, :]
+                prediction = _values(predicted + place, stream, N, N + 2)
+                of_predicted = of_used * tl.load(beta_scale if c > N else alpha_scale)
+                if TANH:
+                    squashed = _squash(prediction, offset + c if OFFSET else offset, OFFSET, TANH)
+                    of_predicted *= 1.0 - squashed * squashed
+                _store_values(grad_predicted + place, of_predicted, stream, N, N + 2)
+                fn_row = _row(fn + c * size, d, size)
+                grad += (of_predicted * factor)[:, None] * fn_row
+                by_value -= factor * factor * of_predicted * prediction / size
                 if CENTRED:
-                    h -= centre[:, :, None]
-                grad += by_value[:, :, None] * h + by_constant[:, :, None]
-            _store_rows(new_grad_streams, grad, tokens, d, mask, size, N, N_PAD)
-        else:
-            grad = _rows(grad_streams, tokens, grad_token_stride, grad_stream_stride, d, mask, size, N, N_PAD)
-        if WRITES:
+                    by_constant -= factor * of_predicted * tl.sum(fn_row) / size
+        if DYNAMIC:
+            if CENTRED:
+                h -= _values(mean + token * N, stream, N)[:, None]
             # what lies beyond D is by_constant there, and must not be summed
-            grad = tl.where((d < size)[None, None, :], grad, 0.0)
-            branch_output = _row(output, tokens, output_stride, d, mask, size)
-            of_beta += tl.sum(grad * branch_output[:, None, :], axis=2)
-            _store_row(grad_output, tl.sum(beta_written[:, :, None] * grad, axis=1), tokens, d, mask, size)
+            grad = tl.where(d < size, grad + by_value[:, None] * h + by_constant[:, None], 0.0)
+        _store_rows(new_grad_streams + token * N * size, grad, stream, d, size, N)
+    else:
+        grad = _rows(grad_streams, grad_stream_stride, stream, d, size, N)
     if WRITES:
-        _store_stream_values(grad_written_beta, of_beta, tokens, mask, N, N_PAD)
+        beta = _values(written + token * written_stride + N + 1, stream, N, N + 2)
+        branch_output = _row(output + token * output_stride, d, size)
+        _store_values(grad_written_beta + token * N, tl.sum(grad * branch_output, axis=1), stream, N)
+        _store_row(grad_output + token * size, tl.sum(beta[:, None] * grad, axis=0, keep_dims=True), d, size)
 
 
 @triton.jit(do_not_specialize=["token_count", "tokens_a_chunk"])
@@ -302,26 +194,24 @@ def _projection(
     streams, token_stride, stream_stride, written, written_stride, output, output_stride, rounding,
     deviation, mean, grad_predicted, partial,
     token_count, tokens_a_chunk, size,
-    N: tl.constexpr, N_PAD: tl.constexpr, M_PAD: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
+    N: tl.constexpr, N_PAD: tl.constexpr, M_PAD: tl.constexpr, BLOCK: tl.constexpr,
     WRITES: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    chunk = tl.program_id(1)
-    column = tl.arange(0, M_PAD)[:, None]
+    stream, d = tl.arange(0, N_PAD), (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    chunk, column = tl.program_id(1).to(tl.int64), tl.arange(0, M_PAD)
+    inside = (column < N + 2)[:, None] & (stream < N)[None, :]
     total = tl.zeros((M_PAD, BLOCK), tl.float32)
-    for start in range(0, tokens_a_chunk, T):
-        tokens = chunk * tokens_a_chunk + start + tl.arange(0, T)
-        mask = (tokens < token_count) & (start + tl.arange(0, T) < tokens_a_chunk)
+    first = chunk * tokens_a_chunk
+    for token in range(first, tl.minimum(first + tokens_a_chunk, token_count)):
         h = _streams(
             streams, token_stride, stream_stride, written, written_stride, output, output_stride, rounding,
-            tokens, d, mask, size, N, N_PAD, WRITES,
+            token, stream, d, size, N, WRITES,
         )  # fmt: skip
         if CENTRED:
-            h -= _stream_values(mean, tokens, N, mask, N, N_PAD)[:, :, None]
-        factor = _stream_values(deviation, tokens, N, mask, N, N_PAD)
-        scaled = _coefficient_tile(grad_predicted, tokens, N * (N + 2), mask, N, N_PAD, M_PAD) * factor[:, :, None]
-        for c in tl.static_range(N + 2):
-            of_row = tl.sum(tl.sum(_column(scaled, c, M_PAD)[:, :, None] * h, axis=1), axis=0)
-            total += tl.where(column == c, of_row[None, :], 0.0)
-    offsets = (chunk.to(tl.int64) * (N + 2) + column) * size + d[None, :]
-    tl.store(partial + offsets, total, mask=(column < N + 2) & (d < size)[None, :])
+            h -= _values(mean + token * N, stream, N)[:, None]
+        factor = _values(deviation + token * N, stream, N)
+        place = token * (N * (N + 2)) + stream[None, :] * (N + 2) + column[:, None]
+        weights = tl.load(grad_predicted + place, mask=inside, other=0.0) * factor[None, :]
+        total += tl.sum(weights[:, :, None] * h[None, :, :], axis=1)
+    places = (chunk * (N + 2) + column[:, None]) * size + d
+    tl.store(partial + places, total, mask=(column < N + 2)[:, None] & (d < size))

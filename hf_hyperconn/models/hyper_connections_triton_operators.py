@@ -9,11 +9,10 @@ from .hyper_connections_types import CoefficientParameters, Kernels, Read, StepG
 from .operators import operator_namespace
 
 _NAMESPACE = operator_namespace(__name__)
-# tokens a program, for N: the most with which kernels hardly spill registers on sm_90, in blocks of 512 values, or 256
-_TOKENS = {1: 8, 2: 4, 3: 1, 4: 2}
-_PROJECTION_BLOCK, _PROJECTION_CHUNKS = 128, 64
-# the same arithmetic in every kernel, so that streams made again are those that were made
-_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+# values that a thread holds of a token's streams, and how many threads there may be
+_VALUES, _WARPS = 64, 16
+_PROJECTION_BLOCK, _PROJECTION_CHUNKS = 512, 192
+_OPTIONS = {"enable_fp_fusion": True}
 
 
 def _tokens(tensor: torch.Tensor | None, inner: int) -> torch.Tensor | None:
@@ -32,15 +31,19 @@ def _token_stride(coefficients: torch.Tensor | None) -> int:
 
 
 def _sizes(streams: torch.Tensor) -> dict[str, int]:
-    """What the kernels are compiled for."""
+    """What forward and backward are compiled for."""
     n, size = streams.shape[-2:]
-    return {
-        "N": n,
-        "N_PAD": triton.next_power_of_2(n),
-        "M_PAD": triton.next_power_of_2(n + 2),
-        "T": _TOKENS.get(n, 1),
-        "BLOCK": min(512 if n <= 4 else 256, triton.next_power_of_2(size)),
-    }
+    padded, block = triton.next_power_of_2(n), triton.next_power_of_2(size)
+    warps = min(_WARPS, max(1, padded * block // (32 * _VALUES)))
+    return {"N": n, "N_PAD": padded, "BLOCK": block, "num_warps": warps}
+
+
+def _projection_sizes(streams: torch.Tensor) -> dict[str, int]:
+    """What the projection's gradient is compiled for."""
+    n, size = streams.shape[-2:]
+    block = min(_PROJECTION_BLOCK, triton.next_power_of_2(size))
+    padded = {"N_PAD": triton.next_power_of_2(n), "M_PAD": triton.next_power_of_2(n + 2)}
+    return {"N": n, **padded, "BLOCK": block, "num_warps": 2}
 
 
 def _written_dtype(streams: torch.Tensor, branch_output: torch.Tensor | None) -> torch.dtype:
@@ -67,12 +70,11 @@ def _step_forward(
     if h.numel() == 0:
         return results
     written = None if written is None else written.contiguous()
-    sizes = _sizes(h)
     with torch.cuda.device_of(h):
-        _forward[(triton.cdiv(h.shape[0], sizes["T"]),)](
+        _forward[(h.shape[0],)](
             h, h.stride(0), h.stride(1), written, _token_stride(written), f, 0 if f is None else f.stride(0),
             static_alpha, static_beta, fn, offset, alpha_scale, beta_scale, *results,
-            h.shape[0], h.shape[-1], eps, **sizes,
+            h.shape[-1], eps, **_sizes(h),
             WRITES=f is not None, READS=static_alpha is not None, DYNAMIC=fn is not None,
             OFFSET=offset is not None, CENTRED=centred, TANH=tanh, **_OPTIONS,
         )  # fmt: skip
@@ -126,14 +128,13 @@ def _step_backward(
     h = _tokens(streams, 2)
     written = None if written is None else written.contiguous()
     of_beta = None if grad_beta is None else grad_beta.contiguous()
-    sizes = _sizes(of_h)
     with torch.cuda.device_of(of_h):
-        _backward[(triton.cdiv(of_h.shape[0], sizes["T"]),)](
+        _backward[(of_h.shape[0],)](
             h, 0 if h is None else h.stride(0), 0 if h is None else h.stride(1),
             written, _token_stride(written), f, 0 if f is None else f.stride(0), of_h,
             fn, offset, alpha_scale, beta_scale, coefficients, _token_stride(coefficients), predicted, deviation, mean,
             of_h, of_h.stride(0), of_h.stride(1), of_x, 0 if of_x is None else of_x.stride(0), of_beta, *results,
-            of_h.shape[0], of_h.shape[-1], **sizes,
+            of_h.shape[-1], **_sizes(of_h),
             WRITES=f is not None, READS=coefficients is not None, DYNAMIC=fn is not None,
             OFFSET=offset is not None, CENTRED=centred, TANH=tanh, **_OPTIONS,
         )  # fmt: skip
@@ -175,8 +176,8 @@ def _projection_backward(
 ) -> torch.Tensor:
     n, size = streams.shape[-2:]
     h, f = _tokens(streams, 2), _tokens(branch_output, 1)
-    sizes = {**_sizes(h), "BLOCK": min(_PROJECTION_BLOCK, triton.next_power_of_2(size))}
-    tokens_a_chunk = max(1, triton.cdiv(triton.cdiv(h.shape[0], _PROJECTION_CHUNKS), sizes["T"])) * sizes["T"]
+    sizes = _projection_sizes(h)
+    tokens_a_chunk = max(1, triton.cdiv(h.shape[0], _PROJECTION_CHUNKS))
     chunks = triton.cdiv(h.shape[0], tokens_a_chunk)
     partial = torch.empty((chunks, n + 2, size), dtype=torch.float32, device=streams.device)
     if chunks == 0:

@@ -21,13 +21,49 @@ depend on how many there are. Token count, D, strides and the number of Sinkhorn
 compiled in. Values and coefficients are float32, what is written is rounded once.
 """
 
-from .hyper_connections_triton_kernels import _row, _rows, _store_row, _store_rows, _stream_values
-
 try:
     import triton
     import triton.language as tl
 except ImportError as error:
     raise ImportError("the fused kernels need Triton. Run: pip install triton") from error
+
+
+@triton.jit
+def _stream_values(pointer, tokens, stride, mask, N: tl.constexpr, N_PAD: tl.constexpr):
+    """One value of each stream `[T, N]`, padded with zeros."""
+    stream = tl.arange(0, N_PAD)[None, :]
+    offsets = tokens.to(tl.int64)[:, None] * stride + stream
+    return tl.load(pointer + offsets, mask=mask[:, None] & (stream < N), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _row(pointer, tokens, stride, d, mask, size):
+    """A row of each token `[T, D]`, float32."""
+    offsets = tokens.to(tl.int64)[:, None] * stride + d[None, :]
+    return tl.load(pointer + offsets, mask=mask[:, None] & (d < size)[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _rows(pointer, tokens, token_stride, stream_stride, d, mask, size, N: tl.constexpr, N_PAD: tl.constexpr):
+    """The streams of each token `[T, N, D]`, float32, padded with zeros."""
+    stream = tl.arange(0, N_PAD)[None, :, None]
+    offsets = tokens.to(tl.int64)[:, None, None] * token_stride + stream * stream_stride + d[None, None, :]
+    inside = mask[:, None, None] & (stream < N) & (d < size)[None, None, :]
+    return tl.load(pointer + offsets, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_rows(pointer, tile, tokens, d, mask, size, N: tl.constexpr, N_PAD: tl.constexpr):
+    stream = tl.arange(0, N_PAD)[None, :, None]
+    offsets = (tokens.to(tl.int64)[:, None, None] * N + stream) * size + d[None, None, :]
+    inside = mask[:, None, None] & (stream < N) & (d < size)[None, None, :]
+    tl.store(pointer + offsets, tile.to(pointer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _store_row(pointer, tile, tokens, d, mask, size):
+    offsets = tokens.to(tl.int64)[:, None] * size + d[None, :]
+    tl.store(pointer + offsets, tile.to(pointer.dtype.element_ty), mask=mask[:, None] & (d < size)[None, :])
 
 
 @triton.jit

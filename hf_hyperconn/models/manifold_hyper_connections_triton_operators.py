@@ -7,7 +7,7 @@ Streams are `[B, S, N, D]` with any strides. Coefficients are float32: reads and
 
 import torch
 
-from .hyper_connections_triton_operators import _OPTIONS, _tokens
+from .hyper_connections_triton_operators import _tokens
 from .manifold_hyper_connections_triton_kernels import (
     _coefficients,
     _coefficients_backward,
@@ -24,6 +24,7 @@ from .operators import operator_namespace
 
 _NAMESPACE = operator_namespace(__name__)
 _CHUNKS = 8
+_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 # a program of one warp has a token in each thread, and that token's whole mix
 _COEFFICIENT_OPTIONS = {**_OPTIONS, "num_warps": 1}
 

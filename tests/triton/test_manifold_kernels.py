@@ -14,7 +14,7 @@ from hf_hyperconn.models import manifold_hyper_connections_triton_operators as o
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldCarry, ManifoldHyperConnection
 from tests.conftest import hc_llama, kept_for_a_token, llama_config
 from tests.marks import few, tail
-from tests.tolerances import AUTOCAST_BFLOAT16, KERNELS_FLOAT32, READS_SUM_TO_ONE
+from tests.tolerances import AUTOCAST_BFLOAT16, COMPILED, KERNELS_FLOAT32, READS_SUM_TO_ONE
 from tests.triton.common import DEVICE, NOT_CONTIGUOUS, ON_GPU, SIZES, TOLERANCES, seed
 
 FEW = 4  # iterations of Sinkhorn, of which the interpreter needs a millisecond each and the backward iters^2 / 2
@@ -359,13 +359,17 @@ def test_compiles_whole(mixes):
     for function in (run, torch.compile(run, fullgraph=True, backend=backend)):
         made = function(*inputs)
         grads.append([*made, *torch.autograd.grad([y.cos().sum() for y in made], leaves)])
-    for mine, other in zip(*grads, strict=True):
-        assert torch.equal(mine, other)
+    for place, (mine, other) in enumerate(zip(*grads, strict=True)):
+        if place < len(made) + len(inputs):
+            assert torch.equal(mine, other)
+        else:  # Inductor sums parameters' gradients over tokens in another order
+            torch.testing.assert_close(mine, other, **COMPILED)
 
 
 def test_export():
     """A model exports with the kernels inside, as operators."""
     model = hc_llama(num_hidden_layers=1, connection="mhc", hc_sinkhorn_iters=FEW).to(DEVICE).eval()
+    model.set_attn_implementation("eager")  # of which an exported model has the same kernel
     tokens = torch.arange(6, device=DEVICE)[None]
     with torch.no_grad():
         program = torch.export.export(model, (), {"input_ids": tokens, "use_cache": False})

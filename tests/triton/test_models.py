@@ -7,11 +7,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 from hf_hyperconn import convert_model, set_hc_implementation
-from tests.conftest import llama_config, randomise_connections
+from tests.conftest import llama_config
 from tests.families import FAMILIES
-from tests.marks import few
 from tests.tiny import tiny
-from tests.tolerances import AUTOCAST_BFLOAT16
+from tests.tolerances import AUTOCAST_BFLOAT16, COMPILED
 from tests.triton.common import DEVICE, ON_GPU, seed
 
 pytestmark = ON_GPU
@@ -76,43 +75,69 @@ def test_every_exact_kind_equals_its_base(kind, dtype, llama, ids):
     assert equal_logits(base, convert_model(base, **KINDS[kind]), ids)
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static", "offloaded", "offloaded_static"])
-@pytest.mark.parametrize("dtype", few(DTYPES, torch.bfloat16))
+@pytest.mark.parametrize("cache", ["dynamic", "offloaded"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_generates_as_its_base(cache, dtype, llama, ids):
-    """With a static cache, Transformers compiles decoding here, to CUDA graphs."""
-    base = llama.to(dtype)
+    assert torch.equal(*continuations(llama.to(dtype), ids, cache))
+
+
+@pytest.mark.parametrize("cache", ["static", "offloaded_static"])
+def test_generates_as_its_base_compiled(cache, llama, ids):
+    """With a static cache, Transformers compiles decoding to CUDA graphs; of 16 bits Inductor skips some roundings."""
+    assert torch.equal(*continuations(llama, ids, cache))
+
+
+def continuations(base, ids, cache: str) -> list[torch.Tensor]:
     settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "cache_implementation": cache}
-    expected, found = (model.generate(ids, **settings) for model in (base, convert_model(base, hc_mult=4)))
-    assert expected.shape == (2, 36)
-    assert torch.equal(found, expected)
+    written = [model.generate(ids, **settings) for model in (base, convert_model(base, hc_mult=4))]
+    assert written[0].shape == (2, 36)
+    return written
 
 
-@pytest.mark.parametrize("mode", few(("default", "reduce-overhead"), "default", "reduce-overhead"))
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("connection", ["dhc", "mhc"])
-def test_compiled_training_is_near_eager(connection, mode, llama, ids):
-    """In bfloat16 by autocast, with gradients of every parameter; "reduce-overhead" is CUDA graphs."""
-    eager = randomise_connections(convert_model(llama, hc_mult=4, connection=connection)).train()
+def test_compiled_training_is_eager_training(connection, mode, llama, ids):
+    """Loss and gradient of every parameter; "reduce-overhead" is CUDA graphs."""
+    eager = randomise(convert_model(llama, hc_mult=4, connection=connection)).train()
     compiled = copy.deepcopy(eager)
     torch.compiler.reset()
     found = []
     for model, run in ((eager, eager), (compiled, torch.compile(compiled, mode=mode))):
         for _ in range(3):
             model.zero_grad()
-            with torch.autocast(DEVICE, torch.bfloat16):
-                loss = run(input_ids=ids, labels=ids, use_cache=False).loss
+            loss = run(input_ids=ids, labels=ids, use_cache=False).loss
             loss.backward()
-        found.append((loss.detach().clone(), {name: p.grad.clone() for name, p in model.named_parameters()}))
-    (expected, expected_grads), (loss, grads) = found
-    torch.testing.assert_close(loss, expected, **AUTOCAST_BFLOAT16)
-    for name, grad in grads.items():
-        assert grad.isfinite().all(), name
-        spread = expected_grads[name].abs().max().item()
-        torch.testing.assert_close(grad, expected_grads[name], rtol=0, atol=0.1 * spread + 1e-6, msg=name)
+        found.append({"loss": loss.detach().clone(), **{name: p.grad.clone() for name, p in model.named_parameters()}})
+    expected, found = found
+    for name, value in found.items():
+        size = expected[name].abs().max().item()
+        torch.testing.assert_close(value / size, expected[name] / size, msg=name, **COMPILED)
+
+
+def test_compiled_training_under_autocast(llama, ids):
+    model = randomise(convert_model(llama, hc_mult=4)).train()
+    torch.compiler.reset()
+    losses = []
+    for run in (model, torch.compile(model)):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            losses.append(run(input_ids=ids, labels=ids, use_cache=False).loss)
+        losses[-1].backward()
+    torch.testing.assert_close(*losses, **AUTOCAST_BFLOAT16)
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def randomise(model):
+    """The model, its connections no longer equivalent to residual connections."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "_hc." in name:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=seed(1)).to(parameter))
+    return model
 
 
 def test_training_steps_repeat_bit_for_bit(llama, ids):
     """Without atomics, two trainings from one start have equal parameters."""
-    models = [randomise_connections(convert_model(copy.deepcopy(llama), hc_mult=4)).train() for _ in range(2)]
+    models = [randomise(convert_model(copy.deepcopy(llama), hc_mult=4)).train() for _ in range(2)]
     for model in models:
         model.set_attn_implementation("eager")
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -137,10 +162,12 @@ def test_weights_on_the_gpu_are_used_where_they_are(llama, ids):
 
 
 def test_memory_kept_is_that_of_the_streams_and_branches(ids):
-    """As on a CPU, a layer keeps little beyond the streams it receives; so mixed streams are never stored."""
+    """Of each layer the streams that it receives and what its two branches return: mixed streams are never stored."""
+    layers, size, tokens = 8, 256, torch.randint(3, 96, (1, 128), generator=seed(0)).to(DEVICE)
     torch.manual_seed(0)
-    base = LlamaForCausalLM(llama_config(hidden_size=256, num_hidden_layers=8, intermediate_size=256)).to(DEVICE)
-    tokens = torch.randint(3, 96, (1, 128), generator=seed(0)).to(DEVICE)
+    base = LlamaForCausalLM(llama_config(hidden_size=size, num_hidden_layers=layers, intermediate_size=size)).to(
+        DEVICE
+    )
     kept = {}
     for name, model in (("plain", base), ("DHC×4", convert_model(base, hc_mult=4))):
         model.train()(tokens, labels=tokens, use_cache=False).loss.backward()
@@ -148,13 +175,15 @@ def test_memory_kept_is_that_of_the_streams_and_branches(ids):
         loss = model(tokens, labels=tokens, use_cache=False).loss
         kept[name] = torch.cuda.memory_allocated() - before
         del loss
-    streams = 4 * 128 * 256 * 4  # bytes of four streams
-    assert kept["DHC×4"] - kept["plain"] < 8 * 1.25 * streams
+    row = 4 * size * tokens.numel()
+    coefficients = 4 * 2 * 60 * tokens.numel()  # of two sub-layers: 24, as many predictions, four deviations
+    assert kept["DHC×4"] - kept["plain"] < layers * (6 * row + 1.1 * coefficients)
 
 
 def test_a_cuda_graph_of_a_whole_model(llama, ids):
     """Captured by hand, as serving engines do; replayed on other tokens."""
     model = convert_model(llama, hc_mult=4)
+    model.set_attn_implementation("eager")  # another has another kernel in a graph
     others = ids.flip(-1).contiguous()
     place = ids.clone()
     with torch.no_grad():
