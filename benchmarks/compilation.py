@@ -18,7 +18,7 @@ import time
 import torch
 
 from benchmarks.llamas import build
-from benchmarks.timing import RESULTS, device, in_a_process, versions, write
+from benchmarks.timing import device, in_a_process, measured, write
 
 SHAPE = {
     "hidden_size": 256,
@@ -69,13 +69,6 @@ def elsewhere(case: str, way: str, settings: dict[str, str]) -> float:
         return in_a_process("benchmarks.compilation", "--case", case, way, environment=environment)
 
 
-def kept(name: str) -> dict[str, dict]:
-    """The rows of a file of results, by case, if they are of this device and these versions."""
-    path = RESULTS / name
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {row["case"]: row for row in known["rows"]} if known.items() >= versions().items() else {}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     offered = [case for case in CASES if case != PLAIN and (case != BY_OPERATORS or device() == "cpu")]
@@ -86,7 +79,7 @@ def main() -> None:
         print(json.dumps(first_step(*options.case)))
         return
     name = "compilation.json" if device() == "cpu" else "compilation_cuda.json"
-    rows = kept(name) if options.cases else {}
+    rows = {row["case"]: row for row in measured(name)} if options.cases else {}
     for case in options.cases or offered:
         rows[case] = {"case": case}
         settings = INTERPRETED if case == BY_OPERATORS else {}

@@ -10,6 +10,7 @@ would move.
 
 import argparse
 from collections.abc import Callable
+from itertools import product
 from types import SimpleNamespace
 
 import torch
@@ -165,20 +166,17 @@ def main() -> None:
         print(f"no GPU here: not measured are {', '.join(ON_A_GPU)}.")
     print(f"{'':<51} forward        both           rows at best")
     rows = []
-    for dtype in (torch.float32, torch.bfloat16):
-        for mode in ("eager", "compiled"):
-            for name, (make, floor) in cases.items():
-                row = {"case": name, "dtype": str(dtype)[6:], "mode": mode, **times(make, dtype, mode)}
-                rows.append({**row, "rows_at_best": FLOORS[floor]})
-                taken = "".join(
-                    f"{row[f'{what}_ms']:7.2f} {row[f'{what}_ratio']:5.1f}x" for what in ("forward", "both")
-                )
-                print(f"{row['dtype']:<9} {mode:<9} {name:<32}{taken}   {FLOORS[floor]}", flush=True)
+    for name, (make, floor) in cases.items():
+        for dtype, mode in product((torch.float32, torch.bfloat16), ("eager", "compiled")):
+            row = {"case": name, "dtype": str(dtype)[6:], "mode": mode, **times(make, dtype, mode)}
+            rows.append({**row, "rows_at_best": FLOORS[floor]})
+            taken = "".join(f"{row[f'{what}_ms']:7.2f} {row[f'{what}_ratio']:5.1f}x" for what in ("forward", "both"))
+            print(f"{row['dtype']:<9} {mode:<9} {name:<32}{taken}   {FLOORS[floor]}", flush=True)
+        write(
+            "connections.json" if device() == "cpu" else "connections_cuda.json",
+            {"shape": {"tokens": TOKENS, "streams": STREAMS, "hidden_size": SIZE}, "rows": rows},
+        )
     set_hc_implementation("auto")
-    write(
-        "connections.json" if device() == "cpu" else "connections_cuda.json",
-        {"shape": {"tokens": TOKENS, "streams": STREAMS, "hidden_size": SIZE}, "rows": rows},
-    )
 
 
 if __name__ == "__main__":

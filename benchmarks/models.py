@@ -6,7 +6,8 @@ Each case has few layers of a known shape and random weights, at two depths. Wha
 and the whole model's cost is extrapolated from it and marked so. A case and the plain model are called in turn, so
 that what else the machine does falls on both. On a CPU each case runs in a process of its own, whose memory no other
 has used. Writes benchmarks/results/models.json (on a GPU models_cuda.json). On a GPU it also takes the fused kernels
-and larger shapes, and decodes nothing: benchmarks.decoding does.
+and larger shapes, and decodes nothing: benchmarks.decoding does. Shapes that are not asked for keep what was measured
+there on this device with these versions.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from benchmarks.timing import (
     device,
     in_a_process,
     kept_mib,
+    measured,
     medians_ms,
     write,
 )
@@ -198,7 +200,8 @@ def main() -> None:
         return
     if device() == "cpu":
         print(f"no GPU here: not measured are {', '.join(ON_A_GPU)}, and the shapes {', '.join(list(SHAPES)[1:])}.")
-    rows = []
+    name_of_file = "models.json" if device() == "cpu" else "models_cuda.json"
+    rows = [row for row in measured(name_of_file) if row["shape"] not in arguments.shapes]
     for shape in arguments.shapes:
         for name in cases:
             row = {"shape": shape, "case": name}
@@ -210,7 +213,7 @@ def main() -> None:
             shown = "  ".join(f"{what} {row[what]['ratio']:6.3f}x" for what in row if what not in ("shape", "case"))
             print(f"{shape} {name:<32} {shown}", flush=True)
             write(
-                "models.json" if device() == "cpu" else "models_cuda.json",
+                name_of_file,
                 {"tokens": TOKENS, "dtype": str(DTYPE)[6:], "depths": DEPTHS, "streams": STREAMS, "rows": rows},
             )
 

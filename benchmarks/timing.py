@@ -109,6 +109,13 @@ def versions() -> dict[str, str]:
     return {"device": device_name(), "torch": torch.__version__, "python": platform.python_version()}
 
 
+def measured(name: str) -> list[dict]:
+    """The rows of benchmarks/results/NAME, if there are some of this device and these versions."""
+    path = RESULTS / name
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return known["rows"] if known.items() >= versions().items() else []
+
+
 def write(name: str, result: dict) -> None:
     """Write benchmarks/results/NAME, with the device and the versions."""
     path = RESULTS / name

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_hyperconn.models.hyper_connections_triton_operators import _OPTIONS, _backward, _forward, _projection, _sizes
+from hf_hyperconn.models.hyper_connections_triton_operators import (
+    _OPTIONS,
+    _backward,
+    _forward,
+    _projection,
+    _projection_sizes,
+    _sizes,
+)
 
 triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -16,6 +23,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from .marks import few  # noqa: E402
 
 H200 = 90
+SPILLED = 48  # bytes; on an H100, kernels of half as many values a thread spill nothing and take longer
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas-blackwell"
 VALUES = ("streams", "output", "next_streams", "branch_input", "rounding", "grad_input", "grad_output")
 KINDS = {  # what a step does, for the kernels that it launches
@@ -29,7 +37,8 @@ KINDS = {  # what a step does, for the kernels that it launches
 
 def compiled(kernel, n: int, dtype: str, **flags: bool):
     """The kernel for n streams of `dtype` and D = 2048, compiled for an H200."""
-    constants = {**_sizes(torch.empty(1, n, 2048, device="meta")), **flags}
+    sizes = _projection_sizes if kernel is _projection else _sizes
+    constants = {**sizes(torch.empty(1, n, 2048, device="meta")), **flags}
     signature, constexprs, attributes = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         name = parameter.name
@@ -45,7 +54,7 @@ def compiled(kernel, n: int, dtype: str, **flags: bool):
         if signature[name] != "constexpr" and signature[name] != "fp32" and "token" not in name.split("_")[0]:
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", H200, 32), options=_OPTIONS)
+    return triton.compile(source, target=GPUTarget("cuda", H200, 32), options={**_OPTIONS, "num_warps": constants["num_warps"]})
 
 
 def spilled(ptx: str, folder: Path) -> int:
@@ -70,7 +79,7 @@ def test_compiles_for_an_h200(kind, n, tmp_path):
         assert not re.search(r"\b(atom|red)\.", ptx), "sums by atomics depend on their order"
         assert result.metadata.shared <= 48 * 1024
         if PTXAS.is_file():
-            assert spilled(ptx, tmp_path) <= 32, kernel
+            assert spilled(ptx, tmp_path) <= SPILLED, kernel
 
 
 @pytest.mark.slow

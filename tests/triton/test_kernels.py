@@ -6,6 +6,7 @@ Run by `make test`, in a process of its own: the interpreter is chosen when Trit
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_hyperconn import set_hc_implementation
 from hf_hyperconn.models import hyper_connections_step as step
@@ -13,7 +14,7 @@ from hf_hyperconn.models import hyper_connections_triton_operators as triton_ker
 from hf_hyperconn.models.hyper_connections import HyperConnection
 from tests.conftest import hc_llama, llama_config
 from tests.marks import few
-from tests.tolerances import KERNELS_FLOAT32, LARGE_MEANS
+from tests.tolerances import COMPILED, KERNELS_FLOAT32, LARGE_MEANS
 from tests.triton.common import DEVICE, NOT_CONTIGUOUS, ON_GPU, SIZES, TOLERANCES, seed
 
 
@@ -267,6 +268,30 @@ def test_operators_are_sound():
     torch.library.opcheck(triton_kernels._projection_backward, arguments, test_utils=utils)
 
 
+class Seen(TorchDispatchMode):
+    """Remembers the operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+def test_operators_are_called_where_they_are_seen():
+    """Elsewhere the kernels are launched without them; both ways give equal bits."""
+    modules, found = connections(3, 64, "rms", True), []
+    streams = torch.randn(1, 5, 3, 64, generator=seed(0)).to(DEVICE)
+    with Seen() as seen:
+        found.append(results(modules, streams.clone(), torch.float32))
+    found.append(results(modules, streams.clone(), torch.float32))
+    for operator in ("step_forward", "step_backward", "projection_backward"):
+        assert any(name.endswith(operator) for name in seen.names), operator
+    assert all(torch.equal(mine, other) for mine, other in zip(*found, strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["static", "rms", "layer"])
 def test_compiles_whole(norm):
@@ -288,7 +313,10 @@ def test_compiles_whole(norm):
         made = function(*inputs)
         grads.append([*made, *torch.autograd.grad([y.cos().sum() for y in made], inputs)])
     for mine, other in zip(*grads, strict=True):
-        assert torch.equal(mine, other)
+        if DEVICE == "cuda" and norm == "layer":  # whose bias times fn Inductor sums in another order
+            torch.testing.assert_close(mine, other, **COMPILED)
+        else:
+            assert torch.equal(mine, other)
 
 
 def test_export():
