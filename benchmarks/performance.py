@@ -18,7 +18,7 @@ from benchmarks.timing import RESULTS, fill, markdown
 REPOSITORY = RESULTS.parents[1]
 PAGES = tuple(REPOSITORY / page for page in ("docs/performance.md", "docs/serving.md"))
 PLOT = RESULTS / "connections.png"
-MODULES = ("connections", "kinds", "models", "compilation", "decoding", "exports")
+MODULES = ("connections", "kernels", "kinds", "models", "compilation", "decoding", "exports")
 ADD = "residual, n streams"
 DTYPES = ("float32", "bfloat16")
 WAYS = list(product(DTYPES, ("eager", "compiled")))
@@ -41,6 +41,21 @@ def connections_table(result: dict) -> str:
 
     cases = dict.fromkeys(row["case"] for row in result["rows"])
     return markdown(["", *map(", ".join, WAYS)], [[case, *(cell(case, kind) for kind in WAYS)] for case in cases])
+
+
+def kernels_table(result: dict) -> str:
+    """Markdown: the fused kernels of a step, as multiples of copying what they must move, and as they were before."""
+    before = json.loads((RESULTS / "kernels_cuda_before.json").read_text())["rows"]
+    rows = []
+    for row, earlier in zip(result["rows"], before, strict=True):
+        n, size, taken = row["streams"], row["hidden_size"], row["us"]
+        moved = 6 * n + 6  # rows of D a token, as in the docstring of hyper_connections_triton_kernels.py
+        copied = moved * size * row["tokens"] * {"bfloat16": 2, "float32": 4}[row["dtype"]] / 1e3 / result["copy_gb_s"]
+        whole = sum(taken.values())
+        shape = f"{row['tokens']} tokens, N = {n}, D = {size}, {row['dtype']}"
+        each = (f"{time:.0f} µs" for time in taken.values())
+        rows.append([shape, *each, f"{whole:.0f} µs ({whole / copied:.1f}×)", f"{sum(earlier['us'].values()):.0f} µs"])
+    return markdown(["", "forward", "backward", "gradient of fn", "together", "before"], rows)
 
 
 def models_table(result: dict) -> str:
@@ -150,6 +165,9 @@ def render(text: str) -> str:
         "compilation": ("compilation", compilation_table),
         "decoding": ("decoding", decoding_table),
         "exports": ("exports", exports_table),
+        "kernels cuda": ("kernels_cuda", kernels_table),
+        "connections cuda": ("connections_cuda", connections_table),
+        "models cuda": ("models_cuda", models_table),
     }
     for name, (file, table) in tables.items():
         result = json.loads((RESULTS / f"{file}.json").read_text())

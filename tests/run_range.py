@@ -20,7 +20,7 @@ from .figures import Figures
 from .pages import REPOSITORY
 
 RANGE = {
-    "transformers": ("5.16.1", "5.17.0", "5.18.0", "5.19.0", "5.20.2", "5.21.1", "5.22.2", "5.23.0"),
+    "transformers": ("5.16.1", "5.17.0", "5.18.0", "5.19.0", "5.20.2", "5.21.1", "5.22.2", "5.23.0", "5.24.0"),
     "torch": ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"),
 }
 COLUMNS = ("transformers", "torch", "huggingface_hub")

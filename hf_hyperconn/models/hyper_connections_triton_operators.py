@@ -1,6 +1,8 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """Steps (see `hyper_connections_step.py`) by Triton kernels, `hyper_connections_triton_kernels.py`, as operators."""
 
+from functools import cache
+
 import torch
 
 from .hyper_connections_torch import coefficient_grads
@@ -9,7 +11,8 @@ from .hyper_connections_types import CoefficientParameters, Kernels, Read, StepG
 from .operators import is_recorded, operator_namespace
 
 _NAMESPACE = operator_namespace(__name__)
-# values that a thread holds of a token's streams, and how many threads there may be
+# values of a token's streams in a thread: of 16 to 128, those that are fastest on an H100 in nearly every shape of
+# benchmarks/kernels.py
 _VALUES, _WARPS = 64, 16
 _PROJECTION_BLOCK, _PROJECTION_CHUNKS = 512, 192
 _OPTIONS = {"enable_fp_fusion": True}
@@ -30,17 +33,17 @@ def _token_stride(coefficients: torch.Tensor | None) -> int:
     return coefficients.shape[-1] * coefficients.shape[-2]
 
 
-def _sizes(streams: torch.Tensor) -> dict[str, int]:
+@cache
+def _sizes(n: int, size: int) -> dict[str, int]:
     """What forward and backward are compiled for."""
-    n, size = streams.shape[-2:]
     padded, block = triton.next_power_of_2(n), triton.next_power_of_2(size)
     warps = min(_WARPS, max(1, padded * block // (32 * _VALUES)))
     return {"N": n, "N_PAD": padded, "BLOCK": block, "num_warps": warps}
 
 
-def _projection_sizes(streams: torch.Tensor) -> dict[str, int]:
+@cache
+def _projection_sizes(n: int, size: int) -> dict[str, int]:
     """What the projection's gradient is compiled for."""
-    n, size = streams.shape[-2:]
     block = min(_PROJECTION_BLOCK, triton.next_power_of_2(size))
     padded = {"N_PAD": triton.next_power_of_2(n), "M_PAD": triton.next_power_of_2(n + 2)}
     return {"N": n, **padded, "BLOCK": block, "num_warps": 2}
@@ -73,7 +76,7 @@ def _run_forward(
         _forward[(h.shape[0],)](
             h, h.stride(0), h.stride(1), written, _token_stride(written), f, 0 if f is None else f.stride(0),
             static_alpha, static_beta, fn, offset, alpha_scale, beta_scale, *results,
-            h.shape[-1], eps, **_sizes(h),
+            h.shape[-1], eps, **_sizes(*h.shape[1:]),
             WRITES=f is not None, READS=static_alpha is not None, DYNAMIC=fn is not None,
             OFFSET=offset is not None, CENTRED=centred, TANH=tanh, **_OPTIONS,
         )  # fmt: skip
@@ -135,7 +138,7 @@ def _run_backward(
             written, _token_stride(written), f, 0 if f is None else f.stride(0), of_h,
             fn, offset, alpha_scale, beta_scale, coefficients, _token_stride(coefficients), predicted, deviation, mean,
             of_h, of_h.stride(0), of_h.stride(1), of_x, 0 if of_x is None else of_x.stride(0), of_beta, *results,
-            of_h.shape[-1], **_sizes(of_h),
+            of_h.shape[-1], **_sizes(*of_h.shape[1:]),
             WRITES=f is not None, READS=coefficients is not None, DYNAMIC=fn is not None,
             OFFSET=offset is not None, CENTRED=centred, TANH=tanh, **_OPTIONS,
         )  # fmt: skip
@@ -179,7 +182,7 @@ def _run_projection_backward(
 ) -> torch.Tensor:
     n, size = streams.shape[-2:]
     h, f = _tokens(streams, 2), _tokens(branch_output, 1)
-    sizes = _projection_sizes(h)
+    sizes = _projection_sizes(n, size)
     tokens_a_chunk = max(1, triton.cdiv(h.shape[0], _PROJECTION_CHUNKS))
     chunks = triton.cdiv(h.shape[0], tokens_a_chunk)
     partial = torch.empty((chunks, n + 2, size), dtype=torch.float32, device=streams.device)
