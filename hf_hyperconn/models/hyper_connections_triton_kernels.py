@@ -12,8 +12,8 @@ threads lie side by side along D, so that sums over the streams stay within a th
 column, `[N]`: those of x, those of each new stream, those of the branch's output. In the projection a program has a
 part of D, and adds up a chunk of the tokens. All sums of one token are made by one program and sums over tokens by a
 second reduction, without atomics: equal inputs give equal bits. D and strides are arguments; N and the next power of
-two of D are compiled in. Values and coefficients are float32, what is written is rounded once. H is summed by `tl.fma`,
-whether or not other operations are fused: so every kernel makes the same.
+two of D are compiled in. Values and coefficients are float32, what is written is rounded once. H is summed by
+`tl.fma`, whether or not other operations are fused, so every kernel makes the same.
 """
 
 try:
