@@ -15,6 +15,7 @@ S is that of A_r'^T S. Streams thereby have one gradient, not a sum of two. What
 few values a token for the coefficients; H is computed again.
 """
 
+import math
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ logger = logging.get_logger(__name__)
 
 IMPLEMENTATIONS = ("auto", "torch", "triton")
 MAX_TRITON_STREAMS = 8
+MAX_TRITON_VALUES = 2**15  # of a token's streams, N and D padded to powers of two: more don't fit into registers
 _TRITON_IS_INSTALLED = find_spec("triton") is not None
 _TRITON_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 _asked = "auto"
@@ -63,15 +65,17 @@ def set_hc_implementation(name: str) -> None:
 set_hc_implementation(os.environ.get("HF_HYPERCONN_IMPLEMENTATION", "auto"))
 
 
-def implementation(streams: torch.Tensor) -> str:
-    """What computes a step on `streams`: "torch" or "triton".
+def implementation(streams: torch.Tensor, most_values: int | None = None) -> str:
+    """What computes a connection on `streams`: "torch" or "triton".
+
+    most_values: that its kernels take of a token's streams, padded as in `MAX_TRITON_VALUES`; None for any number.
 
     Raises `RuntimeError` when "triton" was asked for and can't run on them.
     """
     if _asked == "torch":
         return "torch"
     on_gpu = streams.device.type == "cuda"
-    obstacle = _triton_obstacle(streams, on_gpu or (_asked == "triton" and _TRITON_INTERPRETS))
+    obstacle = _triton_obstacle(streams, on_gpu or (_asked == "triton" and _TRITON_INTERPRETS), most_values)
     if _asked == "triton" and obstacle is not None:
         raise RuntimeError(f'implementation "triton" was asked for, but {obstacle}. Use "auto" or "torch" there.')
     taken = "triton" if obstacle is None else "torch"
@@ -82,7 +86,7 @@ def implementation(streams: torch.Tensor) -> str:
     return taken
 
 
-def _triton_obstacle(streams: torch.Tensor, has_device: bool) -> str | None:
+def _triton_obstacle(streams: torch.Tensor, has_device: bool, most_values: int | None) -> str | None:
     if not _TRITON_IS_INSTALLED:
         return "Triton is not installed"
     if not has_device:
@@ -91,6 +95,10 @@ def _triton_obstacle(streams: torch.Tensor, has_device: bool) -> str | None:
         return "the streams are float64"
     if streams.shape[-2] > MAX_TRITON_STREAMS:
         return f"there are {streams.shape[-2]} streams, more than {MAX_TRITON_STREAMS}"
+    padded = [1 << (size - 1).bit_length() for size in streams.shape[-2:]]
+    if most_values is not None and math.prod(padded) > most_values:
+        n, size = streams.shape[-2:]
+        return f"{n} streams of {size} values, padded to {padded[0]} x {padded[1]}, are more than {most_values}"
     return _why_kernels_fail(streams.device) if streams.device.type == "cuda" else None
 
 
@@ -162,7 +170,7 @@ class StepCarry:
 def step(streams: Streams, parameters: CoefficientParameters | None = None) -> tuple[torch.Tensor, ...]:
     """H and, when there are parameters to read it by, the branch input `[B, S, D]` and the coefficients."""
     tensors = streams.values, streams.coefficients, streams.branch_output
-    name = implementation(streams.values)
+    name = implementation(streams.values, MAX_TRITON_VALUES)
     if not torch.is_grad_enabled() or torch.jit.is_tracing():  # which can't hold a Function
         handed_on, result = _kernels(name, streams.values.device).step_forward(*tensors, parameters)
         return (handed_on,) if result is None else (handed_on, result.branch_input, result.coefficients)
