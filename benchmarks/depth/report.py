@@ -10,7 +10,7 @@ import statistics
 from dataclasses import replace
 
 from benchmarks.pretraining.report import CURVES, DOCS, difference
-from benchmarks.pretraining.runs import PLAIN, Run
+from benchmarks.pretraining.runs import PLAIN, Run, Scale
 from benchmarks.pretraining.train import path_of
 from benchmarks.timing import markdown, with_tables
 
@@ -20,6 +20,7 @@ from .studies import (
     DRAWN,
     DRAWN_RATE,
     METHODS,
+    WIDE,
     adapter_rates,
     adapters,
     as_at_a_billion,
@@ -34,21 +35,22 @@ from .studies import (
     rates,
     scratch,
     scratch_rates,
+    wide_rates,
 )
 
 FIGURE = DOCS.parent / "figures" / "results_deep.png"
 
 
-def results(runs: list[Run]) -> dict[Run, dict]:
+def results(runs: list[Run], size: Scale = DEEP) -> dict[Run, dict]:
     """What is finished of those runs.
 
     Raises `ValueError` when what has the same text's name was not trained on the same one.
     """
-    paths = {run: path_of(run, DEEP) for run in runs}
+    paths = {run: path_of(run, size) for run in runs}
     found = {run: json.loads(path.read_text(encoding="utf-8")) for run, path in paths.items() if path.exists()}
     for name in {run.text for run in found}:
         if len(texts := {result["corpus"]["sha256"] for run, result in found.items() if run.text == name}) > 1:
-            raise ValueError(f"results in {CURVES / DEEP.name} for {name} come from {len(texts)} texts.")
+            raise ValueError(f"results in {CURVES / size.name} for {name} come from {len(texts)} texts.")
     return found
 
 
@@ -71,12 +73,12 @@ def tuning() -> str:
     return markdown(["", *(f"{rate:g}, {hc_lr:g}×" for rate, hc_lr in pairs)], rows) if pairs else ""
 
 
-def by_rate(runs: list[Run]) -> str:
+def by_rate(runs: list[Run], size: Scale = DEEP) -> str:
     """Markdown: the held-out loss of each model at each learning rate, of one seed."""
     found: dict[str, dict[float, float]] = {}
-    for run, result in results(runs).items():
+    for run, result in results(runs, size).items():
         if run.study != "base":
-            found.setdefault(name_of(run), {})[run.learning_rate] = result["held_out_loss"]
+            found.setdefault(name_of(run, size), {})[run.learning_rate] = result["held_out_loss"]
     tried = sorted({rate for losses in found.values() for rate in losses})
     rows = [[name, *(_loss(losses.get(rate)) for rate in tried)] for name, losses in found.items()]
     return markdown(["", *(f"{rate:g}" for rate in tried)], rows)
@@ -139,6 +141,7 @@ def render(page: str) -> str:
         "deep costs": costs(),
         "deep deeper": by_rate(deeper()),
         "deep mixtures": by_rate(mixtures()),
+        "deep wide": by_rate(wide_rates(), WIDE),
         "deep tuning": tuning(),
         "deep continued": comparison(continued()),
         "deep long": by_rate(long()),
