@@ -55,19 +55,19 @@ def row(tokens: int, n: int, size: int, dtype: torch.dtype) -> dict:
     settings = fn, None, torch.full((1,), scale, device="cuda"), torch.full((1,), scale, device="cuda")
 
     def forward() -> tuple[torch.Tensor, ...]:
-        return operators._run_forward(streams, written, output, *static, *settings, 1e-6, False, True)
+        return operators._step_forward(streams, written, output, *static, *settings, 1e-6, False, True)
 
     _, _, coefficients, predicted, deviation, _ = forward()
 
     def backward() -> tuple[torch.Tensor, ...]:
         read = coefficients, predicted, deviation, None
         grads = grad_streams, grad_input, grad_beta
-        return operators._run_backward(streams, written, output, *settings, *read, False, True, *grads)
+        return operators._step_backward(streams, written, output, *settings, *read, False, True, *grads)
 
     grad_predicted = backward()[2]
 
     def projection() -> torch.Tensor:
-        return operators._run_projection_backward(streams, written, output, deviation, None, grad_predicted)
+        return operators._projection_backward(streams, written, output, deviation, None, grad_predicted)
 
     taken = {each.__name__: microseconds(each) for each in (forward, backward, projection)}
     return {"tokens": tokens, "streams": n, "hidden_size": size, "dtype": str(dtype)[6:], "us": taken}

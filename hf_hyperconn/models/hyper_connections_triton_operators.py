@@ -8,7 +8,7 @@ import torch
 from .hyper_connections_torch import coefficient_grads
 from .hyper_connections_triton_kernels import _backward, _forward, _projection, triton
 from .hyper_connections_types import CoefficientParameters, Kernels, Read, StepGrads
-from .operators import is_recorded, operator_namespace
+from .operators import operator, operator_namespace
 
 _NAMESPACE = operator_namespace(__name__)
 # values of a token's streams in a thread: of 16 to 128, those that are fastest on an H100 in nearly every shape of
@@ -53,7 +53,8 @@ def _written_dtype(streams: torch.Tensor, branch_output: torch.Tensor | None) ->
     return streams.dtype if branch_output is None else torch.promote_types(streams.dtype, branch_output.dtype)
 
 
-def _run_forward(
+@operator(f"{_NAMESPACE}::step_forward")
+def _step_forward(
     streams: torch.Tensor,
     written: torch.Tensor | None,
     branch_output: torch.Tensor | None,
@@ -83,9 +84,6 @@ def _run_forward(
     return results
 
 
-_step_forward = torch.library.custom_op(f"{_NAMESPACE}::step_forward", _run_forward, mutates_args=())
-
-
 def _forward_results(streams, branch_output, static_alpha, fn, centred):
     """Places for H, x, coefficients, prediction, deviation and mean; those that a step does not make are empty."""
     tokens, n = streams.shape[:-2], streams.shape[-2]
@@ -107,7 +105,8 @@ def _(
     return _forward_results(streams, branch_output, static_alpha, fn, centred)
 
 
-def _run_backward(
+@operator(f"{_NAMESPACE}::step_backward")
+def _step_backward(
     streams: torch.Tensor | None,
     written: torch.Tensor | None,
     branch_output: torch.Tensor | None,
@@ -145,9 +144,6 @@ def _run_backward(
     return results
 
 
-_step_backward = torch.library.custom_op(f"{_NAMESPACE}::step_backward", _run_backward, mutates_args=())
-
-
 def _backward_results(grad_streams, branch_output, coefficients, fn):
     """Places for the gradients of S, coefficients, prediction, b' and f; those that a step does not make are empty."""
     tokens, n = grad_streams.shape[:-2], grad_streams.shape[-2]
@@ -172,7 +168,8 @@ def _(
     return _backward_results(grad_streams, branch_output, coefficients, fn)
 
 
-def _run_projection_backward(
+@operator(f"{_NAMESPACE}::projection_backward")
+def _projection_backward(
     streams: torch.Tensor,
     written: torch.Tensor | None,
     branch_output: torch.Tensor | None,
@@ -199,11 +196,6 @@ def _run_projection_backward(
     return partial.sum(0)
 
 
-_projection_backward = torch.library.custom_op(
-    f"{_NAMESPACE}::projection_backward", _run_projection_backward, mutates_args=()
-)
-
-
 @_projection_backward.register_fake
 def _(streams, written, branch_output, deviation, mean, grad_predicted):
     return torch.empty((streams.shape[-2] + 2, streams.shape[-1]), dtype=torch.float32, device=streams.device)
@@ -218,8 +210,7 @@ def step_forward(
     """As in `Kernels`."""
     settings = (0.0, False, False) if parameters is None else parameters[6:]
     tensors = (None,) * 6 if parameters is None else parameters[:6]
-    run = _step_forward if is_recorded(streams) else _run_forward
-    written, x, read_coefficients, *values = run(streams, coefficients, branch_output, *tensors, *settings)
+    written, x, read_coefficients, *values = _step_forward(streams, coefficients, branch_output, *tensors, *settings)
     streams = streams if coefficients is None else written
     if parameters is None:
         return streams, None
@@ -243,9 +234,7 @@ def step_backward(
     """As in `Kernels`."""
     reads, writes = parameters is not None, coefficients is not None
     is_dynamic = reads and parameters.fn is not None
-    recorded = is_recorded(grad_streams)
-    run = _step_backward if recorded else _run_backward
-    new_grad_streams, of_coefficients, of_predicted, of_beta, of_output = run(
+    new_grad_streams, of_coefficients, of_predicted, of_beta, of_output = _step_backward(
         streams if reads else None,
         coefficients,
         branch_output,
@@ -262,8 +251,9 @@ def step_backward(
         of_predicted = of_predicted if is_dynamic else None
         of_fn = None
         if is_dynamic and wants_fn:
-            run = _projection_backward if recorded else _run_projection_backward
-            of_fn = run(streams, coefficients, branch_output, result.deviation, result.mean, of_predicted)
+            of_fn = _projection_backward(
+                streams, coefficients, branch_output, result.deviation, result.mean, of_predicted
+            )
         of_parameters = coefficient_grads(parameters, result, of_coefficients, of_predicted, of_fn)
     return StepGrads(
         new_grad_streams if reads else grad_streams,

@@ -20,7 +20,7 @@ from .manifold_hyper_connections_triton_kernels import (
     _write_backward,
     triton,
 )
-from .operators import operator_namespace
+from .operators import operator, operator_namespace
 
 _NAMESPACE = operator_namespace(__name__)
 _CHUNKS = 8
@@ -53,7 +53,7 @@ def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return tensor.stride()[:-1]
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::width_forward", mutates_args=())
+@operator(f"{_NAMESPACE}::width_forward")
 def width_forward(
     streams: torch.Tensor,
     fn: torch.Tensor,
@@ -107,7 +107,7 @@ def _(streams, fn, base, scale, mixes, iters, eps):
     return _width_results(streams, mixes)
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::width_backward", mutates_args=())
+@operator(f"{_NAMESPACE}::width_backward")
 def width_backward(
     streams: torch.Tensor,
     fn: torch.Tensor,
@@ -164,7 +164,7 @@ def _(
     return _width_backward_results(streams, predicted)
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::projection_backward", mutates_args=())
+@operator(f"{_NAMESPACE}::projection_backward")
 def projection_backward(streams: torch.Tensor, of_products: torch.Tensor) -> torch.Tensor:
     """The gradient of `fn`, `[M, N D]`, from that of the products."""
     h, n, d, m = _tokens(streams, 2), *streams.shape[-2:], of_products.shape[-1]
@@ -186,7 +186,7 @@ def _(streams, of_products):
     return torch.empty((of_products.shape[-1], size), dtype=torch.float32, device=streams.device)
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::depth_forward", mutates_args=())
+@operator(f"{_NAMESPACE}::depth_forward")
 def depth_forward(
     streams: torch.Tensor, write: torch.Tensor, mix: torch.Tensor, mixes: bool, branch_output: torch.Tensor
 ) -> torch.Tensor:
@@ -214,7 +214,7 @@ def _(streams, write, mix, mixes, branch_output):
     return _depth_results(streams, branch_output)
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::depth_backward", mutates_args=())
+@operator(f"{_NAMESPACE}::depth_backward")
 def depth_backward(
     grad: torch.Tensor, write: torch.Tensor, branch_output: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

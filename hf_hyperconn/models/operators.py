@@ -1,7 +1,9 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""The names of operators that a compiler does not look into, and where they are needed."""
+"""Operators that a compiler does not look into, and their names."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -9,7 +11,7 @@ try:
     from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 except ImportError:  # torch's own: operators are right everywhere
 
-    def is_in_torch_dispatch_mode() -> bool:
+    def is_in_torch_dispatch_mode(include_infra_modes: bool = True) -> bool:
         return True
 
 
@@ -22,11 +24,28 @@ def operator_namespace(module: str) -> str:
     return f"hc_{escaped}"
 
 
-def is_recorded(tensor: torch.Tensor) -> bool:
-    """Whether a compiler, a tracer, a mode or a subclass sees what is done to a tensor, and so must see an operator.
+class Operator:
+    """A function that compilers, tracers, dispatch modes and tensors of other classes see as an operator of torch.
 
-    Elsewhere the function in an operator is called by itself: calling the operator costs as much as a launch.
+    Elsewhere it is called by itself: calling the operator costs as much as launching a kernel.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+
+    def __init__(self, name: str, function: Callable):
+        self.function = function
+        self.operator = torch.library.custom_op(name, function, mutates_args=())
+        self.register_fake = self.operator.register_fake
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.operator(*arguments) if _is_recorded(arguments) else self.function(*arguments)
+
+
+def operator(name: str) -> Callable[[Callable], Operator]:
+    """A decorator that makes an operator of a function."""
+    return lambda function: Operator(name, function)
+
+
+def _is_recorded(arguments: tuple) -> bool:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_in_torch_dispatch_mode():
         return True
-    return type(tensor) not in (torch.Tensor, torch.nn.Parameter) or is_in_torch_dispatch_mode()
+    plain = torch.Tensor, torch.nn.Parameter
+    return any(isinstance(each, torch.Tensor) and type(each) not in plain for each in arguments)

@@ -260,17 +260,20 @@ def test_operators_are_sound():
     parameters = first.coefficient_parameters(torch.float32)
     tensors, (eps, centred, tanh) = tuple(t.detach() for t in parameters[:6]), parameters[6:]
     output = torch.randn(2, 5, 64, device=DEVICE)
-    utils = ("test_schema", "test_faketensor")
+
+    def check_operator(each, arguments):
+        torch.library.opcheck(each.operator, arguments, test_utils=("test_schema", "test_faketensor"))
+
     forward, backward = triton_kernels._step_forward, triton_kernels._step_backward
-    torch.library.opcheck(forward, (streams, None, None, *tensors, eps, centred, tanh), test_utils=utils)
+    check_operator(forward, (streams, None, None, *tensors, eps, centred, tanh))
     _, _, coefficients, predicted, deviation, mean = forward(streams, None, None, *tensors, eps, centred, tanh)
-    torch.library.opcheck(forward, (streams, coefficients, output, *tensors, eps, centred, tanh), test_utils=utils)
+    check_operator(forward, (streams, coefficients, output, *tensors, eps, centred, tanh))
     saved = (coefficients, predicted, deviation, mean)
     grads = (torch.randn_like(streams), output, torch.randn(2, 5, 3, device=DEVICE))
     arguments = (streams, coefficients, output, *tensors[2:], *saved, centred, tanh, *grads)
-    torch.library.opcheck(backward, arguments, test_utils=utils)
+    check_operator(backward, arguments)
     arguments = (streams, coefficients, output, deviation, mean, coefficients)
-    torch.library.opcheck(triton_kernels._projection_backward, arguments, test_utils=utils)
+    check_operator(triton_kernels._projection_backward, arguments)
 
 
 class Seen(TorchDispatchMode):

@@ -327,7 +327,7 @@ def test_operators_are_sound(mixes):
     arguments = (streams, *parameters, mixes, 2, module.eps)
 
     def check(operator, arguments):
-        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(operator.operator, arguments, test_utils=("test_schema", "test_faketensor"))
         return operator(*arguments)
 
     x, read, write, mix, predicted, deviation = check(operators.width_forward, arguments)
