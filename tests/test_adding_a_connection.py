@@ -31,6 +31,7 @@ def test_the_blocks_apply_and_pass_the_linter(place):
 
 
 @pytest.mark.slow
+@pytest.mark.tail
 def test_the_commands_prove_the_connection(place):
     for command in follow(PAGE, place):
         done = run(command, place)

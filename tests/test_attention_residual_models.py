@@ -70,7 +70,7 @@ def test_gradients_are_those_of_the_base_and_queries_have_their_own(block, stori
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [1, 2])
+@pytest.mark.parametrize("block", [*tail(1), 2])
 @pytest.mark.parametrize(
     ("dtype", "emulate"),
     [(torch.float32, False), (torch.bfloat16, True)],
@@ -97,7 +97,8 @@ def test_no_graph_breaks(trains, records, ids):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["sum", *tail("mean")])
+@pytest.mark.tail
+@pytest.mark.parametrize("form", ["sum", "mean"])
 def test_compiled_training(form, ids):
     """Layers by themselves: those after the second differ only in the number of values."""
     model, gradients = trained(2, form), []

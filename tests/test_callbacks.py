@@ -14,6 +14,7 @@ from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.observation import observe
 
 from .conftest import hc_llama
+from .marks import tail
 from .tolerances import FLOAT32
 
 IDS = torch.randint(3, 96, (8, 24), generator=torch.Generator().manual_seed(1))
@@ -92,7 +93,7 @@ COMPILED = {"torch_compile": True, "bf16": True}
     [
         ({}, {}),
         ({"gradient_checkpointing": True}, {}),
-        pytest.param(COMPILED, {"num_hidden_layers": 1, "hc_mult": 2}, marks=pytest.mark.slow),
+        *tail((COMPILED, {"num_hidden_layers": 1, "hc_mult": 2})),
     ],
     ids=("eager", "checkpointed", "compiled"),
 )

@@ -97,6 +97,7 @@ def test_each_is_compared_with_the_plain_model_on_the_same_text(written):
 
 
 @pytest.mark.slow
+@pytest.mark.tail
 def test_conversions_start_where_the_base_ended_but_for_the_control(written):
     corpus = text.given(written, None, TINY.vocabulary)
     base = train.train(studies.base(), size=TINY, text=corpus)

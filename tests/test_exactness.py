@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from hf_hyperconn.conversion.convert import convert_checkpoint
 
 from .conftest import asked_for
-from .marks import few
+from .marks import few, tail
 from .processes import elsewhere
 
 CONNECTIONS, WIDTHS = ("shc", "dhc"), (1, 2, 4, 8)
@@ -58,7 +58,7 @@ def test_equal_to_the_base_without_the_package(connection, n, dtype, attention, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [*tail(2), 4])
 @pytest.mark.parametrize(
     ("dtype", "emulate"),
     [(torch.float32, False), (torch.bfloat16, True)],

@@ -76,6 +76,7 @@ def test_continuations_belong_to_one_base(place):
 
 
 @pytest.mark.slow
+@pytest.mark.tail
 def test_compiled_training_is_training(place):
     ids = torch.randint(256, (TINY.batch, TINY.length))
     losses = []

@@ -45,6 +45,7 @@ def check(program: str, place) -> str:
     return said
 
 
+@pytest.mark.tail
 def test_programs_are_typed(tmp_path, monkeypatch):
     monkeypatch.setenv("MYPYPATH", str(REPOSITORY))
     said = check(PROGRAM, tmp_path)
