@@ -72,6 +72,7 @@ NEW = (
 DRAWN = (PLAIN, "DHC×4", "DHC×4 history by type")
 DRAWN_RATE = 4e-3  # of those tried, the best for the plain model
 HC_LRS, USUAL_HC_LR = (3.0, 10.0, 1.0, 30.0), 3.0
+HIGHER_HC_LRS = {"mHC×4": (100.0, 300.0), "iHC×4": (100.0, 300.0)}  # of those whose best is the highest of the others
 SEEDS, NEW_SEEDS, FEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5)), (1, 2, 3)
 PAIRED_HC_LR = {PLAIN: 1.0, "DHC×4": 3.0, "DHC×4 history by type": 10.0}  # each one's best when it is continued
 LONG, LONG_RATES = 10, (3e-4, 1e-3)  # times the steps
@@ -101,7 +102,8 @@ def rates() -> list[Run]:
     middle = DEEP.taken["continued"]
     runs = [_continued(PLAIN, learning_rate=rate) for rate in DEEP.tried["continued"]]
     for model in METHODS:
-        runs += [_continued(model, learning_rate=middle, hc_lr=hc_lr) for hc_lr in HC_LRS]
+        hc_lrs = (*HC_LRS, *HIGHER_HC_LRS.get(model, ()))
+        runs += [_continued(model, learning_rate=middle, hc_lr=hc_lr) for hc_lr in hc_lrs]
         runs += [
             _continued(model, learning_rate=rate, hc_lr=USUAL_HC_LR)
             for rate in DEEP.tried["continued"]
