@@ -13,7 +13,7 @@ from .operators import operator, operator_namespace
 _NAMESPACE = operator_namespace(__name__)
 # values of a token's streams in a thread: of 16 to 128, those that are fastest on an H100 in nearly every shape of
 # benchmarks/kernels.py
-_VALUES, _WARPS = 64, 16
+_VALUES = 64
 _PROJECTION_BLOCK, _PROJECTION_CHUNKS = 512, 192
 _OPTIONS = {"enable_fp_fusion": True}
 
@@ -37,7 +37,7 @@ def _token_stride(coefficients: torch.Tensor | None) -> int:
 def _sizes(n: int, size: int) -> dict[str, int]:
     """What forward and backward are compiled for."""
     padded, block = triton.next_power_of_2(n), triton.next_power_of_2(size)
-    warps = min(_WARPS, max(1, padded * block // (32 * _VALUES)))
+    warps = max(1, padded * block // (32 * _VALUES))  # 16 for `MAX_TRITON_VALUES`
     return {"N": n, "N_PAD": padded, "BLOCK": block, "num_warps": warps}
 
 

@@ -24,6 +24,7 @@ from .operators import operator, operator_namespace
 
 _NAMESPACE = operator_namespace(__name__)
 _CHUNKS = 8
+# the same arithmetic in every kernel, so that what is made again is what was made
 _OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 # a program of one warp has a token in each thread, and that token's whole mix
 _COEFFICIENT_OPTIONS = {**_OPTIONS, "num_warps": 1}

@@ -360,10 +360,10 @@ def test_compiles_whole(mixes):
         made = function(*inputs)
         grads.append([*made, *torch.autograd.grad([y.cos().sum() for y in made], leaves)])
     for place, (mine, other) in enumerate(zip(*grads, strict=True)):
-        if place < len(made) + len(inputs):
-            assert torch.equal(mine, other)
-        else:  # Inductor sums parameters' gradients over tokens in another order
+        if DEVICE == "cuda" and place >= len(made) + len(inputs):  # Inductor's order of sums
             torch.testing.assert_close(mine, other, **COMPILED)
+        else:
+            assert torch.equal(mine, other)
 
 
 def test_export():
