@@ -11,12 +11,17 @@ continues from the last checkpoint there. docs/training.md explains the choices.
 import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 
 import torch
 import yaml
 from datasets import Dataset, IterableDataset, load_dataset
+from datasets.exceptions import DatasetsError
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -31,6 +36,7 @@ from transformers import (
 from transformers.distributed import DistributedConfig
 
 from hf_hyperconn import HCMonitorCallback, HCTrainer
+from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.families import find_family
 from hf_hyperconn.kinds import KINDS
 
@@ -61,9 +67,20 @@ def parse_arguments(arguments: list[str]) -> tuple[Recipe, TrainingArguments]:
     """What the command line says, on top of a YAML file's settings if it begins with one."""
     if arguments and arguments[0].endswith((".yaml", ".yml")):
         settings = yaml.safe_load(Path(arguments[0]).read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError(f"{arguments[0]} holds no settings; write one in a line, as in 'hc_mult: 4'.")
         given = ((name, value if isinstance(value, list) else [value]) for name, value in settings.items())
         arguments = [word for name, values in given for word in (f"--{name}", *map(str, values))] + arguments[1:]
     return HfArgumentParser((Recipe, TrainingArguments)).parse_args_into_dataclasses(arguments)
+
+
+@contextmanager
+def without_traceback() -> Iterator[None]:
+    """End the script with what is wrong about its settings, its model or its texts."""
+    try:
+        yield
+    except (OSError, ValueError, yaml.YAMLError, HyperConnError, StrictDataclassError, DatasetsError) as error:
+        raise SystemExit(f"error: {error}") from error
 
 
 def load_model(recipe: Recipe) -> PreTrainedModel:
@@ -102,13 +119,19 @@ def load_training_data(
 
 def load_texts(files: list[str], streaming: bool = False) -> Dataset | IterableDataset:
     """Text files, a document each."""
+    for pattern in files:
+        if "://" not in pattern and not glob(pattern, recursive=True):
+            raise FileNotFoundError(f"No file is {pattern}. Give text files, or a pattern in quotes: 'texts/*.txt'.")
     return load_dataset("text", data_files=files, split="train", sample_by="document", streaming=streaming)
 
 
 def pack(
     documents: Dataset | IterableDataset, column: str, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> Dataset | IterableDataset:
-    """Rows of one length: documents in their order, an end-of-text token after each, cut without regard to them."""
+    """Rows of one length: documents in their order, an end-of-text token after each, cut without regard to them.
+
+    Raises `ValueError` when not even one row can be filled.
+    """
 
     def rows_of(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         documents = tokenizer(batch[column]).input_ids
@@ -116,7 +139,10 @@ def pack(
         rows = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
         return {"input_ids": rows, "labels": rows}
 
-    return documents.map(rows_of, batched=True, remove_columns=column)
+    rows = documents.map(rows_of, batched=True, remove_columns=column)
+    if isinstance(rows, Dataset) and len(rows) == 0:
+        raise ValueError(f"The texts have less than {length} tokens. Give more, or a smaller --sequence_length.")
+    return rows
 
 
 def last_checkpoint(folder: str) -> str | None:
@@ -135,17 +161,19 @@ def save(trainer: Trainer) -> None:
 
 def main(arguments: list[str]) -> None:
     """Load, train, save and evaluate."""
-    recipe, args = parse_arguments(arguments)
+    with without_traceback():
+        recipe, args = parse_arguments(arguments)
+        tokenizer = AutoTokenizer.from_pretrained(recipe.model)
+        with args.main_process_first():
+            training = load_training_data(recipe, tokenizer, args)
+            held_out = None
+            if recipe.held_out_files:
+                held_out = pack(load_texts(recipe.held_out_files), "text", tokenizer, recipe.sequence_length)
+        model = load_model(recipe)
     if args.torch_compile:  # layer by layer: all but the first and the last share one graph
         os.environ.setdefault("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "true")
-    tokenizer = AutoTokenizer.from_pretrained(recipe.model)
-    with args.main_process_first():
-        training = load_training_data(recipe, tokenizer, args)
-        held_out = None
-        if recipe.held_out_files:
-            held_out = pack(load_texts(recipe.held_out_files), "text", tokenizer, recipe.sequence_length)
     trainer = HCTrainer(
-        load_model(recipe),
+        model,
         args,
         train_dataset=training,
         eval_dataset=held_out,

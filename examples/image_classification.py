@@ -10,17 +10,20 @@ are those of `Recipe` and all of Transformers' `TrainingArguments`. docs/vision.
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from matplotlib import pyplot
 from PIL import Image, ImageDraw
 from torch.utils.data import Dataset, default_collate
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
+    BaseImageProcessor,
     HfArgumentParser,
     PreTrainedModel,
     Trainer,
@@ -33,6 +36,7 @@ from transformers import (
 from hf_hyperconn import HCTrainer, convert_model
 from hf_hyperconn.analysis import plots
 from hf_hyperconn.analysis.study import study
+from hf_hyperconn.errors import HyperConnError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 SHAPES = ("circle", "cross", "square", "triangle")
@@ -71,6 +75,15 @@ class Pictures(Dataset):
         picture = (Image.open(picture) if isinstance(picture, Path) else picture).convert("RGB")
         pixels = self.processor(images=picture, return_tensors="pt")["pixel_values"][0]
         return {"pixel_values": pixels, "labels": label}
+
+
+@contextmanager
+def without_traceback() -> Iterator[None]:
+    """End the script with what is wrong about its settings, its model or its images."""
+    try:
+        yield
+    except (OSError, ValueError, HyperConnError, StrictDataclassError) as error:
+        raise SystemExit(f"error: {error}") from error
 
 
 def find_images(folder: str) -> tuple[list[str], list[tuple[Path, int]]]:
@@ -145,6 +158,14 @@ def small_vit(recipe: Recipe, classes: list[str]) -> tuple[PreTrainedModel, ViTI
     return ViTForImageClassification(config), ViTImageProcessor(size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3)
 
 
+def load_base(model: str, classes: list[str]) -> tuple[PreTrainedModel, BaseImageProcessor]:
+    """A trained model, with a new head if its classes are others, and what makes its inputs."""
+    loaded = AutoModelForImageClassification.from_pretrained(
+        model, **labels(classes), ignore_mismatched_sizes=True, trust_remote_code=False
+    )
+    return loaded, AutoImageProcessor.from_pretrained(model)
+
+
 def labels(classes: list[str]) -> dict:
     """The fields of a config that name the classes."""
     return {"id2label": dict(enumerate(classes)), "label2id": {name: place for place, name in enumerate(classes)}}
@@ -166,24 +187,21 @@ def draw(model: PreTrainedModel, pictures: Pictures, folder: Path) -> None:
 
 def main(arguments: list[str]) -> None:
     """Load or train a base, convert it, train it on, evaluate, save and draw."""
-    recipe, args = HfArgumentParser((Recipe, TrainingArguments)).parse_args_into_dataclasses(arguments)
-    torch.manual_seed(args.seed)
-    classes, training, held_out = load_images(recipe)
-    if recipe.model is None:
-        model, processor = small_vit(recipe, classes)
-    else:
-        model = AutoModelForImageClassification.from_pretrained(
-            recipe.model, **labels(classes), ignore_mismatched_sizes=True, trust_remote_code=False
-        )
-        processor = AutoImageProcessor.from_pretrained(recipe.model)
+    with without_traceback():
+        recipe, args = HfArgumentParser((Recipe, TrainingArguments)).parse_args_into_dataclasses(arguments)
+        torch.manual_seed(args.seed)
+        classes, training, held_out = load_images(recipe)
+        base, processor = small_vit(recipe, classes) if recipe.model is None else load_base(recipe.model, classes)
+        model = base
+        if recipe.connection != "none" and not hasattr(base.config, "hc_mult"):
+            # shares the weights of the base, and so has what that learns
+            model = convert_model(base, hc_mult=recipe.hc_mult, connection=recipe.connection)
     training, held_out = Pictures(training, processor), Pictures(held_out, processor)
     data = {"train_dataset": training, "eval_dataset": held_out, "compute_metrics": accuracy}
     data["processing_class"] = processor
     if recipe.model is None:
         of_base = replace(args, output_dir=f"{args.output_dir}/base", max_steps=recipe.base_steps)
-        train(Trainer(model, of_base, **data))
-    if recipe.connection != "none" and not hasattr(model.config, "hc_mult"):
-        model = convert_model(model, hc_mult=recipe.hc_mult, connection=recipe.connection)
+        train(Trainer(base, of_base, **data))
     train(HCTrainer(model, args, **data, hc_lr=recipe.hc_lr))
     if hasattr(model.config, "hc_mult"):
         draw(model, held_out, Path(args.output_dir, "figures"))

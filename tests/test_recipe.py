@@ -160,15 +160,31 @@ def test_options_that_save_memory_and_time(place, stories, texts):
 
 def test_what_it_refuses(place, stories, texts, tmp_path):
     given = settings(stories, texts, tmp_path / "out")
-    with pytest.raises(ValueError, match="either --train_files or --dataset"):
-        main([*given, "--dataset", "somewhere"])
+    (tmp_path / "a_list.yaml").write_text("- model\n")
+    (tmp_path / "broken.yaml").write_text("model: [x\n")
+    (tmp_path / "short.txt").write_text("Once.")
+    short = [word if word != str(texts) else str(tmp_path / "short.txt") for word in given]
+    for arguments, said in (
+        ([*given, "--dataset", "somewhere"], "either --train_files or --dataset"),
+        ([*given, "--train_files", str(tmp_path / "*.text")], r"No file is .*\.text\. Give text files"),
+        (short, "The texts have less than 64 tokens. Give more, or a smaller --sequence_length"),
+        ([str(tmp_path / "none.yaml"), *given], "No such file or directory: .*none.yaml"),
+        ([str(tmp_path / "a_list.yaml"), *given], "a_list.yaml holds no settings; write one in a line"),
+        ([str(tmp_path / "broken.yaml"), *given], "expected ',' or ']'"),
+        ([*given, "--hc_mlt", "2"], "not used by the HfArgumentParser: .'--hc_mlt', '2'"),
+        ([*given, "--hc_mult", "0"], "hc_mult is 0; it counts residual streams"),
+        (settings(tmp_path / "nowhere", texts, tmp_path / "out"), "nowhere"),
+    ):
+        with pytest.raises(SystemExit, match=f"(?s)^error: .*{said}"):
+            main(arguments)
     config = json.loads((stories / "config.json").read_text())
     (tmp_path / "other").mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "other" / name).write_bytes((stories / name).read_bytes())
     (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "model_type": "albert"}))
-    with pytest.raises(ValueError, match="AlbertModel has no list of layers whose classes"):
+    with pytest.raises(SystemExit, match="error: .*AlbertModel has no list of layers whose classes"):
         main(settings(tmp_path / "other", texts, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_pipelines_are_refused(stories):

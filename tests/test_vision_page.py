@@ -113,6 +113,22 @@ def test_a_tenth_is_held_out_and_folders_are_asked_for(place):
         load_images(Settings(images="one", held_out_images="two"))
 
 
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        (["--connection", "dch"], "connection is 'dch'; accepted are"),
+        (["--hc_mult", "0"], "hc_mult is 0; it counts residual streams"),
+        (["--images", "nowhere"], "nowhere has 0 sub-folders with images"),
+        (["--model", "nowhere"], "(find them|nowhere)"),
+        (["--sizes", "3"], "not used by the HfArgumentParser"),
+    ],
+)
+def test_what_it_refuses_before_a_base_is_trained(place, added, said):
+    with pytest.raises(SystemExit, match=f"(?s)^error: .*{said}"):
+        main(["--output_dir", "refused", *SMALL, *added])
+    assert not Path("refused").exists()
+
+
 def test_a_pipeline_of_diffusers(place):
     torch.manual_seed(0)
     sizes = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2, "sample_size": 32, "patch_size": 8}
