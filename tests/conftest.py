@@ -1,10 +1,12 @@
 """Fixtures that tests share. No test needs the network."""
 
 import gc
+import io
 import os
 import shutil
 import signal
 import tempfile
+import warnings
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -108,6 +110,24 @@ def hc_llama(**fields) -> HCLlamaForCausalLM:
     """A tiny random Llama with the hyper-connection `fields`, as for training from scratch."""
     torch.manual_seed(0)
     return HCLlamaForCausalLM(HCLlamaConfig(**{**TINY, **fields}))
+
+
+def traced_logits(model, ids: torch.Tensor) -> torch.Tensor:
+    """The logits of a model that `torch.jit.trace` has made a program of, saved and loaded again."""
+
+    class Logits(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids):
+            return self.model(ids, use_cache=False).logits
+
+    file = io.BytesIO()
+    with warnings.catch_warnings(category=torch.jit.TracerWarning, action="ignore"):
+        torch.jit.save(torch.jit.trace(Logits(), (ids,), check_trace=False), file)
+    file.seek(0)
+    return torch.jit.load(file)(ids)
 
 
 def randomise_connections(model, scale: float = 0.1):

@@ -33,7 +33,7 @@ from hf_hyperconn import (
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.models.hyper_connections import reduce_streams
 
-from .conftest import llama_config, randomise_connections
+from .conftest import hc_llama, llama_config, randomise_connections, traced_logits
 from .marks import few
 from .tolerances import COMPILED
 
@@ -295,6 +295,16 @@ def test_exports(hc, ids):
     with torch.no_grad():
         result = program.module()(input_ids=ids, use_cache=False).logits
         torch.testing.assert_close(result, hc(ids).logits, **COMPILED)
+
+
+@pytest.mark.parametrize(
+    ("connection", "hc_mult"),
+    [*((kind, 2) for kind in ("dhc", "shc", "mhc", "ihc", "frac", "altup", "dual")), ("keel", 1), ("attnres", 1)],
+)
+def test_traces(connection, hc_mult, ids):
+    """By `torch.jit.trace`, as OpenVINO does, also where gradients would be recorded."""
+    model = hc_llama(connection=connection, hc_mult=hc_mult).eval()
+    assert torch.equal(traced_logits(model, ids), model(ids).logits)
 
 
 # embeddings, heads, devices

@@ -68,7 +68,8 @@ class Values:
         """h, `[B, S, D]`, in the dtype of r."""
         with without_autocast(self.residual):
             tensors = query.to(compute_dtype(self.residual.dtype)), self.residual, *self.values
-            if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+            if recorded and not torch.jit.is_tracing():  # which can't hold a Function
                 return _Read.apply(form == "sum", eps, *tensors)
             # Dynamo would call it with a context, as one without `setup_context`
             return _Read.forward(form == "sum", eps, *tensors)

@@ -93,11 +93,11 @@ def _triton_obstacle(streams: torch.Tensor, has_device: bool, most_values: int |
         return f"the streams are on {streams.device.type}, not on a GPU"
     if streams.dtype == torch.float64:
         return "the streams are float64"
-    if streams.shape[-2] > MAX_TRITON_STREAMS:
-        return f"there are {streams.shape[-2]} streams, more than {MAX_TRITON_STREAMS}"
-    padded = [1 << (size - 1).bit_length() for size in streams.shape[-2:]]
+    n, size = (int(each) for each in streams.shape[-2:])  # tensors, while `torch.jit.trace` looks on
+    if n > MAX_TRITON_STREAMS:
+        return f"there are {n} streams, more than {MAX_TRITON_STREAMS}"
+    padded = [1 << (each - 1).bit_length() for each in (n, size)]
     if most_values is not None and math.prod(padded) > most_values:
-        n, size = streams.shape[-2:]
         return f"{n} streams of {size} values, padded to {padded[0]} x {padded[1]}, are more than {most_values}"
     return _why_kernels_fail(streams.device) if streams.device.type == "cuda" else None
 
@@ -111,16 +111,18 @@ def _why_kernels_fail(device: torch.device) -> str | None:
 
 
 def _try_kernels(device: torch.device) -> str | None:
-    from torch._subclasses.fake_tensor import unset_fake_temporarily  # torch's own: a folder must load without it
+    from torch.utils._python_dispatch import _disable_current_modes  # torch's own: a folder must load without it
 
     try:
         from .hyper_connections_triton_operators import KERNELS
 
-        with unset_fake_temporarily(), torch.no_grad():
+        with _disable_current_modes(), torch.no_grad():  # an exported program would hold what it runs
             alpha, beta = torch.zeros(2, 3, device=device), torch.zeros(2, device=device)
             KERNELS.step_forward(
                 torch.zeros(1, 1, 2, 16, device=device), None, None, CoefficientParameters(alpha, beta)
             )
+    except torch.OutOfMemoryError:  # which may pass
+        raise
     except Exception as error:  # of a driver, a compiler, or Triton
         return f"a kernel failed on {device} ({type(error).__name__}: {next(iter(str(error).splitlines()), '')})"
     return None

@@ -23,7 +23,12 @@ def _tokens(tensor: torch.Tensor | None, inner: int) -> torch.Tensor | None:
     if tensor is None:
         return None
     tensor = tensor.reshape(-1, *tensor.shape[tensor.dim() - inner :])
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    to_last_stream = (tensor.shape[-2] - 1) * tensor.stride(-2) if inner == 2 else 0  # 32 bits in the kernels
+    return tensor if tensor.stride(-1) == 1 and to_last_stream < 2**31 else tensor.contiguous()
+
+
+def _dense(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.contiguous()
 
 
 def _token_stride(coefficients: torch.Tensor | None) -> int:
@@ -72,7 +77,7 @@ def _step_forward(
     h, f = _tokens(streams, 2), _tokens(branch_output, 1)
     if h.numel() == 0:
         return results
-    written = None if written is None else written.contiguous()
+    written, static_alpha, static_beta = map(_dense, (written, static_alpha, static_beta))
     with torch.cuda.device_of(h):
         _forward[(h.shape[0],)](
             h, h.stride(0), h.stride(1), written, _token_stride(written), f, 0 if f is None else f.stride(0),
@@ -129,8 +134,7 @@ def _step_backward(
     if of_h.numel() == 0:
         return results
     h = _tokens(streams, 2)
-    written = None if written is None else written.contiguous()
-    of_beta = None if grad_beta is None else grad_beta.contiguous()
+    written, of_beta = _dense(written), _dense(grad_beta)
     with torch.cuda.device_of(of_h):
         _backward[(of_h.shape[0],)](
             h, 0 if h is None else h.stride(0), 0 if h is None else h.stride(1),
@@ -185,7 +189,7 @@ def _projection_backward(
     partial = torch.empty((chunks, n + 2, size), dtype=torch.float32, device=streams.device)
     if chunks == 0:
         return partial.sum(0)
-    written = None if written is None else written.contiguous()
+    written = _dense(written)
     rounding = torch.empty(0, dtype=_written_dtype(streams, branch_output), device=streams.device)
     with torch.cuda.device_of(h):
         _projection[triton.cdiv(size, sizes["BLOCK"]), chunks](

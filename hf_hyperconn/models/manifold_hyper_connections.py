@@ -128,7 +128,7 @@ class ManifoldHyperConnection(Connection):
     def forward(self, streams: Streams) -> tuple[torch.Tensor, Writer]:
         """The width connection, by the fused kernels or in plain torch, as `set_hc_implementation` says."""
         values = streams.written()
-        if implementation(values) == "torch" or is_transformed():
+        if torch.jit.is_tracing() or is_transformed() or implementation(values) == "torch":
             return super().forward(streams)
         with without_autocast(values):
             parameters = (parameter.float() for parameter in (self.fn, self.base, self.scale))

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-try:
-    from torch.utils._python_dispatch import is_in_torch_dispatch_mode
-except ImportError:  # torch's own: operators are right everywhere
+try:  # torch's own; of this thread, where `is_in_torch_dispatch_mode` is one flag of the process
+    from torch._C import _len_torch_dispatch_stack
+    from torch._ops import _len_torch_dispatch_stack_pre_dispatch
+except ImportError:  # operators are right everywhere
 
-    def is_in_torch_dispatch_mode(include_infra_modes: bool = True) -> bool:
-        return True
+    def _len_torch_dispatch_stack() -> int:
+        return 1
 
 
 def operator_namespace(module: str) -> str:
@@ -45,7 +46,9 @@ def operator(name: str) -> Callable[[Callable], Operator]:
 
 
 def _is_recorded(arguments: tuple) -> bool:
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_in_torch_dispatch_mode():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    if _len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch():
         return True
     plain = torch.Tensor, torch.nn.Parameter
     return any(isinstance(each, torch.Tensor) and type(each) not in plain for each in arguments)

@@ -3,6 +3,8 @@
 Run by `make test`, in a process of its own: the interpreter is chosen when Triton is imported.
 """
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -12,7 +14,7 @@ from hf_hyperconn import set_hc_implementation
 from hf_hyperconn.models import hyper_connections_step as step
 from hf_hyperconn.models import hyper_connections_triton_operators as triton_kernels
 from hf_hyperconn.models.hyper_connections import HyperConnection
-from tests.conftest import hc_llama, llama_config
+from tests.conftest import hc_llama, llama_config, traced_logits
 from tests.marks import few
 from tests.tolerances import COMPILED, KERNELS_FLOAT32, LARGE_MEANS
 from tests.triton.common import DEVICE, NOT_CONTIGUOUS, ON_GPU, SIZES, TOLERANCES, seed
@@ -168,6 +170,23 @@ def test_not_contiguous(kind):
     check(4, 64, 7, streams=NOT_CONTIGUOUS[kind]())
 
 
+def test_streams_that_lie_too_far_apart_for_32_bits():
+    far = torch.empty_strided((1, 7, 4, 64), (7 * 64, 64, 2**30, 1), device="meta")
+    assert triton_kernels._tokens(far[:, :, :2], 2).stride() == (64, 2**30, 1)
+    assert triton_kernels._tokens(far, 2).is_contiguous()
+
+
+def test_parameters_of_any_layout():
+    streams, found = torch.randn(1, 5, 4, 64, generator=seed(0)).to(DEVICE), []
+    for transpose in (False, True):
+        modules = connections(4, 64, "static", True)
+        for module in modules if transpose else ():
+            module.static_alpha = nn.Parameter(module.static_alpha.detach().t().contiguous().t())
+            assert not module.static_alpha.is_contiguous()
+        found.append(results(modules, streams.clone(), torch.float32))
+    assert all(torch.equal(mine, other) for mine, other in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("norm", few(("static", "layer"), "static"))
 def test_runs_repeat_bit_for_bit(norm):
     first, second = (check(4, 576, 7, torch.bfloat16, norm) for _ in range(2))
@@ -298,6 +317,53 @@ def test_operators_are_called_where_they_are_seen():
     for operator in ("step_forward", "step_backward", "projection_backward"):
         assert any(name.endswith(operator) for name in seen.names), operator
     assert all(torch.equal(mine, other) for mine, other in zip(*found, strict=True))
+
+
+def test_modes_of_other_threads_end_when_they_like():
+    (first, _), streams = connections(3, 64, "rms", True), torch.randn(1, 5, 3, 64, device=DEVICE)
+    ends, begun = threading.Event(), threading.Event()
+
+    def elsewhere():
+        with Seen():
+            begun.set()
+            assert ends.wait(60)
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    assert begun.wait(60)
+    with Seen() as seen:
+        ends.set()
+        other.join()
+        first.width_connection(streams)
+    assert any(name.endswith("step_forward") for name in seen.names)
+
+
+def test_the_first_kernel_is_tried_unseen():
+    """An exported program would hold what is seen."""
+    with Seen() as seen:
+        assert step._try_kernels(torch.device(DEVICE)) is None
+    assert seen.names == []
+
+
+def test_memory_that_was_full_is_no_reason(monkeypatch):
+    def full(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(step, "_failures", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(triton_kernels, "_forward_results", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            step._why_kernels_fail(torch.device(DEVICE))
+    assert step._why_kernels_fail(torch.device(DEVICE)) is None
+
+
+@pytest.mark.parametrize("connection", ["dhc", "mhc"])
+def test_traces(connection):
+    model = hc_llama(num_hidden_layers=1, connection=connection).to(DEVICE).eval()
+    model.set_attn_implementation("eager")
+    tokens = torch.arange(6, device=DEVICE)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(traced_logits(model, tokens), model(tokens).logits, **COMPILED)
 
 
 @pytest.mark.slow
