@@ -39,6 +39,7 @@ TASKS = {
     "ForMultipleChoice": "multiple-choice",
     "ForMaskedLM": "fill-mask",
     "ForImageClassification": "image-classification",
+    "ForZeroShotImageClassification": "zero-shot-image-classification",
     "ForSemanticSegmentation": "image-segmentation",
     "ForDepthEstimation": "depth-estimation",
     "ForMaskedImageModeling": "image-feature-extraction",

@@ -85,7 +85,7 @@ from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTModel, D
 from transformers.models.dots1.configuration_dots1 import Dots1Config
 from transformers.models.dots1.modeling_dots1 import Dots1Model, Dots1ForCausalLM
 from transformers.models.dots3_note.configuration_dots3_note import Dots3NoteTextConfig
-from transformers.models.dots3_note.modeling_dots3_note import Dots3NoteTextModel
+from transformers.models.dots3_note.modeling_dots3_note import Dots3NoteTextModel, Dots3NoteForCausalLM
 from transformers.models.ernie4_5.configuration_ernie4_5 import Ernie4_5Config
 from transformers.models.ernie4_5.modeling_ernie4_5 import Ernie4_5Model, Ernie4_5ForCausalLM
 from transformers.models.ernie4_5_moe.configuration_ernie4_5_moe import Ernie4_5_MoeConfig
@@ -177,7 +177,7 @@ from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeModel, Lfm2Moe
 from transformers.models.lfm3.configuration_lfm3 import Lfm3Config
 from transformers.models.lfm3.modeling_lfm3 import Lfm3Model, Lfm3ForCausalLM
 from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
-from transformers.models.llama4.modeling_llama4 import Llama4TextModel
+from transformers.models.llama4.modeling_llama4 import Llama4TextModel, Llama4ForCausalLM
 from transformers.models.mamba.configuration_mamba import MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaModel, MambaForCausalLM
 from transformers.models.mamba2.configuration_mamba2 import Mamba2Config
@@ -197,7 +197,7 @@ from transformers.models.ministral.modeling_ministral import MinistralModel, Min
 from transformers.models.ministral3.configuration_ministral3 import Ministral3Config
 from transformers.models.ministral3.modeling_ministral3 import Ministral3Model, Ministral3ForCausalLM, Ministral3ForSequenceClassification, Ministral3ForTokenClassification, Ministral3ForQuestionAnswering
 from transformers.models.mistral4.configuration_mistral4 import Mistral4Config
-from transformers.models.mistral4.modeling_mistral4 import Mistral4Model, Mistral4ForSequenceClassification, Mistral4ForTokenClassification, Mistral4ForCausalLM, Mistral4ForCausalLM
+from transformers.models.mistral4.modeling_mistral4 import Mistral4Model, Mistral4ForSequenceClassification, Mistral4ForTokenClassification, Mistral4ForCausalLM
 from transformers.models.mistral_large4.configuration_mistral_large4 import MistralLarge4TextConfig
 from transformers.models.mistral_large4.modeling_mistral_large4 import MistralLarge4TextModel
 from transformers.models.mlcd.configuration_mlcd import MLCDVisionConfig
@@ -224,9 +224,9 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextMod
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLTextModel
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
-from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeTextModel
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeTextModel, Qwen3_5MoeForCausalLM
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextModel, Qwen3_5TextForSequenceClassification
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextModel, Qwen3_5ForCausalLM, Qwen3_5TextForSequenceClassification
 from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextModel, Qwen3NextForCausalLM, Qwen3NextForSequenceClassification, Qwen3NextForTokenClassification, Qwen3NextForQuestionAnswering
 from transformers.models.radio.configuration_radio import RadioConfig
@@ -252,41 +252,41 @@ from transformers.models.vit_msn.modeling_vit_msn import ViTMSNModel, ViTMSNForI
 from transformers.models.youtu.configuration_youtu import YoutuConfig
 from transformers.models.youtu.modeling_youtu import YoutuModel, YoutuForCausalLM
 from transformers.models.aria.configuration_aria import AriaConfig
-from transformers.models.aria.modeling_aria import AriaModel, AriaForConditionalGeneration, AriaForConditionalGeneration
+from transformers.models.aria.modeling_aria import AriaModel, AriaForConditionalGeneration
 from transformers.models.gemma3.configuration_gemma3 import Gemma3Config
-from transformers.models.gemma3.modeling_gemma3 import Gemma3Model, Gemma3ForConditionalGeneration, Gemma3ForSequenceClassification, Gemma3ForConditionalGeneration, Gemma3ForConditionalGeneration
+from transformers.models.gemma3.modeling_gemma3 import Gemma3Model, Gemma3ForConditionalGeneration, Gemma3ForSequenceClassification
 from transformers.models.glm4v.configuration_glm4v import Glm4vConfig
-from transformers.models.glm4v.modeling_glm4v import Glm4vModel, Glm4vForConditionalGeneration, Glm4vForConditionalGeneration
+from transformers.models.glm4v.modeling_glm4v import Glm4vModel, Glm4vForConditionalGeneration
 from transformers.models.idefics3.configuration_idefics3 import Idefics3Config
-from transformers.models.idefics3.modeling_idefics3 import Idefics3Model, Idefics3ForConditionalGeneration, Idefics3ForConditionalGeneration
+from transformers.models.idefics3.modeling_idefics3 import Idefics3Model, Idefics3ForConditionalGeneration
 from transformers.models.internvl.configuration_internvl import InternVLConfig
-from transformers.models.internvl.modeling_internvl import InternVLModel, InternVLForConditionalGeneration, InternVLForConditionalGeneration
+from transformers.models.internvl.modeling_internvl import InternVLModel, InternVLForConditionalGeneration
 from transformers.models.llama4.configuration_llama4 import Llama4Config
-from transformers.models.llama4.modeling_llama4 import Llama4ForConditionalGeneration, Llama4ForConditionalGeneration, Llama4ForConditionalGeneration
+from transformers.models.llama4.modeling_llama4 import Llama4ForConditionalGeneration
 from transformers.models.llava.configuration_llava import LlavaConfig
-from transformers.models.llava.modeling_llava import LlavaModel, LlavaForConditionalGeneration, LlavaForConditionalGeneration
+from transformers.models.llava.modeling_llava import LlavaModel, LlavaForConditionalGeneration
 from transformers.models.llava_next.configuration_llava_next import LlavaNextConfig
-from transformers.models.llava_next.modeling_llava_next import LlavaNextModel, LlavaNextForConditionalGeneration, LlavaNextForConditionalGeneration
+from transformers.models.llava_next.modeling_llava_next import LlavaNextModel, LlavaNextForConditionalGeneration
 from transformers.models.llava_onevision.configuration_llava_onevision import LlavaOnevisionConfig
-from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel, LlavaOnevisionForConditionalGeneration, LlavaOnevisionForConditionalGeneration
+from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel, LlavaOnevisionForConditionalGeneration
 from transformers.models.mistral3.configuration_mistral3 import Mistral3Config
-from transformers.models.mistral3.modeling_mistral3 import Mistral3Model, Mistral3ForConditionalGeneration, Mistral3ForConditionalGeneration
+from transformers.models.mistral3.modeling_mistral3 import Mistral3Model, Mistral3ForConditionalGeneration
 from transformers.models.paligemma.configuration_paligemma import PaliGemmaConfig
-from transformers.models.paligemma.modeling_paligemma import PaliGemmaModel, PaliGemmaForConditionalGeneration, PaliGemmaForConditionalGeneration
+from transformers.models.paligemma.modeling_paligemma import PaliGemmaModel, PaliGemmaForConditionalGeneration
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLForConditionalGeneration
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_audio.configuration_qwen2_audio import Qwen2AudioConfig
-from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioModel, Qwen2AudioForConditionalGeneration, Qwen2AudioForConditionalGeneration
+from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioModel, Qwen2AudioForConditionalGeneration
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLConfig
-from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel, Qwen2VLForConditionalGeneration, Qwen2VLForConditionalGeneration
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel, Qwen2VLForConditionalGeneration
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model, Qwen3_5ForSequenceClassification, Qwen3_5ForTokenClassification, Qwen3_5ForConditionalGeneration, Qwen3_5ForConditionalGeneration
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model, Qwen3_5ForSequenceClassification, Qwen3_5ForTokenClassification, Qwen3_5ForConditionalGeneration
 from transformers.models.smolvlm.configuration_smolvlm import SmolVLMConfig
-from transformers.models.smolvlm.modeling_smolvlm import SmolVLMModel, SmolVLMForConditionalGeneration, SmolVLMForConditionalGeneration
+from transformers.models.smolvlm.modeling_smolvlm import SmolVLMModel, SmolVLMForConditionalGeneration
 from transformers.models.voxtral.configuration_voxtral import VoxtralConfig
-from transformers.models.voxtral.modeling_voxtral import VoxtralModel, VoxtralForConditionalGeneration, VoxtralForConditionalGeneration, VoxtralForConditionalGeneration
+from transformers.models.voxtral.modeling_voxtral import VoxtralModel, VoxtralForConditionalGeneration
 from transformers.models.aya_vision.configuration_aya_vision import AyaVisionConfig
-from transformers.models.aya_vision.modeling_aya_vision import AyaVisionModel, AyaVisionForConditionalGeneration, AyaVisionForConditionalGeneration
+from transformers.models.aya_vision.modeling_aya_vision import AyaVisionModel, AyaVisionForConditionalGeneration
 from transformers.models.bamba.configuration_bamba import BambaConfig
 from transformers.models.bamba.modeling_bamba import BambaModel, BambaForCausalLM
 from transformers.models.beit.configuration_beit import BeitConfig
@@ -310,7 +310,7 @@ from transformers.models.glm4v.modeling_glm4v import Glm4vVisionModel
 from transformers.models.jamba.configuration_jamba import JambaConfig
 from transformers.models.jamba.modeling_jamba import JambaModel, JambaForCausalLM, JambaForSequenceClassification
 from transformers.models.mbart.configuration_mbart import MBartConfig
-from transformers.models.mbart.modeling_mbart import MBartModel, MBartForSequenceClassification, MBartForQuestionAnswering, MBartForConditionalGeneration, MBartForConditionalGeneration
+from transformers.models.mbart.modeling_mbart import MBartModel, MBartForSequenceClassification, MBartForQuestionAnswering, MBartForConditionalGeneration
 from transformers.models.moonshine.configuration_moonshine import MoonshineConfig
 from transformers.models.moonshine.modeling_moonshine import MoonshineModel, MoonshineForConditionalGeneration
 from transformers.models.mpt.configuration_mpt import MptConfig
@@ -571,6 +571,7 @@ class HCDots1ForCausalLM(HyperConnectionPreTrainedModel, Dots1ForCausalLM): ...
 
 class HCDots3NoteTextConfig(HyperConnectionConfig, Dots3NoteTextConfig): ...
 class HCDots3NoteTextModel(HyperConnectionPreTrainedModel, Dots3NoteTextModel): ...
+class HCDots3NoteForCausalLM(HyperConnectionPreTrainedModel, Dots3NoteForCausalLM): ...
 
 class HCErnie4_5Config(HyperConnectionConfig, Ernie4_5Config): ...
 class HCErnie4_5Model(HyperConnectionPreTrainedModel, Ernie4_5Model): ...
@@ -777,6 +778,7 @@ class HCLfm3ForCausalLM(HyperConnectionPreTrainedModel, Lfm3ForCausalLM): ...
 
 class HCLlama4TextConfig(HyperConnectionConfig, Llama4TextConfig): ...
 class HCLlama4TextModel(HyperConnectionPreTrainedModel, Llama4TextModel): ...
+class HCLlama4ForCausalLM(HyperConnectionPreTrainedModel, Llama4ForCausalLM): ...
 
 class HCMambaConfig(HyperConnectionConfig, MambaConfig): ...
 class HCMambaModel(HyperConnectionPreTrainedModel, MambaModel): ...
@@ -889,9 +891,11 @@ class HCQwen2VLTextModel(HyperConnectionPreTrainedModel, Qwen2VLTextModel): ...
 
 class HCQwen3_5MoeTextConfig(HyperConnectionConfig, Qwen3_5MoeTextConfig): ...
 class HCQwen3_5MoeTextModel(HyperConnectionPreTrainedModel, Qwen3_5MoeTextModel): ...
+class HCQwen3_5MoeForCausalLM(HyperConnectionPreTrainedModel, Qwen3_5MoeForCausalLM): ...
 
 class HCQwen3_5TextConfig(HyperConnectionConfig, Qwen3_5TextConfig): ...
 class HCQwen3_5TextModel(HyperConnectionPreTrainedModel, Qwen3_5TextModel): ...
+class HCQwen3_5ForCausalLM(HyperConnectionPreTrainedModel, Qwen3_5ForCausalLM): ...
 class HCQwen3_5TextForSequenceClassification(HyperConnectionPreTrainedModel, Qwen3_5TextForSequenceClassification): ...
 
 class HCQwen3NextConfig(HyperConnectionConfig, Qwen3NextConfig): ...

@@ -318,15 +318,19 @@ def family_of_class(name: str) -> Family | None:
     base = name.removeprefix("HC")
     if base == name:
         return None
-    configs = {config: model_type for model_type, config in table("CONFIG_MAPPING_NAMES").items()}
-    found = [configs[base]] if base in configs else []
-    for variable in MAPPINGS.values():
-        found += [model_type for model_type, class_name in table(variable).items() if class_name == base]
+    found = dict.fromkeys(
+        model_type
+        for variable in ("CONFIG_MAPPING_NAMES", *MAPPINGS.values())
+        for model_type, class_name in table(variable).items()
+        if class_name == base
+    )
     for model_type in sorted(found, key=lambda each: not base.startswith(_prefix(each))):
         try:
-            return find_family(model_type)
+            family = find_family(model_type)
         except UnsupportedCheckpointError:
             continue
+        if base in (f"{family.name}Config", *family.heads.values()):
+            return family
     return None
 
 

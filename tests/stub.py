@@ -25,7 +25,7 @@ def _imports() -> list[str]:
         for family in map(find_family, TESTED)
         for module, names in (
             (family.source.configuration, [family.source.config]),
-            (family.source.modeling, [name for name in family.heads.values() if _is_of(name, family)]),
+            (family.source.modeling, [name for name in dict.fromkeys(family.heads.values()) if _is_of(name, family)]),
         )
         if names
     ]

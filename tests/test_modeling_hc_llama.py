@@ -307,6 +307,16 @@ def test_traces(connection, hc_mult, ids):
     assert torch.equal(traced_logits(model, ids), model(ids).logits)
 
 
+def test_from_prenorm_takes_fields_of_the_config_as_from_pretrained_does(stories, ids):
+    asked = {"use_cache": False, "num_hidden_layers": 2, "attn_implementation": "eager", "dtype": torch.bfloat16}
+    hc, base = (
+        load(stories, **asked).eval() for load in (HCLlamaForCausalLM.from_prenorm, LlamaForCausalLM.from_pretrained)
+    )
+    for name in ("use_cache", "num_hidden_layers", "_attn_implementation", "dtype"):
+        assert getattr(hc.config, name) == getattr(base.config, name)
+    assert torch.equal(hc(ids).logits, base(ids).logits)
+
+
 # embeddings, heads, devices
 
 

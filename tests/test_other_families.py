@@ -216,6 +216,25 @@ def test_what_is_recorded_is_the_bases(model_type):
         assert all(map(torch.equal, found[name], expected[name])), name
 
 
+def test_whisper_generates_after_a_prompt():
+    """No start token comes before it, which Transformers knows by the model type."""
+    base = tiny("whisper")
+    features = inputs_of(base)["input_features"]
+    prompt = torch.tensor([[7, 40, 41, base.generation_config.decoder_start_token_id or 1, 5]]).expand(
+        len(features), -1
+    )
+    found, expected = (
+        model.generate(features, decoder_input_ids=prompt, max_new_tokens=6, eos_token_id=None)
+        for model in (convert_model(base), base)
+    )
+    assert torch.equal(found, expected)
+
+
+def test_a_layer_whose_last_line_has_a_comment_is_known(caplog):
+    convert_model(tiny("bloom"))
+    assert "is not the one that" not in caplog.text
+
+
 def test_a_constructor_takes_what_the_bases_takes():
     base, hc = (getattr(package, name) for package, name in ((transformers, "ViTModel"), (hf_hyperconn, "HCViTModel")))
     assert inspect.signature(hc.__init__) == inspect.signature(base.__init__)

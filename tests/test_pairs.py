@@ -3,6 +3,7 @@
 import ast
 import inspect
 import pickle
+import re
 import subprocess
 import sys
 import traceback
@@ -148,6 +149,24 @@ def test_the_stub_for_editors_is_that_of_the_families():
         assert f"class {name}(" in text
         if family_of_class(name) is not None:  # some came with later releases
             assert getattr(hf_hyperconn, name).__name__ == name
+
+
+@pytest.mark.slow
+@pytest.mark.tail
+def test_every_name_of_the_stub_is_there():
+    text = (MODELS.parent / "__init__.pyi").read_text(encoding="utf-8")
+    names = re.findall(r"^class (HC\w+)\(", text, re.M)
+    assert len(names) > 500
+    for name in [each for each in names if family_of_class(each) is not None]:
+        assert getattr(hf_hyperconn, name).__name__ == name
+
+
+@pytest.mark.parametrize("name", ["HCGPT2Config", "HCQwen3_5ForCausalLM"])
+def test_a_name_that_several_model_types_have(name):
+    """GPT-2's config is also that of gpt-sw3, which has no models; Qwen3.5 and its text model have one causal head."""
+    if family_of_class(name) is None:
+        pytest.skip("this release has no such model")
+    assert getattr(hf_hyperconn, name).__name__ == name
 
 
 def test_the_auto_classes_make_a_family_when_they_are_asked():

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaForCausalLM, Trainer, TrainingArguments
 
-from hf_hyperconn import HCLlamaForCausalLM
+from hf_hyperconn import HCLlamaForCausalLM, convert_model
 from hf_hyperconn.models.hyper_connections import expand_streams
 
 from .conftest import train
@@ -42,6 +42,18 @@ def test_one_step_separates_the_streams(connection, stories, batches):
     for layer, beta in zip(model.model.layers, betas, strict=True):
         assert not torch.equal(layer.attn_hc.static_beta, beta)
     assert separation(model, batches[0]) > 1e-5
+
+
+def test_smoothed_labels_are_shifted(stories, batches, tmp_path):
+    """By Trainer, which knows a causal model by the name of its class."""
+    pytest.importorskip("accelerate")
+    args = TrainingArguments(str(tmp_path), label_smoothing_factor=0.1, use_cpu=True, report_to=[])
+    base = LlamaForCausalLM.from_pretrained(stories)
+    found = []
+    for model in (base, convert_model(base)):
+        inputs = {"input_ids": batches[0], "labels": batches[0].clone()}
+        found.append(Trainer(model, args).compute_loss(model, inputs))
+    assert torch.equal(*found)
 
 
 def test_loss_falls_over_fifty_steps(stories, batches):

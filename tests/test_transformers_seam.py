@@ -18,6 +18,7 @@ CONVERSION = "transformers.conversion_mapping"
 GONE = {
     "tokenizers": (TOKENIZATION, "TOKENIZER_MAPPING_NAMES", "AutoTokenizer may not find"),
     "overruled tokenizers": (TOKENIZATION, "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS", "AutoTokenizer may not find"),
+    "processors": ("transformers.models.auto.processing_auto", "PROCESSOR_MAPPING", "AutoProcessor may not find"),
     "patterns": (CONVERSION, "_MODEL_TO_CONVERSION_PATTERN", "PEFT may not translate"),
     "experts": ("PreTrainedModel", "_can_set_experts_implementation", "set_experts_implementation has no effect"),
     "split": ("PreTrainedModel", "_no_split_modules", "device_map may split a decoder layer"),

@@ -1,6 +1,7 @@
 """Classifiers of images: heads whose base model lacks a part, and studies of what they do on images."""
 
 import json
+import shutil
 import types
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from hf_hyperconn.analysis.study import study
 from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.conversion import cli
 
+from .isolated import printed
+
 SIZES = {"image_size": 16, "patch_size": 4, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
 SIZES |= {"num_hidden_layers": 3, "initializer_range": 0.2, "num_labels": 5}
 OF_HEADS = {
@@ -40,6 +43,10 @@ OF_HEADS = {
         "fusion_hidden_size": 8,
     },
     "VideoMAEForVideoClassification": {"num_frames": 4},
+    "CLIPModel": {
+        "text_config": {**SIZES, "vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+        "vision_config": SIZES,
+    },
     "ModernBertForMultipleChoice": {"vocab_size": 96, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
 }
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -80,6 +87,26 @@ def saved(tmp_path_factory) -> Path:
     classifier().save_pretrained(folder / "base")
     assert cli.main(["convert", str(folder / "base"), str(folder / "dhc2"), "-n", "2", "-q", "--verify", "full"]) == 0
     return folder
+
+
+PROCESSOR = """
+import sys
+from transformers import AutoImageProcessor, AutoProcessor
+for auto in (AutoImageProcessor, AutoProcessor):
+    print(*(type(auto.from_pretrained(folder, trust_remote_code=True)).__name__ for folder in sys.argv[1:]))
+"""
+
+
+def test_a_processor_that_only_the_config_tells(saved, tmp_path):
+    """As in older repositories, whose files name none."""
+    base, folder = tmp_path / "base", tmp_path / "hc"
+    shutil.copytree(saved / "base", base)
+    (base / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 16, "width": 16}}))
+    assert cli.main(["convert", str(base), str(folder), "-n", "2", "-q"]) == 0
+    for line in printed(PROCESSOR, base, folder, place=tmp_path).splitlines():
+        of_base, ours = line.split()
+        assert ours == of_base
+        assert of_base.startswith("ViTImageProcessor")
 
 
 @torch.no_grad()
@@ -148,6 +175,7 @@ def test_a_backbone_has_the_maps_of_its_base(name, tmp_path, monkeypatch, capsys
         ("DPTForDepthEstimation", "AutoModelForDepthEstimation"),
         ("VideoMAEForVideoClassification", "AutoModelForVideoClassification"),
         ("ModernBertForMultipleChoice", "AutoModelForMultipleChoice"),
+        ("CLIPModel", "AutoModelForZeroShotImageClassification"),
     ],
 )
 def test_other_heads_are_converted_and_found(architecture, auto_class, tmp_path):

@@ -120,6 +120,15 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         with without_fsdp_prefix(type(self)):
             super().save_pretrained(save_directory, *args, **kwargs)
 
+    def _prepare_decoder_input_ids_for_generation(self, batch_size, model_input_name, model_kwargs, *args, **kwargs):
+        """As Transformers' own, which knows Whisper by its model type: a prompt of its needs no start token before."""
+        if self.config.base_model_type == "whisper" and model_kwargs.get("decoder_input_ids") is not None:
+            return model_kwargs.pop("decoder_input_ids"), model_kwargs
+        prepare: Any = super()
+        return prepare._prepare_decoder_input_ids_for_generation(
+            batch_size, model_input_name, model_kwargs, *args, **kwargs
+        )
+
     @classmethod
     def from_pretrained(cls: type[Model], *args, **kwargs) -> Model:
         """As Transformers' own, but threads load one after the other.
@@ -154,15 +163,21 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         pretrained_model_name_or_path: a local folder or a Hub id.
         hc_mult, connection, hc_tanh, hc_readout, hc_start, hc_history, hc_block, hc_selection, hc_sinkhorn_iters,
             hc_eps: see `HyperConnectionConfig`, and its `from_prenorm` for None.
-        kwargs: as for `from_pretrained` (`dtype`, `device_map`, `revision`, ...).
+        kwargs: as for `from_pretrained` (`dtype`, `device_map`, `revision`, ..., and fields of the base's config).
 
         Raises `ValueError` when the checkpoint belongs to another family, does not hold all of the base's weights or
         would be offloaded to disk.
         """
         hub = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-        base_config = kwargs.pop("config", None) or AutoConfig.from_pretrained(
-            pretrained_model_name_or_path, **{name: kwargs[name] for name in hub if name in kwargs}
-        )
+        base_config = kwargs.pop("config", None)
+        if base_config is None:
+            where = {name: kwargs[name] for name in hub if name in kwargs}
+            base_config = AutoConfig.from_pretrained(pretrained_model_name_or_path, **where)
+            of_loading = ("dtype", "torch_dtype", "quantization_config", *where)
+            fields = {name for name in kwargs if name not in of_loading and hasattr(base_config, name)}
+            if fields:
+                given = {name: kwargs.pop(name) for name in fields}
+                base_config = AutoConfig.from_pretrained(pretrained_model_name_or_path, **where, **given)
         config = cls.config_class.from_prenorm(
             base_config,
             hc_mult=hc_mult,

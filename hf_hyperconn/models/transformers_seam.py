@@ -8,6 +8,7 @@ is an error.
 import re
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 import transformers
@@ -20,6 +21,14 @@ logger = logging.get_logger(__name__)
 DECLARED = {
     "_no_split_modules": "device_map may split a decoder layer",
     "_keep_in_fp32_modules_strict": "hyper-connections are loaded in the dtype of the model, not in float32",
+}
+
+# where Transformers keeps which class a config's processor, or a part of it, has
+PROCESSORS = {
+    "processing_auto": "PROCESSOR_MAPPING",
+    "image_processing_auto": "IMAGE_PROCESSOR_MAPPING",
+    "video_processing_auto": "VIDEO_PROCESSOR_MAPPING",
+    "feature_extraction_auto": "FEATURE_EXTRACTOR_MAPPING",
 }
 
 EXPERTS_ARE_SETTABLE = "_can_set_experts_implementation_cached_value"  # where Transformers keeps what it found
@@ -61,6 +70,26 @@ def share_tokenizer(model_type: str, base_model_type: str) -> None:
         names[model_type] = names[base_model_type]
     if base_model_type in overruled:
         overruled.add(model_type)
+
+
+@convenience("Trainer and pipelines may not know what a hyper-connection model is made for")
+def share_class_names(model_type: str, base_model_type: str) -> None:
+    """Put a type's classes in the tables by which Trainer shifts smoothed labels and pipelines know their models."""
+    from transformers.models.auto import modeling_auto
+
+    for variable, names in vars(modeling_auto).items():
+        if re.fullmatch("MODEL_.*MAPPING_NAMES", variable) and base_model_type in names:
+            of_base = names[base_model_type]
+            ours = f"HC{of_base}" if isinstance(of_base, str) else tuple(f"HC{name}" for name in of_base)
+            names.setdefault(model_type, ours)
+
+
+@convenience("AutoProcessor may not find the processors of a hyper-connection model's base")
+def share_processors(config_name: str, base_model_type: str) -> None:
+    """Let AutoProcessor and its like, which look a class up by that of the config, find the base's."""
+    for module, table in PROCESSORS.items():
+        names = getattr(import_module(f"transformers.models.auto.{module}"), table)._reverse_config_mapping
+        names.setdefault(config_name, base_model_type)
 
 
 @convenience("PEFT may not translate the names of experts in adapters of older releases")

@@ -267,7 +267,7 @@ def _of_layer(
     return LayerSource(
         name=layer.name,
         cut=cut,
-        cut_from=digest(ast.get_source_segment(of_forward.text, forward) or ""),
+        cut_from=digest(_lines_of(forward, of_forward.text)),
         positional=tuple(argument.arg for argument in forward.args.args[2 : 2 + how.positional]),
         packed=model in PACKED
         or any(argument.arg == "cu_seqlens" for argument in (*forward.args.args, *forward.args.kwonlyargs)),
@@ -275,6 +275,11 @@ def _of_layer(
         predicting_norm=norm,
         norm=values,
     )
+
+
+def _lines_of(function: ast.FunctionDef, text: str) -> str:
+    """Its source as `inspect.getsource` gives it, with a comment behind its last statement."""
+    return "\n".join(text.splitlines()[function.lineno - 1 : function.end_lineno])
 
 
 def _attributes(base: Definition) -> dict[str, str]:
