@@ -28,7 +28,6 @@ SECTION = re.compile(
     rf"<!-- hf-hyperconn: (?P<name>[a-z-]+)(?: (?P<digest>[0-9a-f]{{8}}))? -->\n(?P<text>.*?){CLOSED}\n?",
     re.DOTALL,
 )
-METADATA = re.compile(r"\s*---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 LARGEST_CARD, LARGEST_METADATA = 10_000_000, 256_000  # bytes, and characters of YAML, which is slow to read
 HEADING = re.compile(r"^(?=#{1,6} )", re.MULTILINE)
 
@@ -52,9 +51,9 @@ def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
 
     try:
         content = read_text(path, LARGEST_CARD)
-        _check_metadata(content)
         if not content.lstrip().startswith("---"):
             content = f"---\n\n---\n{content}"
+        _check_metadata(content)
         card = ModelCard(content, ignore_metadata_errors=lenient)
         data: Any = card.data
         data.language = _languages(data.language)
@@ -71,6 +70,7 @@ def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
 
 def _check_metadata(content: str) -> None:
     """Raises `ValueError` or `YAMLError` for metadata that stand for more than is written, or take long to read."""
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
     from yaml import AliasEvent, SafeLoader, compose
 
     class WithoutAliases(SafeLoader):
@@ -80,10 +80,10 @@ def _check_metadata(content: str) -> None:
                 raise ValueError(f"line {event.start_mark.line + 1} has an alias, *{event.anchor:.40}: write it out")
             return super().compose_node(parent, index)
 
-    if match := METADATA.match(content):
-        if len(match[1]) > LARGEST_METADATA:
+    if match := REGEX_YAML_BLOCK.search(content):  # as ModelCard looks for them
+        if len(match[2]) > LARGEST_METADATA:
             raise ValueError(f"they are longer than {LARGEST_METADATA:,} characters")
-        compose(match[1], Loader=WithoutAliases)
+        compose(match[2], Loader=WithoutAliases)
 
 
 def _languages(value):

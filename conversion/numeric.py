@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from hf_hyperconn.analysis.costs import LAYER
 from hf_hyperconn.errors import HyperConnError, VerificationError
@@ -155,12 +155,22 @@ def _run(model_class, source: Source, weights: Weights, family: Family, dtype: t
             prompt = {name: value for name, value in inputs.items() if name != DECODER_IDS}
             if "input_ids" in prompt:
                 prompt["attention_mask"] = torch.ones_like(prompt["input_ids"])
+            model.generation_config = _without_search(model.generation_config)
             result["continuation"] = model.generate(
                 **prompt, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0
             )
     del model
     gc.collect()
     return result
+
+
+def _without_search(config: GenerationConfig) -> GenerationConfig:
+    """Its special tokens, and what only this model knows: with the rest a checkpoint could ask for 10,000 beams."""
+    of_search = GenerationConfig().to_dict()
+    kept = {
+        name: value for name, value in config.to_dict().items() if name not in of_search or name.endswith("_token_id")
+    }
+    return GenerationConfig(**kept)
 
 
 def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:

@@ -2,8 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
-from glob import glob
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,7 @@ class CheckedFolder:
         if name not in self._digests:
             path, size = self.source.path(name), self.source.files[name]
             if name in self.weights or size > HELD:
-                with tqdm(total=size, unit="B", unit_scale=True, desc=f"Reading {name}", disable=None) as bar:
+                with tqdm(total=size, unit="B", unit_scale=True, desc=f"Reading {shown(name)}", disable=None) as bar:
                     self._digests[name] = digest(path, bar.update)
             else:
                 self._contents[name] = path.read_bytes()
@@ -147,8 +148,8 @@ def _included(source: LocalSource, patterns: Iterable[str]) -> frozenset[str]:
     """The files that patterns name. Raises `PushError` for one that names none."""
     found = set()
     for pattern in patterns:
-        paths = {Path(path).as_posix() for path in glob(pattern, root_dir=source.folder(()), recursive=True)}
-        matching = {name for name in paths & source.files.keys() if may_be_added(name)}
+        parts = tuple(part for part, _ in groupby(Path(pattern).parts))
+        matching = {name for name in source.files if _matches(name.split("/"), parts) and may_be_added(name)}
         if not matching:
             raise PushError(
                 f"--include {pattern!r} names no file of '{source.name}' that can be added. Give a path or a pattern "
@@ -156,6 +157,19 @@ def _included(source: LocalSource, patterns: Iterable[str]) -> frozenset[str]:
             )
         found |= matching
     return frozenset(found)
+
+
+def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a path is meant by a pattern, as `glob` has them; that would follow links to folders, too."""
+    if not pattern:
+        return not names
+    if pattern[0] == "**":
+        rest = pattern[1:]
+        passed = next((place for place, name in enumerate(names) if name.startswith(".")), len(names))
+        return any(_matches(names[place:], rest) for place in range(passed + 1))
+    if not names or (names[0].startswith(".") and not pattern[0].startswith(".")):
+        return False
+    return fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
 
 
 def _check_links(folder: Path, checked: CheckedFolder) -> None:

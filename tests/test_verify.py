@@ -187,6 +187,16 @@ def test_runs_the_layers_that_fit(out, llama_folder, monkeypatch):
     assert verify_checkpoint(out, str(llama_folder), mode="full").layers == (3, 3)
 
 
+def test_how_a_checkpoint_generates_is_not_asked_for(llama_folder, tmp_path):
+    """Ten thousand beams would take all memory, and other ways can't run on a few tokens."""
+    base = tmp_path / "base"
+    shutil.copytree(llama_folder, base)
+    asked = {"num_beams": 12000, "num_return_sequences": 4000, "penalty_alpha": 0.6, "top_k": 4, "eos_token_id": 2}
+    (base / "generation_config.json").write_text(json.dumps(asked))
+    out = convert_checkpoint(str(base), tmp_path / "out", hc_mult=2, verify="full").path
+    assert json.loads((out / "generation_config.json").read_text()) == asked
+
+
 def test_the_base_is_freed_before_the_conversion_is_loaded(out, llama_folder, monkeypatch):
     import weakref
 

@@ -49,6 +49,15 @@ def test_an_alias_is_named(tmp_path):
         read_card(tmp_path / "README.md")
 
 
+@pytest.mark.parametrize(("before", "line_end"), [("---\n", "\n"), ("", "\r"), ("\n\n", "\r\n")])
+def test_metadata_are_checked_where_they_are_read(before, line_end, tmp_path):
+    (tmp_path / "README.md").write_bytes(
+        (before + BOMB.removesuffix("\ntext")).replace("\n", line_end).encode() + b"\n"
+    )
+    with pytest.raises(CardError, match=r"has an alias, \*a: write it out|can't be read"):
+        read_card(tmp_path / "README.md")
+
+
 def test_what_looks_like_an_alias_in_text_is_none(tmp_path):
     (tmp_path / "README.md").write_text("---\r\nlicense: mit\r\ntags: ['*a', \"&b\"]\r\n---\r\n*a &b\n---\n")
     assert read_card(tmp_path / "README.md").data.tags == ["*a", "&b"]

@@ -114,6 +114,18 @@ def test_what_can_not_be_included(pattern, hub, folder):
     assert hub.requests == []
 
 
+def test_links_to_folders_are_not_followed(hub, folder):
+    """Not even into the folder itself, of which two would make a million paths."""
+    (folder / "notes").mkdir()
+    (folder / "notes" / "a.md").write_text("mine")
+    for name, target in (("x", "."), ("y", "."), ("root", "/")):
+        (folder / "notes" / name).symlink_to(target)
+    push_checkpoint(folder, "me/linked", include=["notes/**"])
+    assert (hub.folder("me/linked") / "notes" / "a.md").read_text() == "mine"
+    with pytest.raises(PushError, match="names no file"):
+        push_checkpoint(folder, "me/linked", include=["notes/x/*.md"])
+
+
 def test_a_link_is_not_included(hub, folder):
     (folder.parent / "id_rsa").write_text("mine")
     (folder / "notes.txt").symlink_to(folder.parent / "id_rsa")

@@ -38,8 +38,13 @@ def metadata(target: Target, pick: random.Random) -> str:
     path = target.folder / "README.md"
     text = read(path).decode(errors="replace")
     body = text.partition("\n---\n")[2] if pick.random() < 0.7 else "# Mine\n"
-    free(path).write_text(f"---\n{METADATA[kind]}---\n{body}", encoding="utf-8")
-    return f"metadata of README.md: {kind}"
+    opening, line_end = (
+        pick.choice(["---\n", "---\n", "---\n---\n", "\n\n---\n"]),
+        pick.choice(["\n", "\n", "\r", "\r\n"]),
+    )
+    content = f"{opening}{METADATA[kind]}---\n{body}".replace("\n", line_end)
+    free(path).write_bytes(content.encode())
+    return f"metadata of README.md: {kind} after {opening!r}, lines ending in {line_end!r}"
 
 
 def marks(target: Target, pick: random.Random) -> str:
