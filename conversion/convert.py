@@ -19,7 +19,7 @@ from .base_card import README, read_base_card
 from .checkpoint import INDEX
 from .companions import check_links
 from .fields import HyperConnectionFields
-from .files import make_folder, replace_file
+from .files import is_part, make_folder, replace_file
 from .interrupts import holding_interrupts
 from .made import contents_of, is_regular
 from .moving import check_unchanged, lock, put_in_place
@@ -162,6 +162,7 @@ def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
         with _file_errors(work.parent):
             check_unchanged(plan.place)
             _check_ours(work)
+            _remove_parts(work)
             found = _read_plan(work)
             if found.get("plan") != plan.fingerprint():
                 if found.get("finished"):
@@ -194,12 +195,17 @@ def _hold_workspace(plan: ConversionPlan, work: Path) -> int | None:
 
 def _check_ours(work: Path) -> None:
     """Refuse a folder that was not made by a conversion to work in."""
-    names = set(os.listdir(work)) - {f".{PLAN}.part"}
-    if not names or is_regular(work / PLAN):
+    if all(map(is_part, os.listdir(work))) or is_regular(work / PLAN):
         return
     finished = contents_of(work)  # killed on its way to its name
     if finished is None or finished.not_made:
         raise _not_ours(work)
+
+
+def _remove_parts(work: Path) -> None:
+    """Remove the files that an attempt had not completed when it was killed."""
+    for name in filter(is_part, os.listdir(work)):
+        (work / name).unlink()
 
 
 def _not_ours(work: Path) -> ConversionError:

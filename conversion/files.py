@@ -1,6 +1,8 @@
 """Files of a checkpoint's folder: written whole or not at all, not outside of it, and not for more people to read."""
 
 import os
+import re
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,20 +12,27 @@ from typing import BinaryIO
 # a link is not followed, and a pipe is not waited for; where the system knows these
 ITSELF = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
+PART = re.compile(r"\.hyperconn-[0-9a-f]{16}\.part")  # what is not complete yet
+
 
 def replace_file(path: Path, content: bytes) -> None:
     """Make a file hold `content`, in one step; when that fails, it is as it was.
 
     A link is replaced, not what it leads to. Who may read a file stays as it was. Raises `OSError`.
     """
-    part = path.with_name(f".{path.name}.part")
+    part = path.with_name(f".hyperconn-{secrets.token_hex(8)}.part")  # nobody else's
+    file = _create(part, _mode(path))
     try:
-        part.unlink(missing_ok=True)  # left by a process that was killed, or a link to somewhere else
-        with _create(part, _mode(path)) as file:
+        with file:
             file.write(content)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def is_part(name: str) -> bool:
+    """Whether a file has the name of what `replace_file` had not completed when its process was killed."""
+    return PART.fullmatch(name) is not None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
+from .files import is_part
 from .record import read_record
 from .source import RECORD, LocalSource
 from .transfer import digest
@@ -63,7 +64,7 @@ def is_regular(path: Path) -> bool:
 
 
 def _not_made(folder: Path, files: Listing, record: dict) -> tuple[str, ...]:
-    """The files that the record does not know, or knows otherwise."""
+    """The files that the record does not know, or knows otherwise; not those that a killed command left incomplete."""
     from huggingface_hub.utils import tqdm
 
     digests = {**(record.get("files") or {}), **(record.get("card") or {})}
@@ -74,7 +75,7 @@ def _not_made(folder: Path, files: Listing, record: dict) -> tuple[str, ...]:
         for name, (_, size, _) in sorted(files.items()):
             path, shard = folder / name, shards.get(name, {})
             known = shard.get("sha256") or digests.get(name)
-            if name == RECORD or (shard and path.is_symlink()):  # the base has what a link leads to
+            if name == RECORD or is_part(name) or (shard and path.is_symlink()):  # the base has what a link leads to
                 continue
             might_be = is_regular(path) and (shard or known) and shard.get("size", size) == size
             if not might_be or (known and digest(path, bar.update) != known):

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hf_hyperconn.conversion.files import leads_out, replace_file
+from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.conversion.files import is_part, leads_out, replace_file
+from hf_hyperconn.errors import ConversionError
 
 
 def test_a_file_is_replaced(tmp_path):
@@ -13,16 +15,55 @@ def test_a_file_is_replaced(tmp_path):
         assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", content)]
 
 
-@pytest.mark.parametrize("name", ["file", ".file.part"])
-def test_a_link_is_not_followed(name, tmp_path):
-    """Neither that of a file's own name nor one that waits under the name of what is not complete yet."""
+def test_a_link_is_not_followed(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "mine").write_bytes(b"mine")
-    (tmp_path / "folder" / name).symlink_to(tmp_path / "mine")
+    (tmp_path / "folder" / "file").symlink_to(tmp_path / "mine")
     replace_file(tmp_path / "folder" / "file", b"new")
     assert (tmp_path / "mine").read_bytes() == b"mine"
     (file,) = (tmp_path / "folder").iterdir()
     assert (file.name, file.is_symlink(), file.read_bytes()) == ("file", False, b"new")
+
+
+def test_what_is_not_complete_takes_no_name_of_a_user_s_or_another_process_s(tmp_path, monkeypatch):
+    (tmp_path / ".file.part").write_bytes(b"mine")
+    parts, replace = [], Path.replace
+
+    def note(self, target):
+        parts.append(self.name)
+        if len(parts) == 1:  # another process comes to the same file
+            replace_file(tmp_path / "file", b"theirs")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", note)
+    replace_file(tmp_path / "file", b"ours")
+    assert len({*parts}) == 2
+    assert all(map(is_part, parts))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {".file.part": b"mine", "file": b"ours"}
+
+
+def test_a_name_that_is_taken_keeps_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * 2 * size)
+    taken = tmp_path / ".hyperconn-0000000000000000.part"
+    taken.symlink_to(tmp_path / "nothing")
+    with pytest.raises(FileExistsError):
+        replace_file(tmp_path / "file", b"new")
+    assert [*tmp_path.iterdir()] == [taken]
+
+
+def test_what_a_killed_process_left_does_not_last(llama_folder, tmp_path):
+    """Neither in the folder that a conversion works in nor in a conversion that is replaced."""
+    part, work = ".hyperconn-0123456789abcdef.part", tmp_path / ".out.incomplete"
+    work.mkdir()
+    (work / part).write_bytes(b"{")
+    out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="off").path
+    assert not (out / part).exists()
+    (out / part).write_bytes(b"{")
+    convert_checkpoint(str(llama_folder), out, verify="off", force=True)
+    assert not (out / part).exists()
+    (out / ".README.md.part").write_bytes(b"mine")
+    with pytest.raises(ConversionError, match="also contains files that the conversion did not write"):
+        convert_checkpoint(str(llama_folder), out, verify="off", force=True)
 
 
 def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
