@@ -19,7 +19,7 @@ from .base_card import README, read_base_card
 from .checkpoint import INDEX
 from .companions import check_links
 from .fields import HyperConnectionFields
-from .files import is_part, make_folder, replace_file
+from .files import close_folder, is_part, make_folder, replace_file
 from .interrupts import holding_interrupts
 from .made import contents_of, is_regular
 from .moving import check_unchanged, lock, put_in_place
@@ -164,7 +164,7 @@ def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
             _check_ours(work)
             _remove_parts(work)
             found = _read_plan(work)
-            if found.get("plan") != plan.fingerprint():
+            if is_new := found.get("plan") != plan.fingerprint():
                 if found.get("finished"):
                     raise ConversionError(
                         f"'{work}' holds a finished conversion of another base or with other arguments, which could "
@@ -173,6 +173,8 @@ def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
                 for path in work.iterdir():
                     if path.name != PLAN:  # by which the folder is known for a conversion's
                         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            close_folder(work, like=plan.source.folder([CONFIG]))
+            if is_new:
                 _write_json(work / PLAN, {"plan": plan.fingerprint()})
         yield work
     finally:

@@ -18,10 +18,10 @@ PART = re.compile(r"\.hyperconn-[0-9a-f]{16}\.part")  # what is not complete yet
 def replace_file(path: Path, content: bytes) -> None:
     """Make a file hold `content`, in one step; when that fails, it is as it was.
 
-    A link is replaced, not what it leads to. Who may read a file stays as it was. Raises `OSError`.
+    A link is replaced, not what it leads to. Nobody may read it who could not before. Raises `OSError`.
     """
     part = path.with_name(f".hyperconn-{secrets.token_hex(8)}.part")  # nobody else's
-    file = _create(part, _mode(path))
+    file = _create(part, _regular(path))
     try:
         with file:
             file.write(content)
@@ -44,16 +44,36 @@ def opened_to_copy(source: Path, target: Path) -> Iterator[tuple[BinaryIO, Binar
     if not stat.S_ISREG(source.lstat().st_mode):
         raise OSError(0, f"'{source}' is not a regular file")
     with open(source, "rb", opener=lambda path, flags: os.open(path, flags | ITSELF)) as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if not stat.S_ISREG(mode):  # put there meanwhile
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):  # put there meanwhile
             raise OSError(0, f"'{source}' is not a regular file")
-        with _create(target, mode) as copy:
+        with _create(target, status) as copy:
             yield file, copy
 
 
 def make_folder(path: Path, like: Path) -> None:
     """Make a folder that is closed to whom the folder `like` is closed. Raises `OSError`."""
-    path.mkdir(mode=0o700 | like.stat().st_mode & 0o777)
+    status = like.stat()
+    path.mkdir(mode=0o700 | status.st_mode & 0o777)
+    _share(path, stat.S_IMODE(path.stat().st_mode), status)
+
+
+def close_folder(path: Path, like: Path) -> None:
+    """Close a folder to whom the folder `like` is closed, or one around it that is not around `path`.
+
+    Raises `OSError`.
+    """
+    like, path = Path(os.path.realpath(like)), Path(os.path.realpath(path))
+    status = like.stat()
+    _share(path, stat.S_IMODE(path.stat().st_mode) & (0o7700 | status.st_mode), status)
+    group, closed = path.stat().st_gid, 0
+    for around in {*like.parents} - {*path.parents}:
+        entered = around.stat()
+        group_enters, others_enter = bool(entered.st_mode & 0o010), bool(entered.st_mode & 0o001)
+        if entered.st_gid != group:  # members of either may be of the other, too
+            group_enters = others_enter = group_enters and others_enter
+        closed |= 0o070 * (not group_enters) | 0o007 * (not others_enter)
+    _set_mode(path, stat.S_IMODE(path.stat().st_mode) & ~closed)
 
 
 def leads_out(folder: Path, path: Path) -> bool:
@@ -66,16 +86,51 @@ def leads_out(folder: Path, path: Path) -> bool:
     return not (target.is_relative_to(folder) or is_of_cache)
 
 
-def _create(path: Path, mode: int) -> BinaryIO:
-    """A new file, which its owner may change; others as `mode` says, as far as the process's umask lets them."""
-    mode = 0o600 | mode & 0o666
+def _create(path: Path, like: os.stat_result | None) -> BinaryIO:
+    """A new file, which its owner may change; others as `like` says, as far as the process's umask lets them."""
+    mode = 0o666 if like is None else 0o600 | like.st_mode & 0o666
+    file = _opened(path, mode)
+    status = os.fstat(file.fileno())
+    if like is None or status.st_gid == like.st_gid:
+        return file
+    try:
+        file.close()
+        path.unlink()  # the group that it was made with may have opened it
+        file = _opened(path, 0o600)
+        _share(path, stat.S_IMODE(status.st_mode), like)
+    except BaseException:
+        file.close()
+        path.unlink(missing_ok=True)
+        raise
+    return file
+
+
+def _opened(path: Path, mode: int) -> BinaryIO:
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
 
 
-def _mode(path: Path) -> int:
-    """Who may read a file that is to be replaced; a new one is for all that the process's umask lets in."""
+def _share(path: Path, mode: int, like: os.stat_result) -> None:
+    """Give what was made the group of `like`, and a mode.
+
+    Where it can't have that group, its own gets nothing, and others what the group of `like` gets as well.
+    """
+    if path.stat().st_gid != like.st_gid:
+        try:
+            os.chown(path, -1, like.st_gid)
+        except OSError:
+            mode &= 0o7700 | mode >> 3 & 0o007
+    _set_mode(path, mode)
+
+
+def _set_mode(path: Path, mode: int) -> None:
+    if stat.S_IMODE(path.stat().st_mode) != mode:
+        path.chmod(mode)
+
+
+def _regular(path: Path) -> os.stat_result | None:
+    """The file that is to be replaced; None of a new one, or of what is no regular file."""
     try:
-        mode = path.lstat().st_mode
+        status = path.lstat()
     except FileNotFoundError:
-        return 0o666
-    return mode if stat.S_ISREG(mode) else 0o666
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None

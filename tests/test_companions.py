@@ -209,3 +209,97 @@ def test_a_file_that_is_replaced_stays_private(umask, tmp_path):
     path.chmod(0o600)
     replace_file(path, b"two")
     assert (mode(path), path.read_bytes()) == (0o600, b"two")
+
+
+def group(path: Path) -> int:
+    return path.stat().st_gid
+
+
+@pytest.fixture
+def another_group(monkeypatch) -> int:
+    """A group of the base that the user is not in: as by `stat` and `fstat`, and `chown` refuses it."""
+    other, of_file, of_path = os.getgid() + 12345, os.fstat, Path.stat
+
+    def shown(status: os.stat_result, of_base: bool) -> os.stat_result:
+        fields = list(status)
+        fields[stat.ST_GID] = other if of_base else status.st_gid
+        return os.stat_result(fields)
+
+    def refuse(path, user, group):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.chown", refuse)
+    monkeypatch.setattr(
+        "os.fstat", lambda file: shown(of_file(file), "/base/" in os.readlink(f"/proc/self/fd/{file}"))
+    )
+    monkeypatch.setattr(Path, "stat", lambda path, **o: shown(of_path(path, **o), "base" in path.parts))
+    return other
+
+
+def test_a_group_that_the_copies_can_not_have(source, umask, another_group, tmp_path):
+    """Then the user's own group gets nothing, and others no more than the base's group."""
+    for path, wanted in zip(sorted(source.iterdir()), (0o640, 0o644, 0o604), strict=False):
+        path.chmod(wanted)
+    wanted = {path.name: (0o600, 0o604, 0o600)[i] for i, path in enumerate(sorted(source.iterdir())[:3])}
+    source.chmod(0o755)
+    names = [name for name in wanted if name != "config.json"]
+    for name in names:
+        with opened_to_copy(source / name, tmp_path / name) as (_, copy):
+            assert mode(tmp_path / name) == wanted[name]
+            copy.write(b"")
+    source.chmod(0o750)
+    out = converted(source, tmp_path / "out")
+    assert mode(out) == 0o700
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give a file any group")
+def test_the_group_of_the_base(source, umask, tmp_path):
+    (source / "LICENSE").touch()
+    for path, wanted in ((source, 0o750), (source / "LICENSE", 0o640), (source / "model.safetensors", 0o640)):
+        os.chown(path, -1, 12345)
+        path.chmod(wanted)
+    out = converted(source, tmp_path / "out")
+    (shard,) = out.glob("*-00001-of-*")
+    assert [(mode(path), group(path)) for path in (out, out / "LICENSE", shard)] == [
+        (0o750, 12345),
+        (0o640, 12345),
+        (0o640, 12345),
+    ]
+    replace_file(out / "LICENSE", b"another")
+    assert (mode(out / "LICENSE"), group(out / "LICENSE")) == (0o640, 12345)
+
+
+def test_nobody_opens_a_file_before_it_has_its_group(source, umask, monkeypatch, another_group, tmp_path):
+    """The file that the user's own group could open is not the one that is written."""
+    seen, opened = [], os.open
+
+    def note(name, flags, mode=0o777, **options):
+        found = opened(name, flags, mode, **options)
+        if flags & os.O_CREAT and "copy" in str(name):
+            seen.append((os.stat(found).st_ino, stat.S_IMODE(os.stat(found).st_mode)))
+        return found
+
+    (source / "LICENSE").touch()
+    (source / "LICENSE").chmod(0o640)
+    monkeypatch.setattr("os.open", note)
+    with opened_to_copy(source / "LICENSE", tmp_path / "copy"):
+        assert seen[-1] == ((tmp_path / "copy").stat().st_ino, 0o600)
+
+
+@pytest.mark.parametrize(
+    ("around", "expected"), [(0o700, 0o700), (0o710, 0o750), (0o711, 0o755), (0o750, 0o750), (0o755, 0o755)]
+)
+def test_a_base_in_a_private_folder(around, expected, source, umask, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.move(source, home / "base")
+    (home / "base").chmod(0o755)
+    home.chmod(around)
+    assert mode(converted(home / "base", tmp_path / "out")) == expected
+    assert mode(converted(home / "base", home / "out")) == 0o755, "as closed by its place"
+
+
+def test_a_folder_that_an_attempt_left_open(source, umask, tmp_path):
+    (tmp_path / ".out.incomplete").mkdir(mode=0o755)
+    source.chmod(0o700)
+    assert mode(converted(source, tmp_path / "out")) == 0o700
