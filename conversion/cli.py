@@ -80,8 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
         goes_on = options is not None and options.run in GO_ON and not options.dry_run
         tell("interrupted; run the same command again to continue" if goes_on else "interrupted")
         return INTERRUPTED
-    except Exception as error:
-        if options is None or options.verbose:
+    except BaseException as error:  # a panic of Rust is no Exception
+        if isinstance(error, SystemExit | GeneratorExit) or options is None or options.verbose:
             raise
         hint = "" if isinstance(error, HyperConnError) else " (unexpected; run it again with -v for the traceback)"
         tell(f"error: {' '.join(str(error).split()) or type(error).__name__}{hint}")

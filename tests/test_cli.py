@@ -113,6 +113,30 @@ def test_traceback_only_on_request(llama_folder, tmp_path, capsys, monkeypatch):
         main(["convert", str(llama_folder), str(tmp_path / "out"), "-v"])
 
 
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
+def test_an_end_is_no_error(kind, llama_folder, tmp_path, monkeypatch):
+    def end(*arguments, **keywords):
+        raise kind
+
+    monkeypatch.setattr(convert, "carry_out", end)
+    with pytest.raises(kind):
+        main(["convert", str(llama_folder), str(tmp_path / "out")])
+
+
+def test_what_is_no_exception_is_an_error_too(llama_folder, tmp_path, capsys, monkeypatch):
+    """As a panic in Rust."""
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(*arguments, **keywords):
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr(convert, "carry_out", panic)
+    assert main(["convert", str(llama_folder), str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err.startswith("error: index out of bounds (unexpected; run it again with -v")
+
+
 def test_verification_failure_has_its_own_code(llama_folder, tmp_path, capsys):
     out = tmp_path / "out"
     main(["convert", str(llama_folder), str(out), "--verify", "off"])
