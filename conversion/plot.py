@@ -148,9 +148,9 @@ def _static_figures(folder: str, stack: str | None) -> "dict[str, Callable[[], F
 def _figures(folder: str, text: str, against: str | None, stack: str | None) -> "dict[str, Callable[[], Figure]]":
     from hf_hyperconn import convert_model
     from hf_hyperconn.analysis import plots
-    from hf_hyperconn.analysis.study import LENGTH, batches_of, study
+    from hf_hyperconn.analysis.study import LENGTH, study
 
-    from .plot_models import load_model, load_tokenizer, open_base
+    from .plot_models import load_model, load_tokenizer, open_base, tokens_of
 
     source = LocalSource(Path(folder))
     base = None if against is None else open_base(against, source)
@@ -162,7 +162,7 @@ def _figures(folder: str, text: str, against: str | None, stack: str | None) -> 
             f"what it takes by hf_hyperconn.analysis.study (docs/analysis.md)."
         )
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LENGTH
-    batches = batches_of(text, tokenizer, min(LENGTH, longest))
+    batches = tokens_of(text, source, tokenizer, min(LENGTH, longest))
     embeddings: Any = model.get_input_embeddings()
     tokens, largest = embeddings.num_embeddings, max((int(ids.max()) for ids in batches), default=0)
     if largest >= tokens:
@@ -174,13 +174,13 @@ def _figures(folder: str, text: str, against: str | None, stack: str | None) -> 
     inputs = [dict.fromkeys(decoded, ids) for ids in batches]
     found = study(model, inputs, stack)
     del model
-    similarity = {Path(os.path.realpath(folder)).name: found.similarity}
+    similarity = {_label(Path(os.path.realpath(folder)).name): found.similarity}
     if base is not None and against is not None:
         one_stream = convert_model(
             load_model(base), hc_mult=1, connection="shc", stack=FamilyName.of(family.model_type).stack
         )
-        name = Path(os.path.realpath(against)).name
-        similarity[against if name in similarity else name] = study(one_stream, inputs, stack).similarity
+        name = _label(Path(os.path.realpath(against)).name)
+        similarity[_label(against) if name in similarity else name] = study(one_stream, inputs, stack).similarity
     return {
         "connections": lambda: plots.connections_figure(found.matrices),
         "similarity": lambda: plots.similarity_figure(similarity),
@@ -188,3 +188,8 @@ def _figures(folder: str, text: str, against: str | None, stack: str | None) -> 
         "coefficients": lambda: plots.coefficients_figure(found.coefficients),
         SHEET: lambda: plots.sheet_figure(found, similarity),
     }
+
+
+def _label(name: str) -> str:
+    """A name as matplotlib shows it as it is, not as a formula."""
+    return name.replace("$", r"\$")

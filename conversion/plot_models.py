@@ -3,24 +3,36 @@
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_hyperconn.analysis.study import batches_of
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError
 from hf_hyperconn.families import usual_names
 from hf_hyperconn.models.sub_layers import is_of_connection
 from hf_hyperconn.registration import register_auto_classes
 
 from .card_facts import TOKENIZERS
-from .checkpoint import INDEX, open_tensors, read_config, read_weights, read_written_config
+from .checkpoint import (
+    INDEX,
+    open_tensors,
+    read_config,
+    read_weights,
+    read_written_config,
+    refuse_other_weights,
+)
 from .hyper_config import family_of
 from .loading import while_loading
 from .source import CONFIG, Source, open_source
+from .tokenizer_file import growth_of, tokenizer_errors
+
+LARGEST = 2**24  # characters of a text when it has grown
 
 
 def load_model(source: Source) -> PreTrainedModel:
     """A checkpoint's model without its head, in the dtype of the weights.
 
-    Raises `UnsupportedCheckpointError` when some of its weights are missing.
+    Raises `UnsupportedCheckpointError` when some of its weights are missing, or Transformers would load others.
     """
     register_auto_classes()
+    refuse_other_weights(source, read_written_config(source))
     weights = read_weights(source)
     folder = source.folder([name for name in (CONFIG, INDEX, *weights.files) if name in source.files])
     with while_loading():
@@ -56,14 +68,25 @@ def load_connections(source: Source) -> PreTrainedModel:
 def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
     """A checkpoint's tokenizer.
 
-    Raises `HyperConnError` when it has none.
+    Raises `HyperConnError` when it has none, or one that can't be read.
     """
     if set(TOKENIZERS).isdisjoint(source.files):
         raise HyperConnError(
             f"{source.name!r} has no tokenizer to read the text with. Copy {' and '.join(TOKENIZERS[:2])} from its "
             f"base."
         )
-    return AutoTokenizer.from_pretrained(source.folder(TOKENIZERS), trust_remote_code=False)
+    growth_of(source)
+    with tokenizer_errors(source):
+        return AutoTokenizer.from_pretrained(source.folder(TOKENIZERS), trust_remote_code=False)
+
+
+def tokens_of(text: str, source: Source, tokenizer: PreTrainedTokenizerBase, length: int) -> list[torch.Tensor]:
+    """Token ids of the beginning of a text, as `batches_of` gives them; of a text that may grow when it is read, less.
+
+    Raises `HyperConnError` when the tokenizer can't read it.
+    """
+    with tokenizer_errors(source):
+        return batches_of(text[: LARGEST // growth_of(source)], tokenizer, length)
 
 
 def open_base(model: str, source: Source) -> Source:
@@ -71,9 +94,11 @@ def open_base(model: str, source: Source) -> Source:
 
     model: local folder or Hub id.
 
-    Raises `UnsupportedCheckpointError` when it can't be read, is of another family or has another number of layers.
+    Raises `UnsupportedCheckpointError` when it can't be read, is of another family or has another number of layers, or
+    Transformers would load other weights than its own.
     """
     base = open_source(model)
+    refuse_other_weights(base, read_written_config(base))
     read_weights(base)
     expected = read_config(source)
     family, found = family_of(source, expected), read_written_config(base)
