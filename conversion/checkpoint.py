@@ -1,6 +1,6 @@
 """What a checkpoint holds, read from its config, its index and the headers of its weights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,9 @@ from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import Family, InnerModel, usual_names
 
 from . import reading
+from .files import leads_out
 from .header import TensorInfo
-from .source import CONFIG, Source
+from .source import CONFIG, LocalSource, Source
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -199,8 +200,28 @@ def read_weight_map(source: Source) -> dict[str, str]:
     return weight_map
 
 
+def refuse_links_out(source: Source, names: Iterable[str]) -> None:
+    """Raise `UnsupportedCheckpointError` when one of some files of a folder is a link out of it.
+
+    In a snapshot of the Hub's cache, links to the files of that cache are none.
+    """
+    if not isinstance(source, LocalSource):
+        return
+    folder = source.folder([])
+    for name in names:
+        if name in source.files and leads_out(folder, folder / name):
+            raise UnsupportedCheckpointError(
+                f"'{folder / name}' is a link to '{source.path(name)}', outside the folder. Put a file in its place, "
+                f"or remove it."
+            )
+
+
 def read_json(source: Source, name: str) -> dict:
-    """A JSON file of the checkpoint. Raises `UnsupportedCheckpointError` when it holds no JSON object."""
+    """A JSON file of the checkpoint.
+
+    Raises `UnsupportedCheckpointError` when it holds no JSON object, or is a link out of the folder.
+    """
+    refuse_links_out(source, [name])
     if source.files[name] > reading.LARGEST:  # and isn't downloaded
         raise UnsupportedCheckpointError(
             f"{name} of {source.name!r} holds {source.files[name]:,} bytes, and up to {reading.LARGEST:,} are read. "

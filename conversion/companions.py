@@ -5,9 +5,8 @@ from fnmatch import fnmatch
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .base_card import README
-from .checkpoint import INDEX, read_json
-from .files import leads_out
-from .source import CONFIG, RECORD, LocalSource, Source
+from .checkpoint import INDEX, read_json, refuse_links_out
+from .source import CONFIG, RECORD, Source
 
 # what does not come along, in any case: weights in any format, pickles, what the conversion writes itself, records of
 # training
@@ -36,15 +35,7 @@ def companions_of(source: Source) -> tuple[str, ...]:
 
 def check_links(source: Source, companions: tuple[str, ...]) -> None:
     """Raise `UnsupportedCheckpointError` when what is read or copied of a folder, but weights, is a link out of it."""
-    if not isinstance(source, LocalSource):
-        return
-    folder = source.folder([])
-    for name in (CONFIG, INDEX, README, *companions):
-        if name in source.files and leads_out(folder, folder / name):
-            raise UnsupportedCheckpointError(
-                f"'{folder / name}' is a link to '{source.path(name)}', outside the folder. Put a file in its place, "
-                f"or remove it."
-            )
+    refuse_links_out(source, (CONFIG, INDEX, README, *companions))
 
 
 def check_no_code(source: Source, companions: tuple[str, ...]) -> None:

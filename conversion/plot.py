@@ -11,7 +11,7 @@ from hf_hyperconn.kinds import kind_of
 from hf_hyperconn.pairs.family_names import FamilyName
 
 from .checkpoint import read_config
-from .files import replace_file
+from .files import leads_out, replace_file
 from .hyper_config import family_of
 from .inspection import inspect_checkpoint
 from .source import CONFIG, LocalSource
@@ -116,6 +116,11 @@ def _files(folder: Path, kinds: tuple[str, ...], may_be_folder: bool, out: str |
     place = folder / "figures" if out is None else Path(out)
     if out is not None and not may_be_folder:
         raise HyperConnError(f"'{out}' should end with one of {', '.join(SUFFIXES)}.")
+    if out is None and leads_out(folder, place):
+        raise HyperConnError(
+            f"'{place}' is a link to '{os.path.realpath(place)}', outside the checkpoint's folder. Remove it, or say "
+            f"with -o where the pictures should go."
+        )
     if place.is_file():
         raise HyperConnError(
             f"'{place}' is a file, and no picture. Give a folder, or a file that ends with one of "

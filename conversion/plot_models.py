@@ -16,10 +16,12 @@ from .checkpoint import (
     read_config,
     read_weights,
     read_written_config,
+    refuse_links_out,
     refuse_other_weights,
 )
 from .hyper_config import family_of
 from .loading import while_loading
+from .repository_files import belongs
 from .source import CONFIG, Source, open_source
 from .tokenizer_file import growth_of, tokenizer_errors
 
@@ -75,6 +77,7 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
             f"{source.name!r} has no tokenizer to read the text with. Copy {' and '.join(TOKENIZERS[:2])} from its "
             f"base."
         )
+    refuse_links_out(source, filter(belongs, source.files))
     growth_of(source)
     with tokenizer_errors(source):
         return AutoTokenizer.from_pretrained(source.folder(TOKENIZERS), trust_remote_code=False)

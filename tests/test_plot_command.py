@@ -361,6 +361,42 @@ def test_how_much_a_text_can_grow(folder):
         assert growth_of(LocalSource(folder)) == growth
 
 
+def test_pictures_do_not_go_where_a_link_leads(folder, tmp_path, capsys):
+    (tmp_path / "elsewhere").mkdir()
+    picture = tmp_path / "elsewhere" / "connections.png"
+    picture.write_text("mine")
+    (folder / "figures").symlink_to("../elsewhere")
+    assert main(["plot", str(folder)]) == 1
+    assert f"'{folder / 'figures'}' is a link to '{tmp_path / 'elsewhere'}', outside" in capsys.readouterr().err
+    assert picture.read_text() == "mine"
+    assert main(["plot", str(folder), "-o", str(folder / "figures")]) == 0, "it was asked for"
+    (folder / "figures").unlink()
+    (folder / "pictures").mkdir()
+    (folder / "figures").symlink_to("pictures")
+    assert main(["plot", str(folder)]) == 0
+    assert (folder / "pictures" / "connections.png").is_file()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_no_file_from_elsewhere_is_read(name, folder, tmp_path, capsys):
+    shutil.move(folder / name, tmp_path / name)
+    (folder / name).symlink_to(tmp_path / name)
+    assert main(["plot", str(folder), "--text", str(tmp_path / "text")]) == 1
+    assert f"'{folder / name}' is a link to '{tmp_path / name}', outside the folder." in capsys.readouterr().err
+
+
+def test_a_snapshot_of_the_hub_s_cache(folder, tmp_path):
+    """Which consists of links."""
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "0123"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for path in folder.iterdir():
+        path.rename(blobs / f"blob-of-{path.name}")
+        (snapshot / path.name).symlink_to(f"../../blobs/blob-of-{path.name}")
+    assert main(["plot", str(snapshot), "--text", str(tmp_path / "text"), "--kind", "streams"]) == 0
+    assert [path.name for path in (snapshot / "figures").iterdir()] == ["streams.png"]
+
+
 def test_an_adapter_beside_the_weights(folder, llama_folder, tmp_path, capsys):
     """Transformers would load it into them."""
     base = shutil.copytree(llama_folder, tmp_path / "base")

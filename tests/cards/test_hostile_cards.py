@@ -119,3 +119,18 @@ def test_a_card_that_is_a_link_to_itself_is_replaced(out):
     (out / "README.md").symlink_to("README.md")
     assert main(["card", str(out)]) == 0
     assert (out / "README.md").read_text().startswith("---\n")
+
+
+@pytest.mark.parametrize("name", ["trainer_state.json", "hyperconn_conversion.json", "config.json"])
+def test_what_a_link_leads_to_is_not_read(name, out, tmp_path, capsys):
+    secret = tmp_path / "secret.json"
+    if (out / name).exists():
+        (out / name).rename(secret)
+    else:
+        secret.write_text(json.dumps({"global_step": 12345}))
+    (out / name).symlink_to("../secret.json")
+    before = (out / "README.md").read_bytes()
+    assert main(["card", str(out)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"'{out / name}' is a link to '{secret}', outside the folder. Put a file in its place" in line
+    assert (out / "README.md").read_bytes() == before
