@@ -190,7 +190,9 @@ def _push(options: argparse.Namespace) -> int:
 def _refresh(options: argparse.Namespace) -> int:
     from .refresh import refresh
 
-    found = refresh(options.folder, dry_run=options.dry_run, accept_changes=options.accept_changes)
+    found = refresh(
+        options.folder, dry_run=options.dry_run, accept_changes=options.accept_changes, say=_speaker(options)
+    )
     put(
         json.dumps({"folder": options.folder, **found.as_dict()}, indent=2)
         if options.json

@@ -21,7 +21,7 @@ from .companions import check_links
 from .fields import HyperConnectionFields
 from .files import close_folder, is_part, make_folder, replace_file
 from .interrupts import holding_interrupts
-from .made import contents_of, is_regular
+from .made import MARK, contents_of, is_regular
 from .moving import check_unchanged, lock, put_in_place
 from .plan import ConversionPlan, plan_conversion
 from .reading import read_json
@@ -161,7 +161,7 @@ def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
     try:
         with _file_errors(work.parent):
             check_unchanged(plan.place)
-            _check_ours(work)
+            _check_ours(plan, work)
             _remove_parts(work)
             found = _read_plan(work)
             if is_new := found.get("plan") != plan.fingerprint():
@@ -195,8 +195,13 @@ def _hold_workspace(plan: ConversionPlan, work: Path) -> int | None:
             raise _not_ours(work) from error
 
 
-def _check_ours(work: Path) -> None:
+def _check_ours(plan: ConversionPlan, work: Path) -> None:
     """Refuse a folder that was not made by a conversion to work in."""
+    if is_regular(work / MARK):
+        raise ConversionError(
+            f"'{work}' is of a refresh that was cut off. Run `hf-hyperconn refresh {plan.place.out}` to complete it, "
+            f"or remove that folder."
+        )
     if all(map(is_part, os.listdir(work))) or is_regular(work / PLAN):
         return
     finished = contents_of(work)  # killed on its way to its name

@@ -5,7 +5,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -74,6 +74,19 @@ def close_folder(path: Path, like: Path) -> None:
             group_enters = others_enter = group_enters and others_enter
         closed |= 0o070 * (not group_enters) | 0o007 * (not others_enter)
     _set_mode(path, stat.S_IMODE(path.stat().st_mode) & ~closed)
+
+
+def make_folder_anew(path: Path, like: Path) -> None:
+    """Make a folder with the group and the mode of the folder `like`, as far as the system lets us.
+
+    Where the group can't be the same, it is only closed to whom `like` is closed. Raises `OSError`.
+    """
+    make_folder(path, like)
+    status = like.stat()
+    with suppress(OSError):
+        if path.stat().st_gid != status.st_gid:
+            os.chown(path, -1, status.st_gid)
+        path.chmod(0o700 | stat.S_IMODE(status.st_mode))
 
 
 def leads_out(folder: Path, path: Path) -> bool:

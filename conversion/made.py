@@ -12,6 +12,8 @@ from .record import read_record
 from .source import RECORD, LocalSource
 from .transfer import digest
 
+MARK = ".hyperconn_refresh"  # in the folder of a refresh, until all that it does is done
+
 Listing = dict[str, tuple[int, int, int]]
 
 
@@ -28,7 +30,10 @@ class Contents:
 
 
 def listing(folder: Path) -> Listing:
-    """The `files` of a folder's contents, links not followed. Raises `OSError` when all of it can't be seen."""
+    """The `files` of a folder's contents but for the mark of a refresh, links not followed.
+
+    Raises `OSError` when all of it can't be seen.
+    """
     found = {}
     for place, folders, names in os.walk(folder, onerror=_raise):
         links = (name for name in folders if os.path.islink(os.path.join(place, name)))
@@ -36,6 +41,19 @@ def listing(folder: Path) -> Listing:
             status = os.lstat(path)
             name = os.path.relpath(path, folder).replace(os.sep, "/")
             found[name] = (status.st_ino, status.st_size, status.st_mtime_ns)
+    found.pop(MARK, None)
+    return found
+
+
+def folders_in(folder: Path) -> list[str]:
+    """The paths of the folders in a folder, each after the one that it is in, links not followed.
+
+    Raises `OSError` when all of them can't be seen.
+    """
+    found = []
+    for place, folders, _ in os.walk(folder, onerror=_raise):
+        paths = (os.path.join(place, name) for name in folders)
+        found += [os.path.relpath(path, folder) for path in paths if not os.path.islink(path)]
     return found
 
 

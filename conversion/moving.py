@@ -6,12 +6,12 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from hf_hyperconn.errors import ConversionError
 
-from .made import Contents, listing
+from .made import Contents, Listing, listing
 from .place import Place
 from .source import RECORD
 
@@ -27,15 +27,17 @@ def check_unchanged(place: Place) -> None:
             f"'{place.out}' has appeared meanwhile and is not replaced. Move it away and run the same command again, "
             f"which continues from '{place.work}'."
         )
-    if place.replaced is not None and not _holds(place.out, place.replaced):
+    if place.replaced is not None and not holds(place.out, place.replaced):
         raise ConversionError(
             f"'{place.out}' has changed meanwhile and is not replaced. Check what is new there and run the same "
             f"command again, which continues from '{place.work}'."
         )
 
 
-def put_in_place(place: Place) -> None:
+def put_in_place(place: Place, *, is_locked: bool = False) -> None:
     """Rename `place.work` to `place.out`; what the plan found there is kept beside it until then, and removed.
+
+    is_locked: whether the caller holds the lock of what is at OUT.
 
     Raises `ConversionError` when another thing is there, or another conversion at work on it, and `OSError` when
     renaming fails. Then everything is where it was.
@@ -49,7 +51,7 @@ def put_in_place(place: Place) -> None:
             raise
         _remove_leftover(place)
         return
-    with held(place.out):
+    with nullcontext() if is_locked else held(place.out):
         _remove_leftover(place)
         if os.path.lexists(place.previous):
             raise ConversionError(f"'{place.previous}' is in the way. Rename it, or remove it, and run this again.")
@@ -106,7 +108,7 @@ def lock(folder: Path) -> int | None:
     except BlockingIOError as error:
         os.close(descriptor)
         raise ConversionError(
-            f"another conversion is working in '{folder}'. Wait for it, or choose another OUT."
+            f"another conversion is working in '{folder}', or a refresh. Wait for it, then run this again."
         ) from error
     except OSError:  # a file system without locks
         return descriptor
@@ -125,7 +127,7 @@ def _exchange(place: Place) -> None:
     try:
         rename_new(place.out, place.previous)
         assert place.replaced is not None
-        if not _holds(place.previous, place.replaced):
+        if not holds(place.previous, place.replaced):
             raise ConversionError(f"'{place.out}' changed while it was replaced, so it stays. Check what is new.")
         rename_new(place.work, place.out)
     except BaseException as error:
@@ -146,6 +148,14 @@ def _remove_leftover(place: Place) -> None:
     if place.leftover is not None:
         with suppress(ConversionError, OSError), held(place.previous):
             _remove(place.previous, place.leftover)
+
+
+def remove_rest(folder: Path, files: Listing) -> None:
+    """Remove what is left of a folder that held `files`, unless it holds anything else or can't be removed."""
+    with suppress(ConversionError, OSError), held(folder):
+        left = listing(folder)
+        if left.items() <= files.items():
+            _remove(folder, Contents(left, ()))
 
 
 def _remove(folder: Path, contents: Contents) -> None:
@@ -169,7 +179,7 @@ def _is(folder: Path, status: os.stat_result) -> bool:
         return False
 
 
-def _holds(folder: Path, contents: Contents) -> bool:
+def holds(folder: Path, contents: Contents) -> bool:
     """Whether a folder holds what it did; it may be gone."""
     try:
         return not folder.is_symlink() and listing(folder) == contents.files

@@ -54,7 +54,7 @@ def find_place(out: Path, source: Source, names: Iterable[str], *, force: bool, 
         _check_source(out, place, source, names)
         replaced = _replaced(out, place.out, force, discard) if os.path.lexists(place.out) else None
         _check_parent(place.out)
-        leftover = _leftover(place, replaced) if force and os.path.lexists(place.previous) else None
+        leftover = leftover_of(place, replaced) if force else None
         return Place(place.out, replaced, leftover)
     except OSError as error:
         raise ConversionError(f"'{out}' can't be read: {error.strerror or error}. Choose another OUT.") from error
@@ -67,7 +67,7 @@ def _check_name(out: Path, real: Path) -> None:
             f"the name {real.name!r:.60} is too long: the conversion works in a folder of {length} bytes' name, and "
             f"{LONGEST_NAME} are allowed. Choose another OUT."
         )
-    if any(real.samefile(folder) for folder in _with_parents(Path.cwd()) if real.exists()):
+    if is_around_us(real):
         raise ConversionError(f"'{out}' is the current folder, or contains it. Give a folder to create.")
     if real.is_symlink():
         raise ConversionError(f"'{out}' is a link that leads to itself. Remove it, or choose another OUT.")
@@ -107,8 +107,14 @@ def _replaced(out: Path, real: Path, force: bool, discard: bool) -> Contents:
     return contents
 
 
-def _leftover(place: Place, replaced: Contents | None) -> Contents | None:
-    """What an earlier replacement left; None of a folder that it can't have left, which stays as it is."""
+def leftover_of(place: Place, replaced: Contents | None) -> Contents | None:
+    """What an earlier replacement left, if it left anything.
+
+    Raises `ConversionError` when what is there can't be of a replacement, and `replaced` is to be kept there. When
+    there is nothing to keep, it stays as it is.
+    """
+    if not os.path.lexists(place.previous):
+        return None
     is_folder = place.previous.is_dir() and not place.previous.is_symlink()
     if is_folder and not listing(place.previous):
         return Contents({}, ())
@@ -134,6 +140,11 @@ def named(names: tuple[str, ...]) -> str:
     """The first of some files for people, and how many more there are."""
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def is_around_us(folder: Path) -> bool:
+    """Whether a folder is the current one, or contains it."""
+    return folder.exists() and any(folder.samefile(within) for within in _with_parents(Path.cwd()))
 
 
 def _with_parents(folder: Path) -> tuple[Path, ...]:

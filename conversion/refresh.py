@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,17 +16,16 @@ from hf_hyperconn.pairs.source_files import release
 
 from .changes import find_changes
 from .checkpoint import read_config, read_written_config
-from .files import make_folder, replace_file
+from .files import make_folder_anew, replace_file
 from .hyper_config import family_of
-from .made import Contents, is_regular, listing
+from .made import MARK, Contents, Listing, folders_in, is_regular, listing
 from .model_code import code_of, written_by
-from .moving import put_in_place
-from .place import Place
+from .moving import held, holds, lock, put_in_place, remove_rest, rename_new
+from .place import Place, is_around_us, leftover_of
+from .reading import read_json
 from .record import read_record
 from .source import CONFIG, RECORD, LocalSource
 from .transfer import copy_anew, digest
-
-MARK = ".hyperconn_refresh"  # in the folder that takes the old one's place, until it is complete
 
 
 @dataclass(frozen=True)
@@ -70,56 +70,160 @@ class Refreshed:
         return {**asdict(self), "is_current": self.is_current}
 
 
-def refresh(folder: str | Path, *, dry_run: bool = False, accept_changes: bool = False) -> Refreshed:
+def refresh(
+    folder: str | Path,
+    *,
+    dry_run: bool = False,
+    accept_changes: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Refreshed:
     """Write the code of this release into the folder of a hyper-connection checkpoint, all of it or nothing.
 
     A folder with the new code and the same other files, by hard links, takes the old one's place at once. A comparison
-    with the base that was recorded goes from the record, because it was of the code as it was.
+    with the base that was recorded goes from the record, because it was of the code as it was. What a refresh that was
+    cut off has left is completed or removed.
 
     dry_run: only say what would change.
     accept_changes: whether code that differs from what was written, and which would be lost, is replaced too.
+    say: called with a line for what should be known besides.
 
     Raises `UnsupportedCheckpointError` when the folder is no hyper-connection checkpoint that this release can read,
-    and `ConversionError` when it can't be refreshed.
+    and `ConversionError` when it can't be refreshed, also because another refresh or a conversion is at work on it.
     """
-    given, out = folder, Path(os.path.realpath(folder))
-    place = Place(out)
-    if not out.is_dir():
-        hint = f" What it was is '{place.previous}': rename it back." if place.previous.is_dir() else ""
-        raise ConversionError(f"there is no folder '{given}'.{hint}")
+    place = Place(Path(os.path.realpath(folder)))
     try:
-        place = Place(out, Contents(listing(out), ()))
-        source = LocalSource(out)
-        config, record = read_config(source), read_record(source)
-        family = family_of(source, config)
-        if not accept_changes:
-            _refuse_edited(source, config, record, given)
-        texts = {name: code_text(name).encode() for name in family.code}
-        old = {name for name in code_of(source, config) if name in source.files}
-        written = read_written_config(source)
-        new_config = {
-            **written,
-            "auto_map": family.auto_map,
-            "hc_format": FORMAT,
-            "hc_version": hf_hyperconn.__version__,
-        }
-        found = Refreshed(
-            written_by(config, record),
-            (hf_hyperconn.__version__, release()),
-            tuple(sorted(name for name in old & texts.keys() if source.path(name).read_bytes() != texts[name])),
-            tuple(sorted(texts.keys() - old)),
-            tuple(sorted(old - texts.keys())),
-            new_config != written,
-            bool((record or {}).get("verification")),
-        )
-        if not dry_run and not found.is_current:
-            _make(place, found, texts, new_config, record)
-            put_in_place(place)
-        return found
+        _find(place, folder, dry_run)
+        with nullcontext() if dry_run else _held(place.out):
+            if not dry_run:
+                _end(place)
+            return _refresh(place, folder, dry_run, accept_changes, say)
     except OSError as error:
         raise ConversionError(
-            f"'{given}' is as it was: {error.strerror or error}. Fix that, and run the same command again."
+            f"'{folder}' is as it was: {error.strerror or error}. Fix that, and run the same command again."
         ) from error
+
+
+def _refresh(
+    place: Place, given: str | Path, dry_run: bool, accept_changes: bool, say: Callable[[str], None]
+) -> Refreshed:
+    """Refresh the folder `place.out`, which is locked unless nothing is to change; arguments as for `refresh`."""
+    files = listing(place.out)
+    source = LocalSource(place.out)
+    config, record = read_config(source), read_record(source)
+    family = family_of(source, config)
+    if not accept_changes:
+        _refuse_edited(source, config, record, given)
+    texts = {name: code_text(name).encode() for name in family.code}
+    old = {name for name in code_of(source, config) if name in source.files}
+    written = read_written_config(source)
+    new_config = {
+        **written,
+        "auto_map": family.auto_map,
+        "hc_format": FORMAT,
+        "hc_version": hf_hyperconn.__version__,
+    }
+    found = Refreshed(
+        written_by(config, record),
+        (hf_hyperconn.__version__, release()),
+        tuple(sorted(name for name in old & texts.keys() if source.path(name).read_bytes() != texts[name])),
+        tuple(sorted(texts.keys() - old)),
+        tuple(sorted(old - texts.keys())),
+        new_config != written,
+        bool((record or {}).get("verification")),
+    )
+    if not dry_run and not found.is_current:
+        _refuse_unmovable(place.out, given)
+        replaced = Contents(files, ())
+        place = Place(place.out, replaced, leftover_of(place, replaced))
+        with _workspace(place):
+            _make(place, found, texts, new_config, record)
+            put_in_place(place, is_locked=True)
+            if os.path.lexists(place.previous):
+                say(f"warning       '{place.previous}' is still there; remove it if you don't need it.")
+            else:
+                _unmark(place)
+    return found
+
+
+def _find(place: Place, given: str | Path, dry_run: bool) -> None:
+    """Refuse a folder that is not there, unless a refresh that was cut off has moved it aside: then it comes back."""
+    if place.out.is_dir() or (not dry_run and _bring_back(place)) or place.out.is_dir():
+        return
+    hint = f" What it was is '{place.previous}': rename it back." if place.previous.is_dir() else ""
+    if _is_aside(place):
+        hint = " A refresh of it was cut off, and without --dry-run the same command completes it."
+    raise ConversionError(f"there is no folder '{given}'.{hint}")
+
+
+def _bring_back(place: Place) -> bool:
+    """Rename what a refresh that was cut off has moved aside; whether there was such a folder."""
+    try:
+        with held(place.previous):
+            if not _is_aside(place):
+                return False
+            rename_new(place.previous, place.out)
+            return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _is_aside(place: Place) -> bool:
+    """Whether a refresh has moved aside what was at OUT, and nothing is there yet."""
+    files = _marked(place.work)
+    return files is not None and not os.path.lexists(place.out) and holds(place.previous, Contents(files, ()))
+
+
+@contextmanager
+def _held(out: Path) -> Iterator[None]:
+    """Keep others from the folder that has the name OUT, even if it was given that name this instant."""
+    while True:
+        try:
+            descriptor = lock(out)
+            break
+        except FileNotFoundError:
+            if not out.is_dir():
+                raise
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _end(place: Place) -> None:
+    """Remove what a refresh that gave OUT its name, and was cut off then, has left: the old folder, and the mark."""
+    if not is_regular(place.out / MARK):
+        return
+    if (files := _marked(place.out)) is not None:
+        remove_rest(place.previous, files)
+    _unmark(place)
+
+
+def _unmark(place: Place) -> None:
+    """Remove the mark from OUT, unless it can't be: it does no harm there."""
+    with suppress(OSError):
+        (place.out / MARK).unlink()
+
+
+def _marked(folder: Path) -> Listing | None:
+    """The files that were at OUT, by the mark in what a refresh has finished; None of any other folder."""
+    try:
+        return {name: tuple(status) for name, status in read_json(folder / MARK)["replaces"].items()}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return None
+
+
+def _refuse_unmovable(out: Path, given: str | Path) -> None:
+    """Raise `ConversionError` for a folder that another can't take the place of."""
+    if is_around_us(out):
+        raise ConversionError(
+            f"'{given}' is the current folder, or contains it, and another takes its place. Go to a folder outside of "
+            f"it, and run the same command there."
+        )
+    if out.is_mount():
+        raise ConversionError(
+            f"'{given}' is a mount point, and can't be replaced. Move what is in it to a folder, and refresh that."
+        )
 
 
 def _refuse_edited(source: LocalSource, config: dict, record: dict | None, given: str | Path) -> None:
@@ -134,41 +238,74 @@ def _refuse_edited(source: LocalSource, config: dict, record: dict | None, given
         )
 
 
+@contextmanager
+def _workspace(place: Place) -> Iterator[None]:
+    """The folder to work in, made anew, marked, and kept from others.
+
+    Raises `ConversionError` when a conversion is at work or unfinished there, or what is there is something else.
+    """
+    _clear(place)
+    make_folder_anew(place.work, like=place.out)
+    with held(place.work):
+        (place.work / MARK).touch()
+        yield
+
+
+def _clear(place: Place) -> None:
+    """Remove the folder in which a refresh that was cut off has worked: links, whose files are in OUT itself."""
+    in_the_way = ConversionError(f"'{place.work}' is in the way: an unfinished conversion. Finish it, or remove it.")
+    try:
+        with held(place.work):
+            paths = sorted(place.work.iterdir(), key=lambda path: path.name == MARK)
+            if paths and not is_regular(place.work / MARK):
+                raise in_the_way
+            for path in paths:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            place.work.rmdir()
+    except FileNotFoundError:
+        return
+    except NotADirectoryError as error:
+        raise in_the_way from error
+
+
 def _make(place: Place, found: Refreshed, texts: dict[str, bytes], config: dict, record: dict | None) -> None:
-    """Make the new folder beside the old one."""
-    if os.path.lexists(place.work):
-        if not is_regular(place.work / MARK):
-            raise ConversionError(f"'{place.work}' is in the way: an unfinished conversion. Finish it, or remove it.")
-        shutil.rmtree(place.work)  # of a refresh that was cut off: links, whose files are in the folder itself
-    make_folder(place.work, like=place.out)
-    (place.work / MARK).touch()
+    """Make the new folder beside the old one, in the one for it, and note in its mark that it is finished."""
     written = {*texts, *found.removed, CONFIG, *([RECORD] if record else [])}
     assert place.replaced is not None
-    _link(place, (name for name in place.replaced.files if name not in written))
+    kept = [name for name in place.replaced.files if name not in written]
+    _link(place, kept)
     for name, content in texts.items():
         replace_file(place.work / name, content)
     replace_file(place.work / CONFIG, _json(config))
     if record:
-        kept = {name: value for name, value in record.items() if name != "verification"}
-        kept["versions"] = {
-            **kept.get("versions", {}),
+        new_record = {name: value for name, value in record.items() if name != "verification"}
+        new_record["versions"] = {
+            **new_record.get("versions", {}),
             **dict(zip(("hf_hyperconn", "transformers"), found.now, strict=True)),
         }
-        if files := kept.get("files"):
+        if files := new_record.get("files"):
             others = {name: value for name, value in files.items() if name not in {*texts, *found.removed, CONFIG}}
             own = {name: digest(place.work / name) for name in (*texts, CONFIG)}
-            kept["files"] = dict(sorted((others | own).items()))
-        replace_file(place.work / RECORD, _json(kept))
-    (place.work / MARK).unlink()
+            new_record["files"] = dict(sorted((others | own).items()))
+        replace_file(place.work / RECORD, _json(new_record))
+    _check_complete(place, kept, written - {*found.removed})
+    replace_file(place.work / MARK, _json({"replaces": place.replaced.files}))
+
+
+def _check_complete(place: Place, kept: Iterable[str], written: set[str]) -> None:
+    """Raise `ConversionError` unless the new folder holds the files that it should, those of the old one in full."""
+    assert place.replaced is not None
+    old, new = place.replaced.files, listing(place.work)
+    if new.keys() != {*kept, *written} or any(new[name][1] != old[name][1] for name in kept):
+        raise ConversionError(f"'{place.work}' was changed by others, and '{place.out}' stays. Run this again.")
 
 
 def _link(place: Place, names: Iterable[str]) -> None:
     """Give the new folder the files of the old one, as links to the same bytes or, where there are none, copies."""
+    for name in folders_in(place.out):
+        make_folder_anew(place.work / name, like=place.out / name)
     for name in names:
         old, new = place.out / name, place.work / name
-        for folder in reversed(Path(name).parents[:-1]):
-            if not (place.work / folder).is_dir():
-                make_folder(place.work / folder, like=place.out / folder)
         if old.is_symlink():
             new.symlink_to(os.readlink(old))
             continue

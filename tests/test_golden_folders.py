@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from hf_hyperconn import __version__
 from hf_hyperconn.conversion import cli
+from hf_hyperconn.conversion.made import MARK
 from hf_hyperconn.conversion.push_folder import open_checked
-from hf_hyperconn.conversion.refresh import MARK, refresh
+from hf_hyperconn.conversion.refresh import refresh
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import ConversionError, PushError
 
