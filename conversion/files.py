@@ -76,14 +76,10 @@ def close_folder(path: Path, like: Path) -> None:
     _set_mode(path, stat.S_IMODE(path.stat().st_mode) & ~closed)
 
 
-def make_folder_anew(path: Path, like: Path) -> None:
-    """Make a folder with the group and the mode of the folder `like`, as far as the system lets us.
-
-    Where the group can't be the same, it is only closed to whom `like` is closed. Raises `OSError`.
-    """
-    make_folder(path, like)
-    status = like.stat()
+def keep_mode(path: Path, like: Path) -> None:
+    """Give a folder that was made like `like` its group and its mode, too, unless the system refuses."""
     with suppress(OSError):
+        status = like.stat()
         if path.stat().st_gid != status.st_gid:
             os.chown(path, -1, status.st_gid)
         path.chmod(0o700 | stat.S_IMODE(status.st_mode))

@@ -16,7 +16,7 @@ from hf_hyperconn.pairs.source_files import release
 
 from .changes import find_changes
 from .checkpoint import read_config, read_written_config
-from .files import make_folder_anew, replace_file
+from .files import keep_mode, make_folder, replace_file
 from .hyper_config import family_of
 from .made import MARK, Contents, Listing, folders_in, is_regular, listing
 from .model_code import code_of, written_by
@@ -245,27 +245,36 @@ def _workspace(place: Place) -> Iterator[None]:
     Raises `ConversionError` when a conversion is at work or unfinished there, or what is there is something else.
     """
     _clear(place)
-    make_folder_anew(place.work, like=place.out)
+    try:
+        make_folder(place.work, like=place.out)
+    except FileExistsError as error:
+        raise _in_the_way(place) from error
     with held(place.work):
+        if os.listdir(place.work):  # of a conversion that took it before we held it
+            raise _in_the_way(place)
         (place.work / MARK).touch()
+        keep_mode(place.work, like=place.out)
         yield
 
 
 def _clear(place: Place) -> None:
     """Remove the folder in which a refresh that was cut off has worked: links, whose files are in OUT itself."""
-    in_the_way = ConversionError(f"'{place.work}' is in the way: an unfinished conversion. Finish it, or remove it.")
     try:
         with held(place.work):
             paths = sorted(place.work.iterdir(), key=lambda path: path.name == MARK)
             if paths and not is_regular(place.work / MARK):
-                raise in_the_way
+                raise _in_the_way(place)
             for path in paths:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             place.work.rmdir()
     except FileNotFoundError:
         return
     except NotADirectoryError as error:
-        raise in_the_way from error
+        raise _in_the_way(place) from error
+
+
+def _in_the_way(place: Place) -> ConversionError:
+    return ConversionError(f"'{place.work}' is in the way: an unfinished conversion. Finish it, or remove it.")
 
 
 def _make(place: Place, found: Refreshed, texts: dict[str, bytes], config: dict, record: dict | None) -> None:
@@ -303,7 +312,8 @@ def _check_complete(place: Place, kept: Iterable[str], written: set[str]) -> Non
 def _link(place: Place, names: Iterable[str]) -> None:
     """Give the new folder the files of the old one, as links to the same bytes or, where there are none, copies."""
     for name in folders_in(place.out):
-        make_folder_anew(place.work / name, like=place.out / name)
+        make_folder(place.work / name, like=place.out / name)
+        keep_mode(place.work / name, like=place.out / name)
     for name in names:
         old, new = place.out / name, place.work / name
         if old.is_symlink():

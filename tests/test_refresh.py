@@ -18,6 +18,7 @@ from hf_hyperconn.conversion.made import MARK
 from hf_hyperconn.conversion.refresh import refresh
 from hf_hyperconn.errors import ConversionError
 
+from .marks import few
 from .test_golden_folders import NAMES, contents, unpacked
 
 CHANGES = (
@@ -77,7 +78,6 @@ def new(old, tmp_path_factory) -> dict[str, bytes]:
     """What it holds once it is refreshed."""
     folder = shutil.copytree(old, tmp_path_factory.mktemp("new") / "out", symlinks=True)
     refresh(folder)
-    assert (folder / "empty").is_dir()
     return contents(folder)
 
 
@@ -104,12 +104,12 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def stopped(how: str, at: int, out: Path, changes: Changes) -> bool:
+def stopped(how: str, at: int, out: Path, changes: Changes, **options) -> bool:
     """Refresh OUT, stopped before the change of a number; whether there was one."""
 
     def attempt():
         changes.before(at, out.parent, interrupt if how == "interrupted" else lambda: os._exit(9))
-        refresh(out)
+        refresh(out, **options)
 
     try:
         if how == "killed":
@@ -122,8 +122,10 @@ def stopped(how: str, at: int, out: Path, changes: Changes) -> bool:
     return False
 
 
-@pytest.mark.parametrize("how", ["killed", "interrupted"])
-@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize(
+    ("how", "links"),
+    few([(how, links) for how in ("killed", "interrupted") for links in (True, False)], ("killed", True)),
+)
 def test_stopped_at_any_change_it_is_completed_by_the_same_command(
     how, links, old, new, changes, monkeypatch, tmp_path
 ):
@@ -163,8 +165,8 @@ def test_of_a_folder_without_a_record_nothing_stays_either(old, changes, tmp_pat
         out = shutil.copytree(old, tmp_path / str(at) / "out", symlinks=True)
         (out / "hyperconn_conversion.json").unlink()
         (out / "mine.bin").write_bytes(b"mine")
-        was_stopped = stopped("killed", at, out, changes)
-        refresh(out)
+        was_stopped = stopped("killed", at, out, changes, accept_changes=True)
+        refresh(out, accept_changes=True)
         assert os.listdir(out.parent) == ["out"], at
         assert (out / "mine.bin").read_bytes() == b"mine"
         assert (out / WEIGHTS).read_bytes() == (old / WEIGHTS).read_bytes()
@@ -173,17 +175,17 @@ def test_of_a_folder_without_a_record_nothing_stays_either(old, changes, tmp_pat
         shutil.rmtree(out.parent)
         if not was_stopped:
             break
-        at += 1
+        at += 2
 
 
-@pytest.mark.parametrize("other", ["refresh", "convert"])
+@pytest.mark.parametrize("other", few(["refresh", "convert"], "refresh"))
 def test_another_command_at_any_change_is_refused(other, old, new, changes, tmp_path):
-    """Or it is the first one that is refused; one of the two completes, and nothing is lost."""
+    """The first one completes as if it was alone."""
     commands = {
         "refresh": lambda out: ["refresh", str(out), "-q"],
         "convert": lambda out: ["convert", str(old.with_name("base")), str(out), "--force", "--discard", "-q"],
     }
-    step, at = (1, 1) if other == "refresh" else (9, 1)
+    step, at = (3, 1) if other == "refresh" else (9, 3)  # once the folder to work in is held
     while True:
         out, codes = shutil.copytree(old, tmp_path / str(at) / "out", symlinks=True), []
         command = [*commands[other](out), *["--verify", "off"] * (other == "convert")]
@@ -191,14 +193,40 @@ def test_another_command_at_any_change_is_refused(other, old, new, changes, tmp_
         refresh(out)
         changes.place = None
         assert contents(out) == new, at
+        if other == "convert" and codes and os.listdir(out.parent) != ["out"]:
+            assert in_another(command) == 0, at  # refused when it was finished, and waiting for its name
         assert os.listdir(out.parent) == ["out"], at
         if not codes:
             break
-        assert codes in ([1], [0]), at
-        assert codes == [1] or at == 1 or other == "convert", at
+        assert codes == [1], at
         shutil.rmtree(out.parent)
         at += step
     assert at > 40
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_conversion_that_comes_first_to_the_workspace_has_it(is_made, old, out, monkeypatch):
+    """Before the folder to work in is made, or before it is held. The conversion waits for its name then."""
+    command = ["convert", str(old.with_name("base")), str(out), "--force", "--discard", "--verify", "off", "-q"]
+    make, codes, work = module.make_folder, [], out.with_name(".out.incomplete")
+
+    def with_another(path, like):
+        if is_made:
+            make(path, like)
+        if path == work:
+            codes.append(in_another(command))
+        if not is_made:
+            make(path, like)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "make_folder", with_another)
+        with pytest.raises(ConversionError, match="is in the way: an unfinished conversion"):
+            refresh(out)
+    assert codes == [1]
+    assert contents(out) == contents(old)
+    assert not (work / MARK).exists()
+    assert in_another(command) == 0
+    assert os.listdir(out.parent) == ["out"]
 
 
 def in_another(command: list[str]) -> int:
@@ -333,15 +361,11 @@ def test_what_comes_into_the_old_folder_stays(out, new, monkeypatch, capsys):
     assert contents(out) == new
 
 
-@pytest.mark.parametrize("given", [".", "..", "../../out", "out"])
-def test_the_current_folder_is_not_replaced(given, out, old, monkeypatch):
-    monkeypatch.chdir(out.parent if given == "out" else out / "notes")
-    if given == "out":
-        return refresh(given)
-    folder = Path("..") if given == "." else Path(given)
-    monkeypatch.chdir(out if given in (".", "..") else out / "notes")
+@pytest.mark.parametrize(("here", "given"), [("out", "."), ("out", "../out"), ("out/notes", "..")])
+def test_the_current_folder_is_not_replaced(here, given, out, old, monkeypatch):
+    monkeypatch.chdir(out.parent / here)
     with pytest.raises(ConversionError, match="is the current folder, or contains it, and another takes its place"):
-        refresh("." if given in (".", "..") else folder)
+        refresh(given)
     assert contents(out) == contents(old)
     assert os.listdir(out.parent) == ["out"]
 
