@@ -15,7 +15,7 @@ from hf_hyperconn.pairs.modules import code_text
 from hf_hyperconn.pairs.source_files import release
 
 from .changes import find_changes
-from .checkpoint import read_config, read_written_config
+from .checkpoint import read_config, read_written_config, refuse_links_out
 from .files import keep_mode, make_folder, replace_file
 from .hyper_config import family_of
 from .made import MARK, Contents, Listing, folders_in, is_regular, listing
@@ -110,6 +110,7 @@ def _refresh(
     files = listing(place.out)
     source = LocalSource(place.out)
     config, record = read_config(source), read_record(source)
+    refuse_links_out(source, code_of(source, config))
     family = family_of(source, config)
     if not accept_changes:
         _refuse_edited(source, config, record, given)

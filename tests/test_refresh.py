@@ -414,3 +414,13 @@ def test_a_mark_of_others_does_no_harm(content, out, old, new):
     shutil.rmtree(previous)
     refresh(out)
     assert contents(out) == new
+
+
+@pytest.mark.parametrize("name", ["config.json", "hyperconn_conversion.json", "modeling_hyper_connections.py"])
+def test_a_link_out_of_the_folder_is_not_followed(name, out, capsys):
+    outside = out.with_name("outside")
+    (out / name).rename(outside)
+    (out / name).symlink_to(outside)
+    assert main(["refresh", str(out)]) == 1
+    assert f"{name}' is a link to" in capsys.readouterr().err
+    assert (out / name).is_symlink()
