@@ -3,7 +3,8 @@
 Only headers are read: the model and the tensors are made without memory behind them.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from logging import getLogger
 from typing import Any
@@ -22,6 +23,7 @@ from .checkpoint import Weights
 from .interrupts import holding_interrupts
 from .source import CONFIG, Source
 
+LARGEST_BUFFER = 2**28  # values, besides as many as the weights have
 FAKE_TENSORS = getLogger("torch._subclasses.fake_tensor")  # traces every error there, also one that is caught
 
 
@@ -55,7 +57,7 @@ def fault_by_headers(source: Source, config: dict, family: Family, weights: Weig
         with while_loading():
             model_config = model_class.config_class.from_dict({**plain, **family.types_of_base(plain)})
             with FakeTensorMode(allow_non_fake_inputs=True):
-                _, report = model_class.from_pretrained(
+                model, report = model_class.from_pretrained(
                     None,
                     config=model_config,
                     state_dict={name: _Header(shape) for name, shape in shapes.items()},
@@ -68,7 +70,18 @@ def fault_by_headers(source: Source, config: dict, family: Family, weights: Weig
         return None
     except Exception as error:  # whatever Transformers makes of a config that contradicts itself or the weights
         return refused_by_transformers(error)
-    return loading_fault(report, model_class)
+    return loading_fault(report, model_class) or _fault_of_buffers(model, shapes)
+
+
+def _fault_of_buffers(model: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """Which tensor that a config alone asks for is out of all proportion to the weights."""
+    weights = sum(map(math.prod, shapes.values()))
+    widest = max((max(shape, default=1) for shape in shapes.values()), default=1)
+    for name, buffer in model.named_buffers():
+        has_too_many = name.endswith("inv_freq") and buffer.shape[-1] > widest  # which are multiplied by positions
+        if has_too_many or (name not in shapes and buffer.numel() > LARGEST_BUFFER + weights):
+            return f"the config makes {name} of {buffer.numel():,} values, and the weights have {weights:,}"
+    return None
 
 
 def _number(value: object) -> object:

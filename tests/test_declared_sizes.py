@@ -1,6 +1,7 @@
 """A config.json is checked against the headers of its weights, and Transformers' loading reports must name nothing."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -99,6 +100,14 @@ def test_a_missing_tensor_outside_of_the_layers(name, source):
 )
 def test_other_sizes_are_compared_by_transformers_before_any_work(changes, fault, source):
     assert fault in refused(configure(source, **changes), "structure")
+
+
+def test_what_a_config_makes_is_in_proportion_to_the_weights(source, capsys):
+    """Or its frequencies alone would take all memory."""
+    rope = {"rope_theta": 1e4, "rope_type": "linear", "factor": 1.0, "partial_rotary_factor": 1e6}
+    configure(source, rope_parameters=rope)
+    assert main(["convert", str(source), "-n", "2", "--verify", "structure"]) == 1
+    assert re.search(r"the config makes \S*inv_freq of [\d,]+ values, and the weights have", capsys.readouterr().err)
 
 
 def test_weights_of_another_family(tmp_path):
