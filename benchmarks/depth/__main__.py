@@ -4,8 +4,8 @@
     python -m benchmarks.depth --list
 
 Each run writes benchmarks/results/pretraining/deep/<run>.json; those of the studies "wide-rates" and "wide", which are
-for a GPU, go into the folder wide. The committed results are of the books that docs/results.md names; with another
-text, take those away first.
+for a GPU, go into the folder wide. The committed results are of the books in books.txt; with another text, take those
+away first.
 """
 
 import argparse

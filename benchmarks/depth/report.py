@@ -16,10 +16,10 @@ from benchmarks.timing import markdown, with_tables
 
 from .plots import draw
 from .studies import (
+    AT_A_BILLION,
     DEEP,
     DRAWN,
     DRAWN_RATE,
-    METHODS,
     WIDE,
     adapter_rates,
     adapters,
@@ -34,6 +34,8 @@ from .studies import (
     other_text_rates,
     rates,
     scratch,
+    scratch_hc_rates,
+    scratch_long,
     scratch_rates,
     wide_rates,
 )
@@ -54,21 +56,17 @@ def results(runs: list[Run], size: Scale = DEEP) -> dict[Run, dict]:
     return found
 
 
-def tuning() -> str:
+def tuning(runs: list[Run]) -> str:
     """Markdown: the held-out loss of each method at each pair of learning rates, of one seed."""
     found = {
         (run.model, run.learning_rate, run.hc_lr if run.model != PLAIN else None): result["held_out_loss"]
-        for run, result in results(rates()).items()
-        if run.study == "continued"
+        for run, result in results(runs).items()
+        if run.study != "base"
     }
     pairs = sorted({(rate, hc_lr) for _, rate, hc_lr in found if hc_lr is not None})
     rows = [
-        [PLAIN, *(_loss(found.get((PLAIN, rate, None))) for rate, _ in pairs)],
-        *(
-            [model, *(_loss(found.get((model, *pair))) for pair in pairs)]
-            for model in METHODS
-            if any(model == tried for tried, *_ in found)
-        ),
+        [model, *(_loss(found.get((model, rate, None), found.get((model, rate, hc_lr)))) for rate, hc_lr in pairs)]
+        for model in dict.fromkeys(model for model, *_ in found)
     ]
     return markdown(["", *(f"{rate:g}, {hc_lr:g}×" for rate, hc_lr in pairs)], rows) if pairs else ""
 
@@ -101,6 +99,8 @@ def comparison(runs: list[Run]) -> str:
                 difference(of_seeds, by_name.get(name_of(each), {}))
                 for each in (plain, longer(plain), as_at_a_billion(plain))
             )
+            if run.model not in DRAWN:  # whose steps take other times
+                same_time = at_a_billion = None
         rows.append(
             [
                 name,
@@ -114,7 +114,7 @@ def comparison(runs: list[Run]) -> str:
             ]
         )
     titles = ["", "learning rates", "seeds", "held-out loss", "against plain, same tokens", "detectable"]
-    titles += ["same time", "same time at 1B"]
+    titles += ["same time", f"against plain, {AT_A_BILLION:g}× the steps"]
     filled = [place for place in range(len(titles)) if any(row[place] for row in rows)]
     return markdown([titles[place] for place in filled], [[row[place] for place in filled] for row in rows])
 
@@ -137,12 +137,14 @@ def render(page: str) -> str:
     """The page with its tables made anew from the finished runs; what has none yet has no table."""
     tables = {
         "deep scratch tuning": by_rate(scratch_rates()),
+        "deep scratch connections": tuning(scratch_hc_rates()),
         "deep scratch": comparison(scratch()),
+        "deep scratch long": by_rate(scratch_long()),
         "deep costs": costs(),
         "deep deeper": by_rate(deeper()),
         "deep mixtures": by_rate(mixtures()),
         "deep wide": by_rate(wide_rates(), WIDE),
-        "deep tuning": tuning(),
+        "deep tuning": tuning(rates()),
         "deep continued": comparison(continued()),
         "deep long": by_rate(long()),
         "deep other text tuning": by_rate(other_text_rates()),

@@ -29,7 +29,7 @@ DEEP = Scale(
     length=256,
     batch=4,
     steps={"scratch": 1000, "base": 3000, "continued": 300},
-    tried={"scratch": (4e-3, 2e-3, 8e-3, 1e-3), "continued": (1e-4, 3e-4, 1e-3)},
+    tried={"scratch": (4e-3, 2e-3, 8e-3), "continued": (1e-4, 3e-4, 1e-3)},
     taken={"continued": 3e-4},
     base_learning_rate=2e-3,
     slower={"Llama": 1.25},
@@ -70,12 +70,22 @@ NEW = (
     *((model, {}) for model in ("DHC×4 history by depth", "DHC×4 with DyT", "DHC×4 with Derf")),
 )
 DRAWN = (PLAIN, "DHC×4", "DHC×4 history by type")
-DRAWN_RATE = 4e-3  # of those tried, the best for the plain model
+DRAWN_RATE = 4e-3  # of those that all have, the best for the plain model
+MORE_RATES = {  # the plain model's loss depends most on the rate
+    PLAIN: (1e-3, 3e-3, 6e-3),
+    **dict.fromkeys(("DHC×4", "DHC×4 history by type", "DHC×4 with DyT"), (1e-3,)),
+}
+NEW_HC_LRS = {
+    PLAIN: (1.0,),
+    **dict.fromkeys(("DHC×4", "DHC×4 history by type"), (1.0, 3.0, 10.0)),
+    **dict.fromkeys(("mHC×4", "iHC×4"), (1.0, 3.0, 10.0, 30.0)),
+}
 HC_LRS, USUAL_HC_LR = (3.0, 10.0, 1.0, 30.0), 3.0
 HIGHER_HC_LRS = {"mHC×4": (100.0, 300.0), "iHC×4": (100.0, 300.0)}  # of those whose best is the highest of the others
 SEEDS, NEW_SEEDS, FEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5)), (1, 2, 3)
 PAIRED_HC_LR = {PLAIN: 1.0, "DHC×4": 3.0, "DHC×4 history by type": 10.0}  # each one's best when it is continued
 LONG, LONG_RATES = 10, (3e-4, 1e-3)  # times the steps
+NEW_LONG, NEW_LONG_RATES = 3, (2e-3, 4e-3)
 OTHER_TEXT_RATES, ADAPTER_RATES = (3e-4, 1e-3, 2e-3, 4e-3), (1e-3, 3e-3, 1e-2)
 MIXTURE_RATES = (4e-3, 2e-3)
 DEEPER, DEEPER_RATES = 48, (2e-3, 4e-3, 8e-3)  # layers
@@ -113,13 +123,20 @@ def rates() -> list[Run]:
 
 
 def scratch_rates() -> list[Run]:
-    """New models, each with the same learning rates; the pair first."""
-    pair, others = NEW[:2], NEW[2:]
+    """New models, each with three learning rates, some with more; connections have the same."""
     return [
         _run("scratch", model, learning_rate=rate, **settings)
-        for models in (pair, others)
-        for rate in DEEP.tried["scratch"]
-        for model, settings in models
+        for model, settings in NEW
+        for rate in (*DEEP.tried["scratch"], *MORE_RATES.get(model, ()))
+    ]
+
+
+def scratch_hc_rates() -> list[Run]:
+    """New models at the plain model's best rate, with others for their connections."""
+    return [
+        _run("scratch", model, learning_rate=DRAWN_RATE, hc_lr=hc_lr)
+        for model, hc_lrs in NEW_HC_LRS.items()
+        for hc_lr in hc_lrs
     ]
 
 
@@ -157,9 +174,9 @@ def scratch() -> list[Run]:
 
     Of those that are drawn, one of which not all rates were tried has the plain model's best.
     """
-    tried = scratch_rates()
+    tried = [*scratch_rates(), *scratch_hc_rates()]
     chosen = _best_of(tried)
-    drawn = [run for run in tried if name_of(run) in DRAWN and run.learning_rate == DRAWN_RATE]
+    drawn = [run for run in scratch_rates() if name_of(run) in DRAWN and run.learning_rate == DRAWN_RATE]
     chosen += [run for run in drawn if name_of(run) not in map(name_of, chosen)]
     chosen += [each for run in chosen if run.model == PLAIN for each in (longer(run), as_at_a_billion(run))]
     return [replace(run, seed=seed) for seed in NEW_SEEDS for run in chosen]
@@ -180,6 +197,17 @@ def long() -> list[Run]:
     runs = [_times_as_long(run, LONG) for run in _paired(LONG_RATES)]
     plain = [run for run in runs if run.model == PLAIN]
     return [base(), *runs, *map(longer, plain), *map(as_at_a_billion, plain)]
+
+
+def scratch_long() -> list[Run]:
+    """The drawn models, trained three times as long; the plain one also for as long as those with connections take."""
+    runs = [
+        _times_as_long(_run("scratch", model, learning_rate=rate), NEW_LONG)
+        for rate in NEW_LONG_RATES
+        for model in DRAWN
+    ]
+    plain = [run for run in runs if run.model == PLAIN]
+    return [*runs, *map(longer, plain), *map(as_at_a_billion, plain)]
 
 
 def other_text_rates() -> list[Run]:
@@ -230,7 +258,9 @@ STUDIES = {
     "rates": rates,
     "continued": continued,
     "scratch-rates": scratch_rates,
+    "scratch-hc-rates": scratch_hc_rates,
     "scratch": scratch,
+    "scratch-long": scratch_long,
     "long": long,
     "other-text-rates": other_text_rates,
     "other-text": other_text,
