@@ -77,12 +77,11 @@ def close_folder(path: Path, like: Path) -> None:
 
 
 def keep_mode(path: Path, like: Path) -> None:
-    """Give a folder that was made like `like` its group and its mode, too, unless the system refuses."""
+    """Give a folder that `make_folder` gave the group of `like` its whole mode, too, unless the system refuses."""
     with suppress(OSError):
         status = like.stat()
-        if path.stat().st_gid != status.st_gid:
-            os.chown(path, -1, status.st_gid)
-        path.chmod(0o700 | stat.S_IMODE(status.st_mode))
+        if path.stat().st_gid == status.st_gid:
+            path.chmod(0o700 | stat.S_IMODE(status.st_mode))
 
 
 def leads_out(folder: Path, path: Path) -> bool:
