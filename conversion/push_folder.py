@@ -4,7 +4,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,7 +147,7 @@ def _included(source: LocalSource, patterns: Iterable[str]) -> frozenset[str]:
     """The files that patterns name. Raises `PushError` for one that names none."""
     found = set()
     for pattern in patterns:
-        parts = tuple(part for part, _ in groupby(Path(pattern).parts))
+        parts = Path(pattern).parts
         matching = {name for name in source.files if _matches(name.split("/"), parts) and may_be_added(name)}
         if not matching:
             raise PushError(

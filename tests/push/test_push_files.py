@@ -3,6 +3,7 @@
 import ast
 import json
 import pickle
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from huggingface_hub import CommitOperationAdd
 from hf_hyperconn.conversion.card import write_card
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.push import plan_push, push_checkpoint
+from hf_hyperconn.conversion.push_folder import _included
 from hf_hyperconn.conversion.repository_files import belongs, may_be_added
+from hf_hyperconn.conversion.source import LocalSource
 from hf_hyperconn.errors import PushError
 from tests.families import FAMILIES
 from tests.hub import files_in, sha256
@@ -99,6 +102,24 @@ def test_what_is_included_goes_up_besides(hub, folder):
     result = push_checkpoint(folder, "me/included", include=["**/*.md", "*"])
     assert result.left == (".env", "notes/b.txt")
     assert_holds(hub, "me/included", folder, files_in(folder).keys() - set(result.left))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        ("*/*.txt", {"notes/a.txt"}),
+        ("notes/notes/*", {"notes/notes/b.txt"}),
+        ("**/**/*.txt", {"notes/a.txt", "notes/notes/b.txt", "c.txt"}),
+        ("notes/**", {"notes/a.txt", "notes/notes/b.txt"}),
+        ("./n*/?.txt", {"notes/a.txt"}),
+    ],
+)
+def test_patterns_mean_what_those_of_glob_mean(pattern, meant, tmp_path):
+    for name in ("notes/a.txt", "notes/notes/b.txt", "c.txt", "notes/.d.txt", ".hidden/e.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    assert _included(LocalSource(tmp_path), [pattern]) == meant
+    assert {Path(each).as_posix() for each in glob(pattern, root_dir=tmp_path, recursive=True)} >= meant
 
 
 @pytest.mark.parametrize(
