@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -22,7 +22,7 @@ from .fields import HyperConnectionFields
 from .files import close_folder, is_part, make_folder, replace_file
 from .interrupts import holding_interrupts
 from .made import MARK, contents_of, is_regular
-from .moving import check_unchanged, lock, put_in_place
+from .moving import check_unchanged, held, put_in_place
 from .plan import ConversionPlan, plan_conversion
 from .reading import read_json
 from .source import CONFIG, RECORD, Source
@@ -157,8 +157,8 @@ def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
     """
     work = plan.place.work
     with _file_errors(work.parent):
-        held = _hold_workspace(plan, work)
-    try:
+        holding = _hold_workspace(plan, work)
+    with holding:
         with _file_errors(work.parent):
             check_unchanged(plan.place)
             _check_ours(plan, work)
@@ -177,18 +177,15 @@ def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
             if is_new:
                 _write_json(work / PLAN, {"plan": plan.fingerprint()})
         yield work
-    finally:
-        if held is not None:
-            os.close(held)
 
 
-def _hold_workspace(plan: ConversionPlan, work: Path) -> int | None:
-    """Make the folder to work in if it isn't there, closed to whom a folder with the base is closed, and lock it."""
+def _hold_workspace(plan: ConversionPlan, work: Path) -> ExitStack:
+    """Make the folder to work in if it isn't there, closed to whom a folder with the base is closed, and hold it."""
     while True:
         with suppress(FileExistsError):
             make_folder(work, like=plan.source.folder([CONFIG]))
         try:
-            return lock(work)
+            return held(work)
         except FileNotFoundError:  # the conversion that was there has been given its name
             continue
         except NotADirectoryError as error:

@@ -5,8 +5,7 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
 from hf_hyperconn.errors import ConversionError
@@ -79,46 +78,33 @@ def rename_new(source: Path, target: Path) -> None:
         raise
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep other conversions from a folder; arguments and errors as for `lock`."""
-    descriptor = lock(folder)
-    try:
-        yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+def held(folder: Path) -> ExitStack:
+    """Keep other conversions from a folder, where the system can, from this call until what it returns is left.
 
-
-def lock(folder: Path) -> int | None:
-    """Hold a folder for this process, where the system can; it lets go by itself when the process ends.
-
-    Returns what to close to let go. Raises `ConversionError` when another conversion holds it, `NotADirectoryError`
-    for a link or a file, and `FileNotFoundError` when the folder is gone, even if that was while it was asked for.
+    Raises `ConversionError` when another conversion holds it, `NotADirectoryError` for a link or a file, and
+    `FileNotFoundError` when the folder is gone, even if that was while it was asked for.
     """
+    holding = ExitStack()
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     try:
         from fcntl import LOCK_EX, LOCK_NB, flock
     except ImportError:  # not a Unix
-        return None
+        return holding
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        flock(descriptor, LOCK_EX | LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ConversionError(
-            f"another conversion is working in '{folder}', or a refresh. Wait for it, then run this again."
-        ) from error
-    except OSError:  # a file system without locks
-        return descriptor
-    try:
+    with holding:
+        holding.callback(os.close, descriptor)
+        try:
+            flock(descriptor, LOCK_EX | LOCK_NB)
+        except BlockingIOError as error:
+            raise ConversionError(
+                f"another conversion is working in '{folder}', or a refresh. Wait for it, then run this again."
+            ) from error
+        except OSError:  # a file system without locks
+            return holding.pop_all()
         if not os.path.samestat(os.fstat(descriptor), os.lstat(folder)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+        return holding.pop_all()
 
 
 def _exchange(place: Place) -> None:

@@ -71,8 +71,9 @@ def push_checkpoint(
     accept_changes: push though code, config or companions differ from what the conversion, or this package, wrote.
     say: called with a line for each thing worth knowing.
 
-    Raises `UnsupportedCheckpointError` for a folder without hyper-connections, `VerificationError` for a damaged one,
-    and `PushError` when it may not be published so, or the Hub refuses or can't be reached.
+    Raises `UnsupportedCheckpointError` for a folder without hyper-connections or with a link out of it,
+    `VerificationError` for a damaged one, and `PushError` when it may not be published so, or the Hub refuses or can't
+    be reached.
     """
     plan = plan_push(
         folder,

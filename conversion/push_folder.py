@@ -12,8 +12,7 @@ from hf_hyperconn.errors import PushError, VerificationError
 from .base_card import README
 from .card_text import read_card
 from .changes import find_changes
-from .checkpoint import INDEX, WEIGHTS, read_config, read_weights
-from .files import leads_out
+from .checkpoint import INDEX, WEIGHTS, read_config, read_weights, refuse_links_out
 from .model_code import code_of
 from .record import base_on_the_hub, is_verified, read_record
 from .repository_files import NOT_FOR_A_REPO, belongs, may_be_added
@@ -113,7 +112,8 @@ def open_checked(folder: Path, include: Iterable[str], accept_changes: bool, say
     source = LocalSource(folder)
     try:
         checked = CheckedFolder(source, include, report.trained)
-        _check_links(folder, checked)
+        # `convert --link symlink` leaves weights where they are
+        refuse_links_out(source, sorted(checked.names - checked.weights))
         _check_changes(folder, checked, report, accept_changes, say)
     except OSError as error:
         raise PushError(f"can't read '{error.filename}': {error.strerror}. Allow that, and push again.") from error
@@ -169,16 +169,6 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
     if not names or (names[0].startswith(".") and not pattern[0].startswith(".")):
         return False
     return fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
-
-
-def _check_links(folder: Path, checked: CheckedFolder) -> None:
-    """Refuse files from outside the folder, but weights, which `convert --link symlink` leaves there."""
-    for name in sorted(checked.names - checked.weights):
-        if leads_out(folder, folder / name):
-            raise PushError(
-                f"'{folder / name}' is a link to '{checked.source.path(name)}', outside the folder. Put a file in "
-                f"its place, or remove it."
-            )
 
 
 def _check_changes(

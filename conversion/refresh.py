@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from .files import keep_mode, make_folder, replace_file
 from .hyper_config import family_of
 from .made import MARK, Contents, Listing, folders_in, is_regular, listing
 from .model_code import code_of, written_by
-from .moving import held, holds, lock, put_in_place, remove_rest, rename_new
+from .moving import held, holds, put_in_place, remove_rest, rename_new
 from .place import Place, is_around_us, leftover_of
 from .reading import read_json
 from .record import read_record
@@ -93,7 +93,7 @@ def refresh(
     place = Place(Path(os.path.realpath(folder)))
     try:
         _find(place, folder, dry_run)
-        with nullcontext() if dry_run else _held(place.out):
+        with nullcontext() if dry_run else _hold(place.out):
             if not dry_run:
                 _end(place)
             return _refresh(place, folder, dry_run, accept_changes, say)
@@ -174,21 +174,14 @@ def _is_aside(place: Place) -> bool:
     return files is not None and not os.path.lexists(place.out) and holds(place.previous, Contents(files, ()))
 
 
-@contextmanager
-def _held(out: Path) -> Iterator[None]:
+def _hold(out: Path) -> ExitStack:
     """Keep others from the folder that has the name OUT, even if it was given that name this instant."""
     while True:
         try:
-            descriptor = lock(out)
-            break
+            return held(out)
         except FileNotFoundError:
             if not out.is_dir():
                 raise
-    try:
-        yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def _end(place: Place) -> None:

@@ -300,7 +300,7 @@ def test_a_lock_on_what_has_its_name_meanwhile_is_none(tmp_path, monkeypatch):
 
     monkeypatch.setattr(moving.os, "open", late)
     with pytest.raises(FileNotFoundError):
-        moving.lock(work)
+        moving.held(work)
 
 
 def test_where_a_file_system_has_no_locks(source, monkeypatch, tmp_path):

@@ -16,7 +16,7 @@ from hf_hyperconn.conversion.push import plan_push, push_checkpoint
 from hf_hyperconn.conversion.push_folder import _included
 from hf_hyperconn.conversion.repository_files import belongs, may_be_added
 from hf_hyperconn.conversion.source import LocalSource
-from hf_hyperconn.errors import PushError
+from hf_hyperconn.errors import PushError, UnsupportedCheckpointError
 from tests.families import FAMILIES
 from tests.hub import files_in, sha256
 
@@ -152,7 +152,7 @@ def test_a_link_is_not_included(hub, folder):
     (folder / "notes.txt").symlink_to(folder.parent / "id_rsa")
     push_checkpoint(folder, "me/linked")
     assert not (hub.folder("me/linked") / "notes.txt").exists()
-    with pytest.raises(PushError, match="notes.txt' is a link to '.*id_rsa', outside the folder"):
+    with pytest.raises(UnsupportedCheckpointError, match="notes.txt' is a link to '.*id_rsa', outside the folder"):
         push_checkpoint(folder, "me/linked", include=["notes.txt"])
 
 

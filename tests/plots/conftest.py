@@ -1,0 +1,14 @@
+"""A model with a tokenizer, and a text for it."""
+
+import pytest
+
+from hf_hyperconn.conversion.demo import byte_tokenizer
+from tests.conftest import hc_llama
+
+
+@pytest.fixture
+def folder(tmp_path):
+    hc_llama(vocab_size=256).save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "text").write_text("def read(self):\n    return self.value\n" * 20)
+    return tmp_path / "model"

@@ -1,0 +1,119 @@
+"""`hf-hyperconn plot` of folders that are not what they seem: tokenizers, links, adapters, names."""
+
+import base64
+import json
+import shutil
+import struct
+
+import pytest
+
+from hf_hyperconn.conversion.cli import main
+from hf_hyperconn.conversion.source import LocalSource
+from hf_hyperconn.conversion.tokenizer_file import growth_of
+
+
+def normalise(folder, **normaliser):
+    """Give the tokenizer of a folder another normaliser."""
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": normaliser}))
+
+
+def table(strings: bytes) -> dict:
+    """A normaliser with a table of SentencePiece whose tree has one node, which leads out of it."""
+    content = struct.pack("<II", 4, 0) + strings
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(content).decode()}
+
+
+def replace(pattern: dict, content: str) -> dict:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("normaliser", "message"),
+    [
+        (replace({"String": "t"}, "x" * 20_000_000), "puts a string of 20,000,000 characters into a text, and up to"),
+        ({"type": "Prepend", "prepend": "x" * 5000}, "puts a string of 5,000 characters into a text"),
+        (table(b"x" * 5000 + b"\0"), "puts a string of 5,000 characters into a text"),
+        (
+            {"type": "Sequence", "normalizers": [replace({"String": "t"}, "tt")] * 40},
+            "makes more than 1,024 characters of one. Do not trust this checkpoint.",
+        ),
+        (
+            {"type": "Sequence", "normalizers": [replace({"Regex": ""}, "t")] * 40},
+            "makes more than 1,024 characters of one. Do not trust this checkpoint.",
+        ),
+        ({"type": "Nothing"}, "can't read a text ("),
+        (table(b"a\0"), "can't read a text (index out of bounds"),
+    ],
+    ids=("replace", "prepend", "table", "doubling", "between", "unknown", "panic"),
+)
+def test_a_hostile_tokenizer(normaliser, message, folder, tmp_path, capfd):
+    """It is refused in one line, also what Rust makes of it."""
+    normalise(folder, **normaliser)
+    assert main(["plot", str(folder), "--text", str(tmp_path / "text")]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert f"error: tokenizer.json of {str(folder)!r} {message}" in line
+    assert not (folder / "figures").exists()
+
+
+def test_how_much_a_text_can_grow(folder):
+    for normaliser, growth in (
+        ({"type": "NFC"}, 1),
+        (replace({"String": " "}, "▁"), 1),
+        ({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, table(b"abc\0de\0")]}, 6),
+        (replace({"Regex": " {2,}"}, "▁"), 2),
+    ):
+        normalise(folder, **normaliser)
+        assert growth_of(LocalSource(folder)) == growth
+
+
+def test_pictures_do_not_go_where_a_link_leads(folder, tmp_path, capsys):
+    (tmp_path / "elsewhere").mkdir()
+    picture = tmp_path / "elsewhere" / "connections.png"
+    picture.write_text("mine")
+    (folder / "figures").symlink_to("../elsewhere")
+    assert main(["plot", str(folder)]) == 1
+    assert f"'{folder / 'figures'}' is a link to '{tmp_path / 'elsewhere'}', outside" in capsys.readouterr().err
+    assert picture.read_text() == "mine"
+    assert main(["plot", str(folder), "-o", str(folder / "figures")]) == 0, "it was asked for"
+    (folder / "figures").unlink()
+    (folder / "pictures").mkdir()
+    (folder / "figures").symlink_to("pictures")
+    assert main(["plot", str(folder)]) == 0
+    assert (folder / "pictures" / "connections.png").is_file()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_no_file_from_elsewhere_is_read(name, folder, tmp_path, capsys):
+    shutil.move(folder / name, tmp_path / name)
+    (folder / name).symlink_to(tmp_path / name)
+    assert main(["plot", str(folder), "--text", str(tmp_path / "text")]) == 1
+    assert f"'{folder / name}' is a link to '{tmp_path / name}', outside the folder." in capsys.readouterr().err
+
+
+def test_a_snapshot_of_the_hub_s_cache(folder, tmp_path):
+    """Which consists of links."""
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "0123"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for path in folder.iterdir():
+        path.rename(blobs / f"blob-of-{path.name}")
+        (snapshot / path.name).symlink_to(f"../../blobs/blob-of-{path.name}")
+    assert main(["plot", str(snapshot), "--text", str(tmp_path / "text"), "--kind", "streams"]) == 0
+    assert [path.name for path in (snapshot / "figures").iterdir()] == ["streams.png"]
+
+
+def test_an_adapter_beside_the_weights(folder, llama_folder, tmp_path, capsys):
+    """Transformers would load it into them."""
+    base = shutil.copytree(llama_folder, tmp_path / "base")
+    for place, options in ((base, ["--against", str(base)]), (folder, [])):
+        (place / "adapter_config.json").write_text("{}")
+        assert main(["plot", str(folder), "--text", str(tmp_path / "text"), *options]) == 1
+        assert f"{str(place)!r} holds an adapter (adapter_config.json) beside its weights" in capsys.readouterr().err
+
+
+def test_a_name_is_no_formula(folder, tmp_path, capsys):
+    place = folder.rename(tmp_path / r"a$\frac{$b")
+    picture = tmp_path / "x.svg"
+    command = ["plot", str(place), "--kind", "similarity", "--text", str(tmp_path / "text"), "-o", str(picture)]
+    assert main(command) == 0, capsys.readouterr().err

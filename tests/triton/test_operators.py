@@ -1,0 +1,179 @@
+"""The operators that launch the kernels of dynamic connections: where they are seen, traced, compiled and exported."""
+
+import threading
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_hyperconn.models import hyper_connections_step as step
+from hf_hyperconn.models import hyper_connections_triton_operators as triton_kernels
+from tests.conftest import hc_llama, traced_logits
+from tests.tolerances import COMPILED
+from tests.triton.common import DEVICE, ON_GPU, seed
+from tests.triton.steps import connections, results
+
+
+def test_operators_are_sound():
+    """PyTorch's own check of custom operators: schemas, fake tensors, and tracing with dynamic shapes."""
+    first, streams = connections(3, 64, "layer", True)[0], torch.randn(2, 5, 3, 64, device=DEVICE)
+    parameters = first.coefficient_parameters(torch.float32)
+    tensors, (eps, centred, tanh) = tuple(t.detach() for t in parameters[:6]), parameters[6:]
+    output = torch.randn(2, 5, 64, device=DEVICE)
+
+    def check_operator(each, arguments):
+        torch.library.opcheck(each.operator, arguments, test_utils=("test_schema", "test_faketensor"))
+
+    forward, backward = triton_kernels._step_forward, triton_kernels._step_backward
+    check_operator(forward, (streams, None, None, *tensors, eps, centred, tanh))
+    _, _, coefficients, predicted, deviation, mean = forward(streams, None, None, *tensors, eps, centred, tanh)
+    check_operator(forward, (streams, coefficients, output, *tensors, eps, centred, tanh))
+    saved = (coefficients, predicted, deviation, mean)
+    grads = (torch.randn_like(streams), output, torch.randn(2, 5, 3, device=DEVICE))
+    arguments = (streams, coefficients, output, *tensors[2:], *saved, centred, tanh, *grads)
+    check_operator(backward, arguments)
+    arguments = (streams, coefficients, output, deviation, mean, coefficients)
+    check_operator(triton_kernels._projection_backward, arguments)
+
+
+class Seen(TorchDispatchMode):
+    """Remembers the operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+def test_operators_are_called_where_they_are_seen():
+    """Elsewhere the kernels are launched without them; both ways give equal bits."""
+    modules, found = connections(3, 64, "rms", True), []
+    streams = torch.randn(1, 5, 3, 64, generator=seed(0)).to(DEVICE)
+    with Seen() as seen:
+        found.append(results(modules, streams.clone(), torch.float32))
+    found.append(results(modules, streams.clone(), torch.float32))
+    for operator in ("step_forward", "step_backward", "projection_backward"):
+        assert any(name.endswith(operator) for name in seen.names), operator
+    assert all(torch.equal(mine, other) for mine, other in zip(*found, strict=True))
+
+
+def test_modes_of_other_threads_end_when_they_like():
+    (first, _), streams = connections(3, 64, "rms", True), torch.randn(1, 5, 3, 64, device=DEVICE)
+    ends, begun = threading.Event(), threading.Event()
+
+    def elsewhere():
+        with Seen():
+            begun.set()
+            assert ends.wait(60)
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    assert begun.wait(60)
+    with Seen() as seen:
+        ends.set()
+        other.join()
+        first.width_connection(streams)
+    assert any(name.endswith("step_forward") for name in seen.names)
+
+
+def test_the_first_kernel_is_tried_unseen():
+    """An exported program would hold what is seen."""
+    with Seen() as seen:
+        assert step._try_kernels(torch.device(DEVICE)) is None
+    assert seen.names == []
+
+
+def test_memory_that_was_full_is_no_reason(monkeypatch):
+    def full(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(step, "_failures", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(triton_kernels, "_forward_results", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            step._why_kernels_fail(torch.device(DEVICE))
+    assert step._why_kernels_fail(torch.device(DEVICE)) is None
+
+
+@pytest.mark.parametrize("connection", ["dhc", "mhc"])
+def test_traces(connection):
+    model = hc_llama(num_hidden_layers=1, connection=connection).to(DEVICE).eval()
+    model.set_attn_implementation("eager")
+    tokens = torch.arange(6, device=DEVICE)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(traced_logits(model, tokens), model(tokens).logits, **COMPILED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["static", "rms", "layer"])
+def test_compiles_whole(norm):
+    """`torch.compile(fullgraph=True)` sees through the operators, forward and backward."""
+    modules = connections(3, 64, norm, True)
+    streams = torch.randn(2, 5, 3, 64, device=DEVICE)
+
+    def run(streams, output):
+        first, second = modules
+        x0, carry = first.width_connection(streams)
+        x1, carry = second(carry.write(output))
+        return x0, x1, carry.write(x1).written()
+
+    torch.compiler.reset()
+    backend = "inductor" if DEVICE == "cuda" else "aot_eager"  # Inductor would run the interpreter's kernels itself
+    inputs = [streams.clone().requires_grad_(), torch.randn(2, 5, 64, device=DEVICE, requires_grad=True)]
+    grads = []
+    for function in (run, torch.compile(run, fullgraph=True, backend=backend)):
+        made = function(*inputs)
+        grads.append([*made, *torch.autograd.grad([y.cos().sum() for y in made], inputs)])
+    for mine, other in zip(*grads, strict=True):
+        if DEVICE == "cuda" and norm == "layer":  # whose bias times fn Inductor sums in another order
+            torch.testing.assert_close(mine, other, **COMPILED)
+        else:
+            assert torch.equal(mine, other)
+
+
+def test_export():
+    """A model exports with the kernels inside, as operators."""
+    model = hc_llama(num_hidden_layers=1).to(DEVICE).eval()
+    model.set_attn_implementation("eager")  # of which an exported model has the same kernel
+    tokens = torch.arange(6, device=DEVICE)[None]
+    with torch.no_grad():
+        program = torch.export.export(model, (), {"input_ids": tokens, "use_cache": False})
+        graphs = [module.graph for module in program.graph_module.modules()]
+        assert any("step_forward" in str(node.target) for graph in graphs for node in graph.nodes)
+        assert torch.equal(program.module()(input_ids=tokens, use_cache=False).logits, model(tokens).logits)
+
+
+@ON_GPU
+def test_no_recompilation_for_another_length():
+    modules = connections(4, 2048, "rms", True)
+    results(modules, torch.randn(1, 4096, 4, 2048, device=DEVICE), torch.bfloat16)
+    kernels = (triton_kernels._forward, triton_kernels._backward, triton_kernels._projection)
+    before = [sum(len(cache[0]) for cache in kernel.device_caches.values()) for kernel in kernels]
+    for tokens in (1, 2, 16, 100, 1025):
+        results(modules, torch.randn(1, tokens, 4, 2048, device=DEVICE), torch.bfloat16)
+    after = [sum(len(cache[0]) for cache in kernel.device_caches.values()) for kernel in kernels]
+    assert after == before
+
+
+@ON_GPU
+def test_cuda_graphs():
+    modules = connections(4, 2048, "rms", True)
+    streams = torch.randn(1, 64, 4, 2048, device=DEVICE, dtype=torch.bfloat16)
+
+    def run():
+        first, second = modules
+        x, carry = first.width_connection(streams)
+        x, carry = second(carry.write(x))
+        return carry.write(x).written()
+
+    with torch.no_grad():
+        expected = run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = run()
+        graph.replay()
+        assert torch.equal(captured, expected)
+    assert step.implementation(streams) == "triton"
