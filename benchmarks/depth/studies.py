@@ -87,8 +87,8 @@ PAIRED_HC_LR = {PLAIN: 1.0, "DHC×4": 3.0, "DHC×4 history by type": 10.0}  # ea
 LONG, LONG_RATES = 10, (3e-4, 1e-3)  # times the steps
 NEW_LONG, NEW_LONG_RATES = 3, (2e-3, 4e-3)
 OTHER_TEXT_RATES, ADAPTER_RATES = (3e-4, 1e-3, 2e-3, 4e-3), (1e-3, 3e-3, 1e-2)
-MIXTURE_RATES = (4e-3, 2e-3)
-DEEPER, DEEPER_RATES = 48, (2e-3, 4e-3, 8e-3)  # layers
+MIXTURE_RATES, MORE_MIXTURE_RATES = (4e-3, 2e-3), {PLAIN: (8e-3,), "DHC×4": (1e-3,)}
+DEEPER, DEEPER_RATES, MORE_DEEPER_RATES = 48, (2e-3, 4e-3, 8e-3), {PLAIN: (1e-3, 3e-3)}  # layers
 AT_A_BILLION = 1.08  # times the plain one's: a step of Llama-3.2-1B with DHC×4, in benchmarks/results/models.json
 LANE = 1.5  # what the second stream of the control, which is not exact, is written with
 
@@ -232,15 +232,19 @@ def adapters() -> list[Run]:
 
 def mixtures() -> list[Run]:
     """New mixtures of experts."""
-    return [_run("scratch", model, learning_rate=rate, family="OLMoE") for rate in MIXTURE_RATES for model in DRAWN]
+    return [
+        _run("scratch", model, learning_rate=rate, family="OLMoE")
+        for model in DRAWN
+        for rate in (*MIXTURE_RATES, *MORE_MIXTURE_RATES.get(model, ()))
+    ]
 
 
 def deeper() -> list[Run]:
     """New models of twice as many layers, at rates up to one that the plain model can't take at half as many."""
     return [
         _run("scratch", model, learning_rate=rate, layers=DEEPER)
-        for rate in DEEPER_RATES
         for model in (PLAIN, "Keel", "DHC×4 history by type")
+        for rate in (*DEEPER_RATES, *MORE_DEEPER_RATES.get(model, ()))
     ]
 
 
