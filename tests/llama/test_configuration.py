@@ -1,0 +1,58 @@
+"""The config of an HC-Llama."""
+
+import pytest
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    AutoConfig,
+    LlamaForCausalLM,
+)
+
+from hf_hyperconn import (
+    HCLlamaConfig,
+    HCLlamaForCausalLM,
+)
+from tests.conftest import llama_config
+
+from .conftest import hc_config
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("hc_mult", 0, "at least 1"),
+        ("hc_mult", 2.5, "hc_mult"),
+        ("hc_mult", "4", "hc_mult"),
+        ("connection", "mHC", "'shc', 'dhc'"),
+        ("hc_readout", "max", "'mean', 'sum'"),
+        ("hc_tanh", 1, "hc_tanh"),
+    ],
+)
+def test_config_refuses(field, value, message):
+    with pytest.raises(StrictDataclassError, match=message):
+        HCLlamaConfig(**{field: value})
+
+
+def test_config_keeps_the_base_fields(tmp_path):
+    base = llama_config(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0})
+    config = HCLlamaConfig.from_prenorm(base, hc_mult=3, connection="shc")
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert type(loaded) is HCLlamaConfig
+    skipped = ("model_type", "transformers_version", "_name_or_path")
+    expected = {name: value for name, value in base.to_dict().items() if name not in skipped}
+    assert {name: loaded.to_dict()[name] for name in expected} == expected
+    assert (loaded.hc_mult, loaded.connection, loaded.hc_tanh, loaded.hc_readout) == (3, "shc", True, "mean")
+
+
+def test_config_of_another_family_is_refused():
+    with pytest.raises(ValueError, match="'llama' config, not from 'mistral'"):
+        HCLlamaConfig.from_prenorm(AutoConfig.for_model("mistral"))
+
+
+def test_parallel_plans():
+    config, base = hc_config(), llama_config()
+    assert config.base_model_tp_plan == base.base_model_tp_plan
+    assert config.base_model_pp_plan is None
+    model = HCLlamaForCausalLM(config)
+    assert model._pp_plan in (None, {})
+    assert model._tp_plan == LlamaForCausalLM(base)._tp_plan
