@@ -1,9 +1,11 @@
 """An older folder, and what is done to it in the midst of a refresh."""
 
+import errno
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -95,19 +97,27 @@ def stopped(how: str, at: int, out: Path, changes: Changes, **options) -> bool:
     """Refresh OUT, stopped before the change of a number; whether there was one."""
 
     def attempt():
-        changes.before(at, out.parent, interrupt if how == "interrupted" else lambda: os._exit(9))
+        changes.before(at, out.parent, STOPS[how])
         refresh(out, **options)
 
-    try:
-        if how == "killed":
-            return in_a_fork(attempt) == 9
+    if how == "killed":
+        return in_a_fork(attempt) == 9
+    with suppress(KeyboardInterrupt, ConversionError):
         attempt()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        changes.place = None
-    return False
+    changes.place = None
+    return changes.count >= at
+
+
+def kill():
+    os._exit(9)
 
 
 def interrupt():
     raise KeyboardInterrupt
+
+
+def fail():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+STOPS = {"killed": kill, "interrupted": interrupt, "where the disk is full": fail}

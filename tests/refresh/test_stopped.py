@@ -15,12 +15,12 @@ from hf_hyperconn.errors import ConversionError
 from tests.marks import few
 from tests.test_golden_folders import contents
 
-from .conftest import WEIGHTS, in_a_fork, stopped
+from .conftest import STOPS, WEIGHTS, in_a_fork, stopped
 
 
 @pytest.mark.parametrize(
     ("how", "links"),
-    few([(how, links) for how in ("killed", "interrupted") for links in (True, False)], ("killed", True)),
+    few([(how, links) for how in STOPS for links in (True, False)], ("killed", True)),
 )
 def test_stopped_at_any_change_it_is_completed_by_the_same_command(
     how, links, old, new, changes, monkeypatch, tmp_path
