@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hf_hyperconn.errors import ConversionError
 
-from .made import Contents, Listing, listing
+from .made import Contents, Listing, folders_in, listing
 from .place import Place
 from .source import RECORD
 
@@ -149,6 +149,9 @@ def _remove(folder: Path, contents: Contents) -> None:
     with suppress(OSError):
         if listing(folder) != contents.files:
             return
+        for path in (folder / name for name in ("", *folders_in(folder))):
+            if ~path.stat().st_mode & 0o700:
+                path.chmod(0o700)
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

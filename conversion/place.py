@@ -8,6 +8,7 @@ from pathlib import Path
 from hf_hyperconn.errors import ConversionError
 
 from .made import Contents, contents_of, listing
+from .mounts import mount_in
 from .source import CONFIG, RECORD, Source, check_is_text
 
 LONGEST_NAME = 255  # bytes, on the file systems there are
@@ -71,8 +72,8 @@ def _check_name(out: Path, real: Path) -> None:
         raise ConversionError(f"'{out}' is the current folder, or contains it. Give a folder to create.")
     if real.is_symlink():
         raise ConversionError(f"'{out}' is a link that leads to itself. Remove it, or choose another OUT.")
-    if real.is_mount():
-        raise ConversionError(f"'{out}' is a mount point, and can't be replaced. Give a folder in it.")
+    if mount := mount_in(real):
+        raise ConversionError(f"'{mount}' is a mount point, and can't be replaced. Choose another OUT.")
 
 
 def _check_source(out: Path, place: Place, source: Source, names: Iterable[str]) -> None:

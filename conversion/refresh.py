@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from .files import keep_mode, make_folder, replace_file
 from .hyper_config import family_of
 from .made import MARK, Contents, Listing, folders_in, is_regular, listing
 from .model_code import code_of, written_by
+from .mounts import mount_in
 from .moving import held, holds, put_in_place, remove_rest, rename_new
 from .place import Place, is_around_us, leftover_of
 from .reading import read_json
@@ -112,14 +114,15 @@ def _refresh(
     config, record = read_config(source), read_record(source)
     refuse_links_out(source, code_of(source, config))
     family = family_of(source, config)
-    if not accept_changes:
-        _refuse_edited(source, config, record, given)
     texts = {name: code_text(name).encode() for name in family.code}
     old = {name for name in code_of(source, config) if name in source.files}
+    removed = (old - texts.keys()) & ((record or {}).get("files") or {}).keys()
+    if not accept_changes:
+        _refuse_edited(source, config, record, given, kept=old - texts.keys() - removed)
     written = read_written_config(source)
     new_config = {
         **written,
-        "auto_map": family.auto_map,
+        "auto_map": {**_of_others(written.get("auto_map"), {*texts, *removed}), **family.auto_map},
         "hc_format": FORMAT,
         "hc_version": hf_hyperconn.__version__,
     }
@@ -128,7 +131,7 @@ def _refresh(
         (hf_hyperconn.__version__, release()),
         tuple(sorted(name for name in old & texts.keys() if source.path(name).read_bytes() != texts[name])),
         tuple(sorted(texts.keys() - old)),
-        tuple(sorted(old - texts.keys())),
+        tuple(sorted(removed)),
         new_config != written,
         bool((record or {}).get("verification")),
     )
@@ -136,6 +139,7 @@ def _refresh(
         _refuse_unmovable(place.out, given)
         replaced = Contents(files, ())
         place = Place(place.out, replaced, leftover_of(place, replaced))
+        modes = {name: (place.out / name).stat().st_mode for name in ("", *folders_in(place.out))}
         with _workspace(place):
             _make(place, found, texts, new_config, record)
             put_in_place(place, is_locked=True)
@@ -143,7 +147,16 @@ def _refresh(
                 say(f"warning       '{place.previous}' is still there; remove it if you don't need it.")
             else:
                 _unmark(place)
+            for name, mode in modes.items():
+                _protect(place.out / name, mode)
     return found
+
+
+def _protect(folder: Path, mode: int) -> None:
+    """Take from a folder what its owner may not do by `mode`, and what it took to fill it."""
+    if ~mode & 0o700:
+        with suppress(OSError):
+            folder.chmod(stat.S_IMODE(folder.stat().st_mode) & (0o7077 | mode))
 
 
 def _find(place: Place, given: str | Path, dry_run: bool) -> None:
@@ -214,22 +227,34 @@ def _refuse_unmovable(out: Path, given: str | Path) -> None:
             f"'{given}' is the current folder, or contains it, and another takes its place. Go to a folder outside of "
             f"it, and run the same command there."
         )
-    if out.is_mount():
+    if mount := mount_in(out):
         raise ConversionError(
-            f"'{given}' is a mount point, and can't be replaced. Move what is in it to a folder, and refresh that."
+            f"'{mount}' is a mount point, and can't be replaced. Unmount it, or copy the model to a folder without "
+            f"one, and refresh that."
         )
 
 
-def _refuse_edited(source: LocalSource, config: dict, record: dict | None, given: str | Path) -> None:
+def _refuse_edited(source: LocalSource, config: dict, record: dict | None, given: str | Path, kept: set[str]) -> None:
     """Raise `ConversionError` when code is not what was written, so that somebody's change would be lost."""
     changes, _ = find_changes(
         source, config, record, as_converted=False, digest_of=lambda name: digest(source.path(name))
     )
-    if changes:
+    if found := [str(change) for change in changes if change.name not in kept]:
         raise ConversionError(
-            f"'{given}' is not as it was written: {'; '.join(map(str, changes))}. Save what you need of it, and "
+            f"'{given}' is not as it was written: {'; '.join(found)}. Save what you need of it, and "
             f"replace it with --accept-changes."
         )
+
+
+def _of_others(auto_map, code: set[str]) -> dict:
+    """The entries of an `auto_map` that name no file of `code`: somebody's own, who added it."""
+    entries = auto_map.items() if isinstance(auto_map, dict) else ()
+    return {name: reference for name, reference in entries if not _is_in(reference, code)}
+
+
+def _is_in(reference, code: set[str]) -> bool:
+    references = reference if isinstance(reference, list) else [reference]
+    return any(f"{str(each).split('.')[0]}.py" in code for each in references if each is not None)
 
 
 @contextmanager
@@ -287,8 +312,9 @@ def _make(place: Place, found: Refreshed, texts: dict[str, bytes], config: dict,
             **dict(zip(("hf_hyperconn", "transformers"), found.now, strict=True)),
         }
         if files := new_record.get("files"):
-            others = {name: value for name, value in files.items() if name not in {*texts, *found.removed, CONFIG}}
-            own = {name: digest(place.work / name) for name in (*texts, CONFIG)}
+            others = {name: value for name, value in files.items() if name not in {*texts, *found.removed}}
+            as_made = digest(place.out / CONFIG) == files.get(CONFIG)  # else it stays known for changed
+            own = {name: digest(place.work / name) for name in (*texts, *([CONFIG] if as_made else []))}
             new_record["files"] = dict(sorted((others | own).items()))
         replace_file(place.work / RECORD, _json(new_record))
     _check_complete(place, kept, written - {*found.removed})

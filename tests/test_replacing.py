@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hf_hyperconn import HCLlamaForCausalLM
+from hf_hyperconn.conversion import place
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.plan import plan_conversion
@@ -184,7 +185,7 @@ def test_a_folder_that_one_is_in(given, force, source, tmp_path, monkeypatch, ca
 
 def test_where_a_disk_is_mounted(source, tmp_path, monkeypatch):
     (tmp_path / "disk").mkdir()
-    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "disk")
+    monkeypatch.setattr(place, "mount_in", lambda folder: folder)
     with pytest.raises(ConversionError, match="is a mount point, and can't be replaced"):
         converted(source, tmp_path / "disk", force=True)
 

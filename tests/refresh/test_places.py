@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,22 +69,51 @@ def test_the_current_folder_is_not_replaced(here, given, out, old, monkeypatch):
     assert os.listdir(out.parent) == ["out"]
 
 
-def test_where_a_disk_is_mounted(out, old, monkeypatch):
-    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "out")
-    with pytest.raises(ConversionError, match="is a mount point, and can't be replaced. Move what is in it"):
+@pytest.mark.parametrize("has_list", [True, False])
+def test_where_a_disk_is_mounted(has_list, out, old, monkeypatch, tmp_path):
+    mount = out / "notes" / "mine"
+    if has_list:
+        mounts = tmp_path / "mountinfo"
+        mounts.write_text(
+            f"22 1 8:1 / / rw - ext4 /dev/sda rw\n29 22 8:1 /x {str(mount).replace('i', chr(92) + '151')} rw\n"
+        )
+        monkeypatch.setattr("hf_hyperconn.conversion.mounts.MOUNTS", mounts)
+    else:
+        monkeypatch.setattr("hf_hyperconn.conversion.mounts.MOUNTS", tmp_path / "nothing")
+        monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == mount)
+    with pytest.raises(
+        ConversionError, match="notes/mine' is a mount point, and can't be replaced. Unmount it, or copy"
+    ):
         refresh(out)
     assert refresh(out, dry_run=True).changed
     assert contents(out) == contents(old)
     assert os.listdir(out.parent) == ["out"]
 
 
-@pytest.mark.parametrize("mode", [0o2775, 0o700])
+def test_what_is_mounted_in_the_folder_stays(out):
+    """A folder of the same disk, in a process with mounts of its own."""
+    volume = out.with_name("volume")
+    volume.mkdir()
+    (volume / "data.bin").write_text("of all")
+    bind = ["unshare", "-rm", "sh", "-c", f"mount --bind '{volume}' '{out}/empty' && exec \"$@\"", "sh"]
+    if not shutil.which("unshare") or subprocess.run([*bind, "true"], capture_output=True).returncode:
+        pytest.skip("nothing may be mounted here")
+    done = subprocess.run(
+        [*bind, sys.executable, "-m", "hf_hyperconn.conversion", "refresh", str(out)], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "empty' is a mount point" in done.stderr
+    assert (volume / "data.bin").read_text() == "of all"
+
+
+@pytest.mark.parametrize("mode", [0o2775, 0o700, 0o555])
 def test_folders_keep_their_modes(mode, out):
     folders = [out, out / "notes", out / "notes" / "mine", out / "empty"]
     for folder in folders:
         folder.chmod(mode)
     refresh(out)
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [mode] * 4
+    assert os.listdir(out.parent) == ["out"]
 
 
 @pytest.mark.parametrize("name", ["config.json", "hyperconn_conversion.json", "modeling_hyper_connections.py"])
@@ -93,3 +124,29 @@ def test_a_link_out_of_the_folder_is_not_followed(name, out, capsys):
     assert main(["refresh", str(out)]) == 1
     assert f"{name}' is a link to" in capsys.readouterr().err
     assert (out / name).is_symlink()
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_code_and_entries_of_ones_own_stay(has_record, out, new):
+    config = json.loads((out / "config.json").read_text())
+    own = {"AutoProcessor": "processing_mine.MyProcessor", "AutoTokenizer": [None, "tokens_mine.MyTokenizer"]}
+    config["auto_map"] |= own
+    (out / "config.json").write_text(json.dumps(config))
+    for name in ("processing_mine.py", "tokens_mine.py"):
+        (out / name).write_text("mine = 1\n")
+    if not has_record:
+        (out / "hyperconn_conversion.json").unlink()
+    found = refresh(out, accept_changes=not has_record)
+    assert "processing_mine.py" not in found.removed
+    assert (out / "processing_mine.py").read_text() == (out / "tokens_mine.py").read_text() == "mine = 1\n"
+    auto_map = json.loads((out / "config.json").read_text())["auto_map"]
+    assert auto_map == {**json.loads(new["config.json"])["auto_map"], **own}
+
+
+def test_a_config_that_was_changed_stays_known_for_it(out):
+    """Else a refresh would make it what verification finds right."""
+    path, record = out / "config.json", out / "hyperconn_conversion.json"
+    recorded = json.loads(record.read_text())["files"]["config.json"]
+    path.write_text(path.read_text().replace('"rms_norm_eps"', '"rms_norm_eps": 0.5, "was"', 1))
+    refresh(out)
+    assert json.loads(record.read_text())["files"]["config.json"] == recorded
