@@ -4,7 +4,7 @@ Weight decay pulls a parameter to zero. For the static part of a hyper-connectio
 all, so it is left alone, and so are scales; what predicts the dynamic part decays (HC paper, Section 4).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, Trainer
 
+from .checkpoints import is_saved_whole, load_weights
 from .errors import HyperConnError
 from .models.sub_layers import is_of_connection
 
@@ -107,6 +108,8 @@ else:
 class HCTrainerMixin(Base):
     """Before a Trainer class: weight decay and learning rate of hyper-connections. See `hc_param_groups`.
 
+    Checkpoints are resumed from, and the best one loaded, with all weights: also those that have other names on disk.
+
     hc_lr: learning rate of the connections, to be scheduled like that of the rest, which is the default.
     """
 
@@ -133,6 +136,25 @@ class HCTrainerMixin(Base):
         if self.is_fsdp_enabled:
             return self.accelerator.autocast()
         return super().autocast_smart_context_manager(*args, **kwargs)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        usual = super()._load_from_checkpoint
+        self._load_weights(resume_from_checkpoint, lambda: usual(resume_from_checkpoint, model))
+
+    def _load_best_model(self) -> None:
+        assert self.state.best_model_checkpoint is not None  # or there would be nothing to load
+        self._load_weights(self.state.best_model_checkpoint, super()._load_best_model)
+
+    def _load_weights(self, folder: str, usual: Callable[[], None]) -> None:
+        """Load a checkpoint as `from_pretrained` would; as Transformers' Trainer does where that can't be.
+
+        Raises `HyperConnError` when the checkpoint lacks weights.
+        """
+        model: Any = getattr(self.model, "_orig_mod", self.model)  # what was compiled
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled or not is_saved_whole(model, folder):
+            usual()
+        else:
+            load_weights(model, folder)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """As the Trainer's own, but in connections nothing decays that would lose what it starts as."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 import yaml
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
-from transformers import LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
 pytest.importorskip("accelerate")
 pytest.importorskip("datasets")
@@ -88,6 +89,23 @@ def test_a_base_starts_from_its_history_where_it_can(stories, ids, asked, start,
 def test_a_kind_that_is_not_there_is_named_with_those_that_are(stories):
     with pytest.raises(StrictDataclassError, match="connection is 'dch'; accepted are 'shc', 'dhc'"):
         load_model(Recipe(str(stories), connection="dch"))
+
+
+def test_a_mixture_continues_with_the_same_losses(place, stories, texts):
+    """Its experts have other names in a checkpoint than in the model."""
+    tokenizer = AutoTokenizer.from_pretrained(stories)
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = OlmoeConfig(vocab_size=len(tokenizer), num_experts=4, num_experts_per_tok=2, **sizes)
+    OlmoeForCausalLM(config).save_pretrained(place / "olmoe")
+    tokenizer.save_pretrained(place / "olmoe")
+
+    def train(name: str) -> list[float]:
+        main([RECIPE, *settings(place / "olmoe", texts, place / name), "--max_steps", "4", "--save_steps", "2"])
+        return losses(place / name)
+
+    whole = train("mixture")
+    shutil.copytree(place / "mixture" / "checkpoint-2", place / "mixture-resumed" / "checkpoint-2")
+    assert train("mixture-resumed") == whole
 
 
 @pytest.mark.slow

@@ -24,11 +24,12 @@ from .sub_layers import SUB_LAYERS, SubLayer
 
 logger = logging.get_logger(__name__)
 
-# what families call the weights that write to the residual stream
-OUTPUT_PROJECTIONS = frozenset(
-    ("o_proj", "down_proj", "out_proj", "c_proj", "fc2", "fc_out", "dense", "dense_4h_to_h", "w2", "Wo")
-    + ("output_linear", "linear_out", "o", "wo")
+# what families call the weights that write to the residual stream: the ends of their paths in a layer
+OUTPUT_PROJECTIONS = (
+    *("o_proj", "down_proj", "out_proj", "c_proj", "fc2", "fc_out", "dense", "dense_4h_to_h", "w2", "Wo"),
+    *("output_linear", "linear_out", "o", "wo", "ffn.2", "projection_layer", "attn.proj", "per_layer_projection"),
 )
+INSIDE_A_BRANCH = ("norm", "intermediate.")  # in the paths of weights called alike that write nothing there
 
 
 def has_readout_module(config) -> bool:
@@ -134,7 +135,8 @@ class HyperConnectionDecoderLayer(Base):
         """Mark what static and dynamic hyper-connections start smaller, as their paper does."""
         for path, _ in list(self.named_parameters()):
             owner, _, name = path.rpartition(".")
-            if path.removesuffix(".weight").rpartition(".")[2] in OUTPUT_PROJECTIONS and "norm" not in path:
+            ends_as_one = f".{path.removesuffix('.weight')}".endswith(tuple(f".{end}" for end in OUTPUT_PROJECTIONS))
+            if ends_as_one and not any(part in path for part in INSIDE_A_BRANCH):
                 module: Any = self.get_submodule(owner)
                 module.hc_output_projection, module.hc_is_scaled = name, False
 
