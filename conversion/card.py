@@ -12,10 +12,21 @@ from hf_hyperconn.pairs.classes import auto_class
 from .base_card import README, licence_fields
 from .card_facts import DTYPES, Facts, collect_facts
 from .card_metadata import joined, metadata_of
-from .card_text import is_by_trainer, is_ours, merge, read_card, stamp, trainer_facts, written_into
+from .card_text import (
+    is_by_trainer,
+    is_ours,
+    is_stamped,
+    merge,
+    read_card,
+    stamp,
+    stamp_file,
+    trainer_facts,
+    written_into,
+)
 from .evaluation import Evaluation, hub_results, read_evaluation
 from .files import leads_out, replace_file
 from .licences import licence_of, name_problem, terms_of
+from .reading import read_text
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
@@ -52,7 +63,8 @@ def write_card(
 ) -> WrittenCard:
     """Write the README.md of a checkpoint with hyper-connections, or renew what was generated of it.
 
-    What a person wrote into it stays (see `card_text`). Each file is replaced in one step.
+    What a person wrote into it, or changed in the scores for the Hub, stays (see `card_text`). Each file is
+    replaced in one step.
 
     folder: of the checkpoint.
     results: a results file of lm-eval for it.
@@ -66,13 +78,13 @@ def write_card(
     if base_results is not None and results is None:
         raise CardError("results of the base are shown beside the model's. Give these too, with --results.")
     folder = Path(folder)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise CardError(f"there is no folder '{folder}'. Give that of a checkpoint with hyper-connections.")
     evaluation = read_evaluation(results) if results is not None else None
     of_base = read_evaluation(base_results) if base_results is not None else None
     _check_links(folder)
     readme = folder / README
-    existing = read_card(readme) if readme.is_file() else None
+    existing = read_card(readme) if os.path.isfile(readme) else None
     if existing is not None and not update and not is_ours(existing.text):
         author = "Transformers' Trainer" if is_by_trainer(existing.text) else "somebody else"
         raise CardError(
@@ -85,6 +97,13 @@ def write_card(
     card, kept = _render(facts, evaluation, of_base, existing)
     metadata = card.data.to_dict()
     contents = {README: str(card), **_notice(facts), **_for_the_hub(evaluation)}
+    if HUB_RESULTS in contents and _is_a_persons(path := folder / HUB_RESULTS, contents[HUB_RESULTS]):
+        del contents[HUB_RESULTS]
+        warnings = [
+            *warnings,
+            f"'{path}' stays as it is, without these results: somebody has changed what a card wrote there. Edit it, "
+            f"or remove it to have it written again.",
+        ]
     files = tuple(_write(folder / file, content) for file, content in contents.items())
     return WrittenCard(files, metadata, kept, (*warnings, *_to_see_to(facts, metadata)))
 
@@ -175,7 +194,23 @@ def _for_the_hub(evaluation: Evaluation | None) -> dict[str, str]:
 
     if evaluation is None or evaluation.limited or not (entries := hub_results(evaluation)):
         return {}
-    return {HUB_RESULTS: yaml_dump(eval_result_entries_to_yaml(entries), sort_keys=False)}
+    return {HUB_RESULTS: stamp_file(yaml_dump(eval_result_entries_to_yaml(entries), sort_keys=False))}
+
+
+def _is_a_persons(path: Path, content: str) -> bool:
+    """Whether a file is there that no card wrote as it is now, and that holds something else than `content`.
+
+    Raises `CardError` when it can't be read.
+    """
+    if path.is_symlink() or not os.path.isfile(path):
+        return False
+    try:
+        there = read_text(path)
+    except OSError as error:
+        raise CardError(f"can't read '{path}': {error.strerror}. Allow that, or remove it.") from error
+    except ValueError:  # no text
+        return True
+    return not is_stamped(there) and there != content.partition("\n")[2]
 
 
 def _to_see_to(facts: Facts, metadata: dict) -> list[str]:

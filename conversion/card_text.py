@@ -6,7 +6,8 @@ A generated section stands between two marks, of which the first bears a digest 
     ...
     <!-- /hf-hyperconn -->
 
-What stands outside the marks, or differs from its digest, was written by a person and is kept.
+What stands outside the marks, or differs from its digest, was written by a person and is kept. A file that is
+generated as a whole begins with a digest of the rest.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ from .reading import read_text
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
 
+STAMP = "# hf-hyperconn: "
 CLOSED = "<!-- /hf-hyperconn -->"
 SECTION = re.compile(
     rf"<!-- hf-hyperconn: (?P<name>[a-z-]+)(?: (?P<digest>[0-9a-f]{{8}}))? -->\n(?P<text>.*?){CLOSED}\n?",
@@ -107,6 +109,17 @@ def stamp(text: str) -> str:
     """The text of a card whose sections were just generated, with their digests."""
     compact = re.sub(r"\n{3,}", "\n\n", text)
     return _with_sections(compact, lambda section: _marked(section["name"], section["text"]))
+
+
+def stamp_file(text: str) -> str:
+    """A file of YAML that was just generated, with its digest in a comment."""
+    return f"{STAMP}{_digest(text)}\n{text}"
+
+
+def is_stamped(text: str) -> bool:
+    """Whether a file is as it was when `stamp_file` was given it."""
+    first, _, rest = text.partition("\n")
+    return first == f"{STAMP}{_digest(rest)}"
 
 
 def merge(old: str, new: str) -> tuple[str, tuple[str, ...]]:

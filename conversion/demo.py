@@ -47,16 +47,26 @@ def run_demo(folder: str | None = None, *, steps: int = 300, say: Callable[[str]
     folder: a new folder that keeps the models; by default they are removed.
     steps: training steps of the base; the continuation takes half as many.
 
-    Raises `ConversionError` when `folder` exists and `VerificationError` should the conversion differ from its base.
+    Raises `ConversionError` when `folder` exists or can't be made, and `VerificationError` should the conversion
+    differ from its base.
     """
     register_auto_classes()
     logging.disable_progress_bar()
-    if folder is not None and Path(folder).exists():
-        raise ConversionError(f"'{folder}' already exists. Choose another DIR.")
     if folder is not None:
-        Path(folder).mkdir(parents=True)
+        _make(folder)
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
         _demonstrate(Path(place), steps, say)
+
+
+def _make(folder: str) -> None:
+    """Raises `ConversionError` when there is something, or no folder can be made."""
+    try:
+        Path(folder).mkdir(parents=True)
+    except FileExistsError as error:
+        raise ConversionError(f"'{folder}' already exists. Choose another DIR.") from error
+    except (OSError, ValueError) as error:  # a name with a null character is no OSError
+        reason = getattr(error, "strerror", None) or error
+        raise ConversionError(f"can't make the folder '{folder:.200}': {reason}. Choose another DIR.") from error
 
 
 def _demonstrate(place: Path, steps: int, say: Callable[[str], None]) -> None:

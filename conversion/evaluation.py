@@ -82,7 +82,7 @@ def read_evaluation(path: str | Path) -> Evaluation:
         scores = tuple(_scores(content))
         config = content["config"]
         settings = {
-            "lm-eval": content["lm_eval_version"],
+            "lm-eval": _version(content),
             "Transformers": content.get("transformers_version"),
             "dtype": str(config["model_dtype"]).removeprefix("torch.") if config.get("model_dtype") else None,
             "batch size": config.get("batch_size"),
@@ -161,6 +161,13 @@ def _scores(content: dict):
                 subset=_text(config.get("dataset_name")),
                 split=_text(config.get("test_split")) or _text(config.get("validation_split")),
             )
+
+
+def _version(content: dict) -> str:
+    """Of lm-eval. Raises `KeyError` where there is none."""
+    if not isinstance(version := content["lm_eval_version"], str):
+        raise KeyError("lm_eval_version")
+    return version
 
 
 def _named(dataset: object) -> str | None:

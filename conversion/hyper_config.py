@@ -48,7 +48,7 @@ def _fault(config: dict, family: Family) -> str | None:
     """The first field that is not what it is in any model."""
     sizes = {field: config.get(field) for field in ("hidden_size", "num_hidden_layers", "hc_mult")}
     for of_stack, each in zip(family.stacks, configs_of_stacks(config), strict=True):
-        sizes[of_stack.source.count] = each["num_hidden_layers"]
+        sizes[of_stack.source.count] = each.get("num_hidden_layers")
     for field, value in sizes.items():
         if not is_size(value):
             return f"{field} {value!r:.20}, not a size of a model"

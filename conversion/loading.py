@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from hf_hyperconn.analysis.costs import LAYER
@@ -23,6 +23,7 @@ from .checkpoint import Weights
 from .interrupts import holding_interrupts
 from .source import CONFIG, Source
 
+RUN_AS_NAMED = ("eager", "batched_mm")  # implementations that are neither fetched nor of few devices
 LARGEST_BUFFER = 2**28  # values, besides as many as the weights have
 FAKE_TENSORS = getLogger("torch._subclasses.fake_tensor")  # traces every error there, also one that is caught
 
@@ -127,6 +128,27 @@ def loading_fault(report: dict, model_class: type[PreTrainedModel], layers: int 
 def refused_by_transformers(error: Exception) -> str:
     """That Transformers can't load a checkpoint, with the reason it gives."""
     return f"Transformers can't load it ({' '.join(str(error).split()) or type(error).__name__:.300})"
+
+
+def without_kernels(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A config, changed so that no implementation of attention or experts is fetched, or needs a device of its own.
+
+    Where it, or a config in it, names one other than `RUN_AS_NAMED`, Transformers chooses as it does for a config that
+    names none.
+    """
+    nested = list(_nested(config))
+    for field in ("_attn_implementation", "_experts_implementation"):
+        named = [getattr(each, field, None) for each in nested]
+        for each, name in zip(nested, named, strict=True):  # setting one sets those in it, which come after it
+            setattr(each, field, name if name in RUN_AS_NAMED else None)
+    return config
+
+
+def _nested(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    yield config
+    for value in list(vars(config).values()):
+        if isinstance(value, PreTrainedConfig):
+            yield from _nested(value)
 
 
 @contextmanager

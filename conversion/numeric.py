@@ -16,7 +16,7 @@ from hf_hyperconn.families import Family
 from hf_hyperconn.pairs.composites import TEXT
 
 from .checkpoint import INDEX, Weights
-from .loading import base_class, loading_fault, refused_by_transformers, while_loading
+from .loading import base_class, loading_fault, refused_by_transformers, while_loading, without_kernels
 from .source import CONFIG, Source
 
 TOKENS, NEW_TOKENS, SAMPLES = 64, 16, 8000
@@ -245,7 +245,7 @@ def _noise(shape: tuple[int, ...], model: PreTrainedModel, generator: torch.Gene
 def _load(
     model_class, source: Source, weights: Weights, family: Family, dtype: torch.dtype, layers: int
 ) -> PreTrainedModel:
-    """The model of a checkpoint in evaluation mode, cut after some layers."""
+    """The model of a checkpoint in evaluation mode, cut after some layers; its config makes nothing be fetched."""
     names = [name for name in (CONFIG, INDEX, "generation_config.json", *weights.files) if name in source.files]
     folder = source.folder(names)
     try:
@@ -256,7 +256,7 @@ def _load(
             for count, stack in zip(counts, weights.stacks(family), strict=True):
                 if layers < (total := getattr(getattr(config, field or "", config), count)):
                     moved[rf"{re.escape(stack)}{total - 1}\.hc_head\."] = f"{stack}{layers - 1}.hc_head."
-            config = _first_layers(config, layers, counts, field)
+            config = without_kernels(_first_layers(config, layers, counts, field))
             model, report = model_class.from_pretrained(
                 folder,
                 config=config,

@@ -29,6 +29,7 @@ from .sizes import fault_of_sizes, is_size
 from .source import CONFIG, Source, open_source
 
 LINKS = ("copy", "hard", "symlink")
+IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 
 # model types whose layers are no chain of branches, each added to a residual stream of weight one
 SCALED_RESIDUAL = ("minimax",)
@@ -245,7 +246,14 @@ def plan_conversion(
         bytes_needed=0,
         bytes_free=0,
     )
-    return _with_space_checked(plan)
+    try:
+        return _with_space_checked(plan)
+    except OSError as error:
+        where = "" if error.filename is None else f"'{error.filename}': "
+        raise ConversionError(
+            f"can't see how much space is needed for '{out}': {where}{error.strerror}. Allow that, remove it, or "
+            f"choose another OUT."
+        ) from error
 
 
 def gigabytes(count: float) -> str:
@@ -282,6 +290,11 @@ def _family(source: Source, config: dict, stack: str | None) -> Family:
             f"{name!r} brings code of its own (auto_map), which is not run; convert a checkpoint of Transformers' own "
             f"{model_type}."
         )
+    if kernel := _kernel_of(config):
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {name!r} has {kernel}, which is code on the Hub that would run when the model is loaded. "
+            f"Remove that from {CONFIG}, or convert a checkpoint without it."
+        )
     refuse_other_stacks(repr(name), model_type, stack)
     try:
         family = find_family(name_of_family(config, stack))
@@ -300,6 +313,20 @@ def _family(source: Source, config: dict, stack: str | None) -> Family:
                 f"{name!r} is a {architecture}; hf-hyperconn converts: {', '.join(family.architectures)}."
             )
     return family
+
+
+def _kernel_of(config: dict) -> str | None:
+    """A kernel on the Hub that a config, or one in it, names as its implementation of attention or experts."""
+    configs = [config]
+    while configs:
+        for field, value in configs.pop().items():
+            names = list(value.values()) if isinstance(value, dict) else [value]
+            kernel = next((name for name in names if isinstance(name, str) and "/" in name), None)
+            if field.removeprefix("_") in IMPLEMENTATIONS and kernel is not None:
+                return f"{field} {kernel!r:.60}"
+            if isinstance(value, dict):
+                configs.append(value)
+    return None
 
 
 def _check_fields(source: Source, config: dict, family: Family) -> None:

@@ -48,7 +48,7 @@ def draw(
     Raises `HyperConnError` when the checkpoint can't be read or has no streams, the text or the base does not fit,
     nothing can be written to `out`, or matplotlib is missing.
     """
-    if not (Path(folder) / CONFIG).is_file():
+    if not os.path.isdir(folder) or CONFIG not in LocalSource(Path(folder)).files:
         raise HyperConnError(f"'{folder}' is not a checkpoint: it has no {CONFIG}. Give the folder of a conversion.")
     if text is None and kind not in ("connections", "all"):
         raise HyperConnError(f"a picture of {kind} needs a model that runs over text. Give --text FILE.")
@@ -95,9 +95,9 @@ def read_text(file: str) -> str:
 
     Raises `HyperConnError` when there is none, or it holds no text.
     """
-    if not Path(file).is_file():
-        raise HyperConnError(f"there is no text file '{file}'.")
     try:
+        if not Path(file).is_file():
+            raise HyperConnError(f"there is no text file '{file}'.")
         with open(file, encoding="utf-8") as opened:
             text = opened.read(CHARACTERS)
     except UnicodeDecodeError as error:
@@ -121,7 +121,7 @@ def _files(folder: Path, kinds: tuple[str, ...], may_be_folder: bool, out: str |
             f"'{place}' is a link to '{os.path.realpath(place)}', outside the checkpoint's folder. Remove it, or say "
             f"with -o where the pictures should go."
         )
-    if place.is_file():
+    if os.path.isfile(place):
         raise HyperConnError(
             f"'{place}' is a file, and no picture. Give a folder, or a file that ends with one of "
             f"{', '.join(SUFFIXES)}, which gets all kinds on one sheet."
@@ -131,10 +131,10 @@ def _files(folder: Path, kinds: tuple[str, ...], may_be_folder: bool, out: str |
 
 def _check_place(path: Path) -> None:
     """Raises `HyperConnError` when no file can be written to `path`; its folders are made later."""
-    if path.is_dir():
+    if os.path.isdir(path):
         raise HyperConnError(f"'{path}' is a folder, where a picture should go. Choose another file with -o.")
-    place = next(parent for parent in path.absolute().parents if parent.exists())
-    if not place.is_dir():
+    place = next(parent for parent in path.absolute().parents if os.path.exists(parent))
+    if not os.path.isdir(place):
         raise HyperConnError(f"'{place}' is a file, not a folder. Choose another place with -o.")
     if not os.access(place, os.W_OK | os.X_OK):
         raise HyperConnError(f"no permission to write in '{place}'. Choose another place with -o.")

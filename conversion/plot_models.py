@@ -1,5 +1,8 @@
 """What `hf-hyperconn plot` loads: safetensors and configs alone, and no code of a checkpoint is run."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -20,7 +23,7 @@ from .checkpoint import (
     refuse_other_weights,
 )
 from .hyper_config import family_of
-from .loading import while_loading
+from .loading import refused_by_transformers, while_loading, without_kernels
 from .repository_files import belongs
 from .source import CONFIG, Source, open_source
 from .tokenizer_file import growth_of, tokenizer_errors
@@ -31,15 +34,17 @@ LARGEST = 2**24  # characters of a text when it has grown
 def load_model(source: Source) -> PreTrainedModel:
     """A checkpoint's model without its head, in the dtype of the weights.
 
-    Raises `UnsupportedCheckpointError` when some of its weights are missing, or Transformers would load others.
+    Raises `UnsupportedCheckpointError` when some of its weights are missing, or Transformers would load others, or
+    can't load it.
     """
     register_auto_classes()
     refuse_other_weights(source, read_written_config(source))
     weights = read_weights(source)
     folder = source.folder([name for name in (CONFIG, INDEX, *weights.files) if name in source.files])
-    with while_loading():
+    with _refusals(source), while_loading():
+        config = without_kernels(AutoConfig.from_pretrained(folder, trust_remote_code=False))
         model, info = AutoModel.from_pretrained(
-            folder, output_loading_info=True, trust_remote_code=False, use_safetensors=True
+            folder, config=config, output_loading_info=True, trust_remote_code=False, use_safetensors=True
         )
     _refuse_missing(source, info["missing_keys"])
     return model
@@ -48,12 +53,13 @@ def load_model(source: Source) -> PreTrainedModel:
 def load_connections(source: Source) -> PreTrainedModel:
     """A checkpoint's model with its connections alone; all other weights are on the meta device, and not read.
 
-    Raises `UnsupportedCheckpointError` when some of theirs are missing.
+    Raises `UnsupportedCheckpointError` when some of theirs are missing, or Transformers can't load them.
     """
     register_auto_classes()
     weights, family = read_weights(source), family_of(source, read_config(source))
-    config = AutoConfig.from_pretrained(source.folder([CONFIG]), trust_remote_code=False)
-    with torch.device("meta"):
+    folder = source.folder([CONFIG])
+    with _refusals(source), torch.device("meta"):
+        config = without_kernels(AutoConfig.from_pretrained(folder, trust_remote_code=False))
         model = AutoModel.from_config(config)
     with open_tensors(source, weights, "torch") as read:
         tensors = {
@@ -62,7 +68,8 @@ def load_connections(source: Source) -> PreTrainedModel:
             for name in filter(is_of_connection, weights.tensors)
             if name.startswith(on_disk)
         }
-    found = model.load_state_dict(tensors, strict=False, assign=True)
+    with _refusals(source):
+        found = model.load_state_dict(tensors, strict=False, assign=True)
     _refuse_missing(source, filter(is_of_connection, found.missing_keys))
     return model
 
@@ -114,6 +121,17 @@ def open_base(model: str, source: Source) -> Source:
             f"not {of_checkpoint[0]!r} and {of_checkpoint[1]}. Give the base to --against."
         )
     return base
+
+
+@contextmanager
+def _refusals(source: Source) -> Iterator[None]:
+    """Raise whatever Transformers makes of files that nobody has checked as `UnsupportedCheckpointError`."""
+    try:
+        yield
+    except Exception as error:
+        raise UnsupportedCheckpointError(
+            f"{source.name!r}: {refused_by_transformers(error)}. Copy or download it again."
+        ) from error
 
 
 def _refuse_missing(source: Source, names) -> None:

@@ -102,7 +102,7 @@ def open_checked(folder: Path, include: Iterable[str], accept_changes: bool, say
 
     Raises as `push_checkpoint` does.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise PushError(f"there is no folder '{folder}'. Give that of a conversion or of a saved model.")
     if Path(os.path.realpath(folder)).name.endswith(".incomplete"):
         raise PushError(f"'{folder}' is an unfinished conversion. Run the same `hf-hyperconn convert` again.")

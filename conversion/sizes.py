@@ -69,13 +69,21 @@ def _of_embedding(config: dict, weights: Weights, family: Family, prefix: str) -
     hidden, vocabulary = config["hidden_size"], config.get("vocab_size")
     embedding = weights.tensors.get(f"{prefix}embed_tokens.weight")
     if embedding is None:
-        is_another_name = family.of_layers or _has_outside(weights, (vocabulary, hidden))
-        return None if is_another_name else f"the tensor {prefix}embed_tokens.weight is missing"
+        shape = (vocabulary, hidden)
+        is_elsewhere = family.of_layers or _has_outside(weights, shape) or _is_tied(config, weights, family, shape)
+        return None if is_elsewhere else f"the tensor {prefix}embed_tokens.weight is missing"
     if len(embedding.shape) != 2 or embedding.shape[1] != hidden:
         return f"hidden_size is {hidden}, and {prefix}embed_tokens.weight is {list(embedding.shape)}"
     if vocabulary is not None and embedding.shape[0] != vocabulary:
         return f"vocab_size is {vocabulary}, and {prefix}embed_tokens.weight is {list(embedding.shape)}"
     return None
+
+
+def _is_tied(config: dict, weights: Weights, family: Family, shape: tuple) -> bool:
+    """Whether what reads out is stored for the embeddings, too, in a shape."""
+    head = weights.tensors.get("lm_head.weight")
+    tied = config.get("tie_word_embeddings", family.source.tied)
+    return tied is True and head is not None and head.shape == shape
 
 
 def _has_outside(weights: Weights, shape: tuple) -> bool:

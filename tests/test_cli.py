@@ -184,3 +184,18 @@ def test_demo_keeps_its_models(tmp_path, capsys):
     assert cli.main(["demo", str(folder)]) == 1
     assert "already exists. Choose another DIR." in capsys.readouterr().err
     shutil.rmtree(folder)
+
+
+def test_demo_where_no_folder_can_be_made(tmp_path, capsys):
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "file").write_text("")
+    for name, message in (
+        ("link", "already exists. Choose another DIR."),
+        ("file/demo", "can't make the folder"),
+        ("x" * 300, "File name too long. Choose another DIR."),
+        ("\0", "embedded null byte. Choose another DIR."),
+    ):
+        assert cli.main(["demo", str(tmp_path / name)]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line
+        assert "unexpected" not in line

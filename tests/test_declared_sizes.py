@@ -82,6 +82,13 @@ def test_sizes_that_the_weights_have_not(changes, fault, source):
     tracemalloc.stop()
 
 
+@pytest.mark.parametrize("stored", [{"tie_word_embeddings": False}, {}])
+def test_what_reads_out_is_no_embedding_of_a_model_that_is_not_tied(stored, source):
+    configure(source, tie_word_embeddings=None)
+    edit(configure(source, **stored), lambda tensors: tensors.pop("model.embed_tokens.weight"))
+    assert "the tensor model.embed_tokens.weight is missing" in refused(source, "off")
+
+
 @pytest.mark.parametrize("name", ["model.norm.weight", "model.embed_tokens.weight"])
 def test_a_missing_tensor_outside_of_the_layers(name, source):
     assert f"the tensor {name} is missing" in refused(edit(source, lambda tensors: tensors.pop(name)), "off")

@@ -212,7 +212,7 @@ def refusal_to_a_stranger(source, tmp_path):
         if any("pytest-of-" in part for part in path.parts):
             path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
 
-    def run(out: Path) -> str:
+    def run(folder: Path, command: str = "convert", *arguments: str) -> str:
         log = tmp_path / "log"
         child = os.fork()
         if child == 0:
@@ -221,7 +221,8 @@ def refusal_to_a_stranger(source, tmp_path):
                 with log.open("w") as sys.stderr:
                     if os.geteuid() == 0:
                         os.setuid(65534)
-                    code = main(["convert", str(source), str(out)])
+                    bases = [str(source)] * (command == "convert")
+                    code = main([command, *bases, str(folder), *arguments])
             finally:
                 os._exit(code)
         _, status = os.waitpid(child, 0)
@@ -242,6 +243,39 @@ def test_no_permission_to_read(refusal_to_a_stranger, source, tmp_path):
     (source / "model.safetensors").chmod(0)
     message = refusal_to_a_stranger(tmp_path / "out")
     assert message.endswith("model.safetensors': Permission denied. Check its permissions.\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"_attn_implementation": "some/kernel@main"}, "_attn_implementation 'some/kernel@main'"),
+        ({"attn_implementation": {"": "eager", "text_config": "some/kernel"}}, "attn_implementation 'some/kernel'"),
+        ({"text_config": {"_attn_implementation": "paged|some/kernel"}}, "_attn_implementation 'paged|some/kernel'"),
+        ({"experts_implementation": "some/kernel:function"}, "experts_implementation 'some/kernel:function'"),
+    ],
+)
+def test_kernels_of_the_hub(changes, named, source, refusal):
+    message = refusal(configure(source, **changes))
+    assert f"config.json of {str(source)!r} has {named}, which is code on the Hub that would run" in message
+    assert message.endswith("Remove that from config.json, or convert a checkpoint without it.")
+
+
+def test_an_earlier_conversion_that_can_not_be_entered(refusal_to_a_stranger, tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (locked := tmp_path / "open" / ".out.incomplete").mkdir(mode=0)
+    message = refusal_to_a_stranger(tmp_path / "open" / "out")
+    assert message.startswith(
+        f"error: can't see how much space is needed for '{tmp_path / 'open' / 'out'}': '{locked}"
+    )
+    assert message.endswith("Permission denied. Allow that, remove it, or choose another OUT.\n")
+
+
+@pytest.mark.parametrize("command", ["card", "plot", "push"])
+def test_a_folder_that_can_not_be_entered(command, refusal_to_a_stranger, source, tmp_path):
+    (locked := tmp_path / "locked").mkdir(mode=0)
+    message = refusal_to_a_stranger(locked, command, *["me/model"] * (command == "push"))
+    assert message == f"error: can't read '{locked}': Permission denied. Allow that, or give another folder.\n"
 
 
 def test_no_such_folder(refusal):

@@ -5,6 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from hf_hyperconn import HCLlamaForSequenceClassification, convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
@@ -12,6 +14,8 @@ from hf_hyperconn.conversion.convert import convert_checkpoint
 from .conftest import hc_llama, llama_config
 from .families import FAMILIES
 from .isolated import printed
+from .marks import few
+from .tiny import tiny
 
 LOAD = """
 import json, sys
@@ -121,3 +125,30 @@ def test_a_folder_brings_the_fused_kernels(connection, llama, llama_folder, ids,
     refused = {"HF_HYPERCONN_IMPLEMENTATION": "triton", "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     with pytest.raises(AssertionError, match="the streams are on cpu, not on a GPU"):
         elsewhere(out, tmp_path / "refused", ["AutoModelForCausalLM"], ids[:1, :4], **refused)
+
+
+@pytest.mark.parametrize("model_type", few(["llama", "gemma"], "llama"))
+def test_embeddings_that_are_stored_as_what_reads_out(model_type, ids, tmp_path, elsewhere):
+    """They are tied, which the config of a Llama says, and that of a Gemma leaves to its class."""
+    config = tiny(model_type).config
+    torch.manual_seed(0)
+    tied = AutoModelForCausalLM.from_config(type(config).from_dict({**config.to_dict(), "tie_word_embeddings": True}))
+    tied.eval().save_pretrained(tmp_path / "base")
+    if model_type == "gemma":
+        path = tmp_path / "base" / "config.json"
+        written = json.loads(path.read_text())
+        written.pop("tie_word_embeddings", None)
+        path.write_text(json.dumps(written))
+    tensors = load_file(tmp_path / "base" / "model.safetensors")
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, tmp_path / "base" / "model.safetensors", metadata={"format": "pt"})
+
+    converted = convert_checkpoint(str(tmp_path / "base"), tmp_path / "converted").path
+    with torch.no_grad():
+        expected = tied(ids).logits
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()(ids).logits, expected)
+        model, info = AutoModelForCausalLM.from_pretrained(converted, output_loading_info=True)
+        assert not info["missing_keys"]
+        assert torch.equal(model.eval()(ids).logits, expected)
+    report = elsewhere(converted, tmp_path / "again", ["AutoModelForCausalLM"], ids)
+    assert torch.equal(torch.tensor(report["AutoModelForCausalLM"][2]), expected)

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, LlavaConfig
 
 from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion import numeric
 from hf_hyperconn.conversion.checkpoint import read_weights
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.conversion.loading import without_kernels
 from hf_hyperconn.conversion.source import LocalSource
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
@@ -229,3 +230,28 @@ def test_refuses_an_unknown_mode(out):
 def test_refuses_what_is_no_conversion(llama_folder):
     with pytest.raises(UnsupportedCheckpointError, match="is a plain Llama, without hyper-connections. Convert it"):
         verify_checkpoint(llama_folder)
+
+
+@pytest.mark.parametrize("name", ["some/kernel@main", "flash_attention_2", "flex_attention"])
+def test_no_kernel_is_fetched_to_compare_models(name, llama_folder, out, tmp_path):
+    """Whatever implementation a config names, the one that a plain load chooses is run."""
+    base = shutil.copytree(llama_folder, tmp_path / "base")
+    for folder in (base, out):
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "_attn_implementation": name}))
+    report = verify_checkpoint(out, str(base), accept_changes=True)
+    assert report.passed
+    assert len(report.comparisons) > 0
+
+
+def test_which_implementations_are_run_as_a_config_names_them():
+    config = LlavaConfig(text_config={"model_type": "olmoe"}, vision_config={"model_type": "clip_vision_model"})
+    config._attn_implementation = {"": "some/kernel", "text_config": "some/kernel", "vision_config": "eager"}
+    config._experts_implementation = "sonicmoe"
+    assert without_kernels(config) is config
+    found = [(each._attn_implementation, each._experts_implementation) for each in (config, config.text_config)]
+    assert found == [(None, None)] * 2
+    assert config.vision_config._attn_implementation == "eager"
+    for named, run in (("sdpa", None), ("eager", "eager"), ("flash_attention_3", None)):
+        config._attn_implementation = named
+        assert without_kernels(config).text_config._attn_implementation == run

@@ -28,6 +28,7 @@ class FamilySource:
     layerdrop: the attribute of what has the layers that says how often one is left out in training; None without any.
     recorders: of what Transformers records at modules that are not called, by what that is.
     sizes: the defaults of its config for the number of layers, hidden size and vocabulary, by their usual names.
+    tied: whether its embeddings are what reads out, too, unless its config says otherwise.
     prefix: what the names of its classes with hyper-connections have before the base's, where two have one base.
     part: for a model with a language model in it, that, or another model in it that has the connections instead; what
         is said of layers is said of its.
@@ -53,6 +54,7 @@ class FamilySource:
     layerdrop: str | None
     recorders: dict[str, Recorder]
     sizes: dict[str, int]
+    tied: bool = False
     prefix: str = ""
     part: "InnerModel | None" = None
     inner: "tuple[InnerModel, ...]" = ()

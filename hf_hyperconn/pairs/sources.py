@@ -250,6 +250,7 @@ def _of_stack(
         layerdrop=how.layerdrop,
         recorders=moved_recorders(base, (each for layer in layers for each in layer.cut.inlined)),
         sizes={usual: value for usual, value in sizes.items() if value is not None},
+        tied=defaults.get("tie_word_embeddings") is True,
     )
 
 

@@ -7,6 +7,7 @@ import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from hf_hyperconn.conversion.card import write_card
+from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.errors import CardError
 
 from .conftest import RESULTS, results_file, sections, text_of
@@ -85,3 +86,33 @@ def test_results_that_are_none(content, message, folder, tmp_path):
     with pytest.raises(CardError, match=message):
         write_card(folder, results=str(tmp_path / "results.json"))
     assert text_of(folder) == before
+
+
+def test_results_for_the_hub_that_a_person_changed(folder, tmp_path, capsys):
+    arguments = ["card", str(folder), "--results", results_file(tmp_path)]
+    for_the_hub = folder / ".eval_results" / "lm_eval.yaml"
+    assert main(arguments) == main(arguments) == 0
+    assert "stays as it is" not in capsys.readouterr().err
+    changed = for_the_hub.read_text().replace("ARC-Easy", "arc_easy")
+    for theirs in (changed, changed.partition("\n")[2], "- not: ours\n"):
+        for_the_hub.write_text(theirs)
+        assert main(arguments) == 0
+        printed = capsys.readouterr()
+        assert f"warning: '{for_the_hub}' stays as it is, without these results" in printed.err
+        assert str(for_the_hub) not in printed.out
+        assert for_the_hub.read_text() == theirs
+    for_the_hub.unlink()
+    assert main(arguments) == 0
+    written = for_the_hub.read_text()
+    for_the_hub.write_text(written.partition("\n")[2])  # as a card without a digest wrote it
+    assert main(arguments) == 0
+    assert for_the_hub.read_text() == written
+    better = results_file(tmp_path, results={"arc_easy": {"alias": "arc_easy", "acc,none": 0.7}})
+    assert main([*arguments[:-1], better]) == 0
+    assert "value: 0.7" in for_the_hub.read_text()
+
+
+@pytest.mark.parametrize("version", [None, 5, []])
+def test_results_without_a_version(version, folder, tmp_path):
+    with pytest.raises(CardError, match=r"is not a results file of lm-eval: it lacks 'lm_eval_version'. Give the"):
+        write_card(folder, results=results_file(tmp_path, lm_eval_version=version))

@@ -8,8 +8,19 @@ import struct
 import pytest
 
 from hf_hyperconn.conversion.cli import main
+from hf_hyperconn.conversion.plot_models import load_connections, load_model
 from hf_hyperconn.conversion.source import LocalSource
 from hf_hyperconn.conversion.tokenizer_file import growth_of
+from hf_hyperconn.errors import UnsupportedCheckpointError
+
+
+def configure(folder, **changes):
+    """Change fields of a folder's config; None removes one that is no size of a connection."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    if config["num_hidden_layers"] is None:
+        del config["num_hidden_layers"]
+    path.write_text(json.dumps(config))
 
 
 def normalise(folder, **normaliser):
@@ -117,3 +128,38 @@ def test_a_name_is_no_formula(folder, tmp_path, capsys):
     picture = tmp_path / "x.svg"
     command = ["plot", str(place), "--kind", "similarity", "--text", str(tmp_path / "text"), "-o", str(picture)]
     assert main(command) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [(), ("--text",)])
+def test_no_kernel_is_fetched(options, folder, tmp_path):
+    configure(folder, _attn_implementation="some/kernel@main")
+    assert main(["plot", str(folder), *options, *[str(tmp_path / "text")] * len(options)]) == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_bias": "x"},
+        {"num_attention_heads": -1},
+        {"hc_eps": None},
+        {"intermediate_size": []},
+        {"dtype": "x"},
+    ],
+)
+@pytest.mark.parametrize("load", [load_model, load_connections])
+def test_fields_of_other_types(load, changes, folder, capsys):
+    configure(folder, **changes)
+    with pytest.raises(
+        UnsupportedCheckpointError, match=r"Transformers can't load it \(.*\). Copy or download it again"
+    ):
+        load(LocalSource(folder))
+    assert main(["plot", str(folder)]) == 1
+    assert "unexpected" not in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_config_without_a_number_of_layers(folder, capsys):
+    configure(folder, num_hidden_layers=None)
+    for command in ("inspect", "card", "refresh", "plot", "verify"):
+        assert main([command, str(folder)]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "has num_hidden_layers None, not a size of a model. Download it again." in line
