@@ -11,6 +11,7 @@ from torch import nn
 
 from .errors import HyperConnError
 from .models.hyper_connections import Connection
+from .models.hyper_connections_step import without_autocast
 
 Inputs = torch.Tensor | Mapping[str, torch.Tensor]
 """What a model is run on: token ids `[B, S]`, or what it takes by name, such as `{"pixel_values": images}`."""
@@ -79,7 +80,8 @@ def with_layers(model: Any, stack: str | None = None) -> Any:
 def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[None]:
     """Within it, every forward of `model` calls `see` for each sub-layer, in their order.
 
-    Works through wrappers (PEFT's, DDP, FSDP). What is compiled runs eagerly within it.
+    Works through wrappers (PEFT's, DDP, FSDP). What is compiled runs eagerly within it. `see` runs without autocast, as
+    connections do.
 
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
@@ -90,7 +92,7 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
     def record(connection, args, output):
         branch_input, carry = output
         streams = carry.streams if hasattr(carry, "streams") else args[0].written()
-        with torch.no_grad(), _with_parameters(connection):
+        with torch.no_grad(), without_autocast(streams), _with_parameters(connection):
             see(Observation(connection, streams.detach(), branch_input.detach(), *connection.matrices(streams)))
 
     handles = [connection.register_forward_hook(record, prepend=True) for connection in connections]

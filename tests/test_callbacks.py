@@ -78,6 +78,31 @@ def test_figures_of_known_matrices(tmp_path):
     assert "hc/dynamic_scale" not in figures
 
 
+def a_thousandth_more(**fields):
+    """A model whose mixes are 1.003 times the identity, which bfloat16 has no number for."""
+    model = hc_llama(connection="shc", **fields)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("static_alpha"):
+                parameter[:, 1:] *= 1.003
+    return model
+
+
+def test_figures_under_autocast_are_float32(tmp_path):
+    settings = {"bf16": True, "learning_rate": 0.0, "max_steps": 1, "logging_steps": 1}
+    trainer = trainer_of(a_thousandth_more(), tmp_path, **settings)
+    HCMonitorCallback().attach(trainer)
+    trainer.train()
+    assert trainer.state.log_history[0]["hc/gain_max"] == pytest.approx(1.003**6, abs=1e-6)
+
+
+def test_a_study_under_autocast_is_float32(ids):
+    with torch.autocast("cpu", torch.bfloat16):
+        found = study(a_thousandth_more(), [ids])
+    assert found.streams.gain[-1].item() == pytest.approx(1.003**6, abs=1e-6)
+    assert found.matrices.inputs[-1, 0].item() == pytest.approx(1.003**6, abs=1e-6)
+
+
 def test_figures_of_each_layer_on_request(tmp_path):
     figures = HCMonitorCallback(per_layer=True).attach(trainer_of(hc_llama(), tmp_path)).measure()
     of_layers = [value for name, value in figures.items() if name.startswith("hc_layers/write_norm/")]
