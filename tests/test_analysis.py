@@ -1,5 +1,7 @@
 """Unfolded matrices against real forwards, statistics against numpy."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,9 @@ from hf_hyperconn.arrangements import ARRANGEMENTS
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.observation import observe
 
+from .adapted import CONNECTIONS
 from .conftest import hc_llama, randomise_connections
+from .other_families import tiny as tiny_of_others
 from .tolerances import FLOAT32, ROW_SUMS
 
 SUB_LAYERS = 6
@@ -224,10 +228,15 @@ def test_a_base_has_nothing_to_study(llama, ids):
         study(llama, [ids])
 
 
-def test_an_offloaded_model_is_studied(tmp_path, ids):
+@pytest.mark.parametrize(
+    "fields",
+    [{"connection": "dhc"}, {"connection": "mhc"}, {"hc_start": "history", "hc_readout": "weighted"}],
+    ids=str,
+)
+def test_an_offloaded_model_is_studied(fields, tmp_path, ids):
     """Larger than memory; accelerate brings the parameters of a module for its forward alone."""
     pytest.importorskip("accelerate")
-    model = randomised(hc_mult=2, connection="dhc")
+    model = randomised(hc_mult=2, **fields)
     model.save_pretrained(tmp_path / "model")
     places = {name: "disk" if name == "layers" else "cpu" for name, _ in model.model.named_children()}
     offloaded = HCLlamaForCausalLM.from_pretrained(
@@ -235,11 +244,48 @@ def test_an_offloaded_model_is_studied(tmp_path, ids):
         device_map={"lm_head": "cpu", **{f"model.{name}": place for name, place in places.items()}},
         offload_folder=tmp_path / "offloaded",
     )
-    assert offloaded.model.layers[1].mlp_hc.static_beta.is_meta
+    assert next(offloaded.model.layers[1].mlp_hc.parameters()).is_meta
+    torch.testing.assert_close(unfold_static(offloaded).inputs, unfold_static(model).inputs, **FLOAT32)
     expected, found = study(model, [ids]), study(offloaded, [ids])
     torch.testing.assert_close(found.matrices.inputs, expected.matrices.inputs, **FLOAT32)
     torch.testing.assert_close(found.similarity, expected.similarity, **FLOAT32)
-    assert offloaded.model.layers[1].mlp_hc.static_beta.is_meta
+    assert next(offloaded.model.layers[1].mlp_hc.parameters()).is_meta
+
+
+def randomised_in_peft(**fields):
+    """A model in PEFT whose connections and readout are trained as copies, and changed."""
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(hc_llama(**fields), peft.LoraConfig(modules_to_save=[*CONNECTIONS, "hc_head"])).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def test_the_copies_of_an_adapter_are_studied(ids):
+    """What is found is the merged model's: its matrices, readout and attention, with and without a text."""
+    model = randomised_in_peft(connection="shc", hc_mult=4, hc_start="history", hc_readout="weighted")
+    found = study(model, [ids]).matrices, unfold_static(model)
+    with model.disable_adapter():
+        disabled = study(model, [ids]).matrices
+    merged = model.merge_and_unload()
+    for each, expected in zip(found, (study(merged, [ids]).matrices, unfold_static(merged)), strict=True):
+        torch.testing.assert_close(each.inputs, expected.inputs, **FLOAT32)
+        assert each.attention == expected.attention == (0, 2, 4)
+    assert torch.equal(disabled.inputs, lower_triangle(SUB_LAYERS + 1))
+
+
+def test_an_encoder_decoder_is_studied_within_its_wrapper(ids):
+    peft = pytest.importorskip("peft")
+    inputs = {"input_ids": ids, "decoder_input_ids": ids[:, :5]}
+    model = convert_model(deepcopy(tiny_of_others("mbart")))
+    expected = study(model, [inputs]).matrices
+    found = study(
+        peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["self_attn_hc"])),
+        [inputs],
+    ).matrices
+    assert torch.equal(found.inputs, expected.inputs)
 
 
 @pytest.mark.parametrize("connection", ["shc", "dhc", "frac", "mhc", "ihc"])
