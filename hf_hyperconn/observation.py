@@ -1,9 +1,9 @@
 """What the hyper-connections of a model do while it runs."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,9 +14,6 @@ from .errors import HyperConnError
 from .models.hyper_connections import Connection
 from .models.hyper_connections_step import without_autocast
 from .outermost import outermost_model
-
-Inputs = torch.Tensor | Mapping[str, torch.Tensor]
-"""What a model is run on: token ids `[B, S]`, or what it takes by name, such as `{"pixel_values": images}`."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,12 @@ class Observation:
     def mixes(self) -> torch.Tensor:
         """A_r, `[B, S, N, N]`: the weight of stream i in the new stream j."""
         return self.alpha[..., -self.beta.shape[-1] :]
+
+    def at(self, kept: torch.Tensor) -> "Observation":
+        """Of the T positions alone that a mask `[B, S]` is true for, `[1, T, ...]`."""
+        kept = kept.to(self.beta.device)
+        names = ("streams", "branch_input", "alpha", "beta")
+        return replace(self, **{name: getattr(self, name)[kept][None] for name in names})
 
 
 def number_of_sub_layers(model: nn.Module) -> int:
@@ -108,13 +111,6 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
     finally:
         for handle in handles:
             handle.remove()
-
-
-def run(model: nn.Module, inputs: Inputs, device: torch.device | None = None) -> None:
-    """One forward, whose outputs nobody asks for, on a device, or where the inputs are."""
-    named = {"input_ids": inputs} if isinstance(inputs, torch.Tensor) else inputs
-    settings = {"use_cache": False} if "input_ids" in named else {}
-    model(**{name: value.to(device or value.device) for name, value in named.items()}, **settings)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM
 
 from hf_hyperconn import HCLlamaForCausalLM, convert_model
 from hf_hyperconn.analysis.statistics import PERCENTILES, Moments, Sample
@@ -15,6 +15,7 @@ from hf_hyperconn.analysis.unfolding import Unfolding, unfold, unfold_static
 from hf_hyperconn.arrangements import ARRANGEMENTS
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.observation import observe
+from hf_hyperconn.watching import watch
 
 from .adapted import CONNECTIONS
 from .conftest import hc_llama, randomise_connections
@@ -133,6 +134,54 @@ def test_presets_unfold_to_the_published_patterns(name):
     readout = "sum" if name == "parallel" else "mean"
     found = unfold([ARRANGEMENTS[name](2, k) for k in range(4)], readout)
     assert torch.equal(found.inputs, expected.double())
+
+
+def test_padding_is_not_studied(ids):
+    """On the left and on the right, with what is found of the rows alone."""
+    model, padding = randomise_connections(hc_llama(hc_mult=4), 0.3), torch.zeros_like(ids)
+    expected = study(model, [ids])
+    for left in (True, False):
+        parts = {"input_ids": [padding, ids], "attention_mask": [padding, torch.ones_like(ids)]}
+        inputs = {name: torch.cat(both if left else both[::-1], 1) for name, both in parts.items()}
+        found = study(model, [inputs, {"input_ids": padding, "attention_mask": padding}])
+        assert found.matrices.tokens == expected.matrices.tokens == ids.numel()
+        torch.testing.assert_close(found.matrices.inputs, expected.matrices.inputs, **FLOAT32)
+        torch.testing.assert_close(found.similarity, expected.similarity, **FLOAT32)
+        torch.testing.assert_close(found.streams.similarity, expected.streams.similarity, **FLOAT32)
+        torch.testing.assert_close(found.coefficients["read"], expected.coefficients["read"], **FLOAT32)
+
+
+def test_each_stack_has_its_own_padding(ids):
+    model = convert_model(deepcopy(tiny_of_others("mbart")))
+    mask = torch.ones_like(ids)
+    mask[0, -4:] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, :5]}
+    inputs["decoder_attention_mask"] = mask[:, -5:]
+    assert study(model, [inputs], "encoder").matrices.tokens == mask.sum()
+    assert study(model, [inputs]).matrices.tokens == mask[:, -5:].sum()
+
+
+def test_a_mask_of_other_positions_is_refused():
+    with pytest.raises(HyperConnError, match=r"attention_mask \[1, 2\] has padding, but the sub-layers have \[1, 3\]"):
+        watch(Unmasked(), {"inputs_embeds": torch.ones(1, 3, 32), "attention_mask": torch.tensor([[0, 1]])}, print)
+
+
+class Unmasked(torch.nn.Module):
+    """A model whose positions are other ones than those of its mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = hc_llama()
+
+    def forward(self, inputs_embeds, attention_mask):
+        return self.model(inputs_embeds=inputs_embeds)
+
+
+def test_one_sub_layer_has_no_neighbours(ids):
+    base = MambaForCausalLM(MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1, state_size=8))
+    found = study(convert_model(base), [ids])
+    assert found.similarity.shape == (0, 3)
+    assert found.matrices.inputs.shape == (2, 2)
 
 
 def test_batches_do_not_matter(ids):
