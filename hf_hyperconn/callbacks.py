@@ -84,9 +84,8 @@ class HCMonitorCallback(TrainerCallback):
         except Exception as error:
             held = ", ".join(f"{name} {[*values.shape]}" for name, values in self.inputs.items())
             raise HyperConnError(
-                f"{type(model).__name__} can't run on {held} of the first training "
-                f"example ({error}). Tokenise the dataset as for training, with labels for an encoder-decoder, or train "
-                "without the monitor."
+                f"{type(model).__name__} can't run on {held} of the first training example ({error}). Tokenise the "
+                "dataset as for training, with labels for an encoder-decoder, or train without the monitor."
             ) from error
 
 

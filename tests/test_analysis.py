@@ -330,11 +330,10 @@ def test_an_encoder_decoder_is_studied_within_its_wrapper(ids):
     inputs = {"input_ids": ids, "decoder_input_ids": ids[:, :5]}
     model = convert_model(deepcopy(tiny_of_others("mbart")))
     expected = study(model, [inputs]).matrices
-    found = study(
-        peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["self_attn_hc"])),
-        [inputs],
-    ).matrices
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["attn_hc"]))
+    found = study(wrapped, [inputs]).matrices
     assert torch.equal(found.inputs, expected.inputs)
+    assert found.attention == expected.attention == (0, 1, 3, 4, 6, 7, 9, 10)
 
 
 @pytest.mark.parametrize("connection", ["shc", "dhc", "frac", "mhc", "ihc"])

@@ -134,7 +134,7 @@ def test_an_example_that_the_model_can_not_run_on_is_refused_before_training(tmp
     model, example = seq2seq("t5")
     trainer = trainer_of(model, tmp_path)
     trainer.train_dataset = [{"input_ids": example["input_ids"]}]
-    with pytest.raises(HyperConnError, match=r"can't run on input_ids \[1, 12\] of the first .* with labels for an"):
+    with pytest.raises(HyperConnError, match=r"can't run on input_ids \[1, 12\] of the first .* with labels for"):
         HCMonitorCallback().attach(trainer)
 
 
