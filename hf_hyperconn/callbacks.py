@@ -8,7 +8,9 @@ from transformers import Trainer, TrainerCallback
 
 from .analysis.streams import pair_cosine
 from .errors import HyperConnError
-from .observation import Inputs, Observation, in_evaluation_mode, observe, run
+from .first_example import first_example
+from .observation import Observation, in_evaluation_mode, observe, with_layers
+from .watching import Inputs, watch
 
 
 class HCMonitorCallback(TrainerCallback):
@@ -24,6 +26,8 @@ class HCMonitorCallback(TrainerCallback):
     - `hc/dynamic_scale`: absolute value of the scales of the predicted part.
     - `hc/dynamic_spread`: standard deviation of A and b over tokens.
 
+    Of an encoder-decoder, its decoder's. `attach` adds it to a trainer.
+
     tokens: length of the text, the beginning of the first training example.
     per_layer: whether those of a single sub-layer are logged for each k too, as `hc_layers/<name>/<k>`.
     """
@@ -31,25 +35,32 @@ class HCMonitorCallback(TrainerCallback):
     def __init__(self, tokens: int = 64, per_layer: bool = False):
         self.tokens, self.per_layer = tokens, per_layer
         self.trainer: Trainer | None = None
-        self.input_ids: torch.Tensor | None = None
+        self.inputs: dict[str, torch.Tensor] = {}
 
     def attach(self, trainer: Trainer) -> "HCMonitorCallback":
         """Add the callback to a trainer, before those that hand the logs on.
 
-        Raises `HyperConnError` when the training examples hold no `input_ids`, or the model no connections to watch.
+        It takes the first example of the training data, which a data set that can be read only once then lacks, and
+        runs the model on it, unless the model is brought to its device only later. Random states stay as they are.
+
+        Raises `HyperConnError` when the training examples hold no `input_ids`, or the model can't run on them alone or
+        has no connections to watch.
         """
-        example: dict = next(iter(trainer.train_dataset or ()), {})
-        if "input_ids" not in example:
-            raise HyperConnError(
-                f"the first training example holds {', '.join(example) or 'nothing'}, and no input_ids to watch the "
-                "connections on. Tokenise the dataset before it is given to the Trainer."
-            )
-        self.input_ids = torch.as_tensor(example["input_ids"]).flatten()[None, : self.tokens]
         model: Any = trainer.model
-        with observe(model, lambda seen: None):
+        self.inputs = first_example(trainer, self.tokens)
+        with observe(with_layers(model), lambda seen: None):
             self.trainer = trainer
+        if {parameter.device.type for parameter in model.parameters()} == {trainer.args.device.type}:
+            self._try(model)
         trainer.callback_handler.callbacks.insert(0, self)
         return self
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self.trainer is None:
+            raise HyperConnError(
+                "HCMonitorCallback was added to a trainer without what it watches. Leave it out of `callbacks` and "
+                "`add_callback`, and call `HCMonitorCallback().attach(trainer)`."
+            )
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if logs is not None and "loss" in logs:
@@ -60,24 +71,43 @@ class HCMonitorCallback(TrainerCallback):
     def measure(self) -> dict[str, float]:
         """The figures for the model as it is now."""
         trainer: Any = self.trainer
-        ids: Any = self.input_ids
+        inputs = {name: values.to(trainer.args.device) for name, values in self.inputs.items()}
         with trainer.compute_loss_context_manager():
-            return hc_figures(trainer.model, ids.to(trainer.args.device), self.per_layer)
+            return hc_figures(trainer.model, inputs, self.per_layer)
+
+    def _try(self, model: nn.Module) -> None:
+        """Refuse an example that the model can't run on."""
+        try:
+            self.measure()
+        except HyperConnError:
+            raise
+        except Exception as error:
+            held = ", ".join(f"{name} {[*values.shape]}" for name, values in self.inputs.items())
+            raise HyperConnError(
+                f"{type(model).__name__} can't run on {held} of the first training example ({error}). Tokenise the "
+                "dataset as for training, with labels for an encoder-decoder, or train without the monitor."
+            ) from error
 
 
 @torch.no_grad()
-def hc_figures(model: nn.Module, inputs: Inputs, per_layer: bool = False) -> dict[str, float]:
+def hc_figures(
+    model: nn.Module, inputs: Inputs, per_layer: bool = False, stack: str | None = None
+) -> dict[str, float]:
     """The figures of `HCMonitorCallback`, for a training loop of one's own.
 
     model: a hyper-connection model, also inside a wrapper.
-    inputs: a text, `[B, S]` token ids, or what else the model takes, by name, as `{"pixel_values": images}`.
+    inputs: a text, `[B, S]` token ids, or what else the model takes, by name, as `{"pixel_values": images}`. Padding
+        is left out, as by `study`.
     per_layer: as for `HCMonitorCallback`.
+    stack: of an encoder-decoder, "encoder" or "decoder"; None for the decoder.
 
-    Raises `HyperConnError` for a model without streams.
+    Raises `HyperConnError` for a model without streams, or when there is nothing but padding.
     """
     meter = _Meter()
-    with in_evaluation_mode(model), observe(model, meter.see):
-        run(model, inputs)
+    with in_evaluation_mode(model):
+        found = watch(model, inputs, meter.see, stack)
+    if not found:
+        raise HyperConnError("the mask of the inputs leaves no token. Give at least one that it is not zero for.")
     return meter.figures(per_layer)
 
 
@@ -86,7 +116,7 @@ class _Meter:
 
     def __init__(self):
         self.layers: list[dict[str, torch.Tensor]] = []
-        self.product: torch.Tensor | None = None
+        self.product: Any = None  # of the mixes so far
         self.cosine: torch.Tensor | None = None
 
     def see(self, seen: Observation) -> None:
@@ -99,12 +129,13 @@ class _Meter:
                 "read_dominance": (reads.amax(-2) / reads.sum(-2)).mean(),
                 "write_norm": seen.beta.norm(dim=-1).mean() / n**0.5,
                 "mix_offdiag": (mixes * (1 - identity)).norm(dim=(-2, -1)).mean() / n**0.5,
-                "dynamic_spread": tokens.std(0).mean(),
+                "dynamic_spread": tokens.std(0, correction=0).mean(),
                 **({"dynamic_scale": torch.stack(scales).mean()} if scales else {}),
             }
         )
         step = mixes.transpose(-1, -2)
-        self.product = step if self.product is None else step @ self.product
+        first = self.product is None or seen.connection.sub_layer == 0
+        self.product = step if first else step @ self.product
         if n > 1:
             self.cosine = pair_cosine(seen.streams).mean()
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from .adapters import modules_in_use
 from .errors import HyperConnectionFileError, UnsupportedCheckpointError
 from .families import name_of_family
 from .in_memory import convert_with_fields
@@ -52,9 +53,9 @@ def hc_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     Raises `HyperConnectionFileError` when the connections themselves carry adapters.
     """
     parameters: dict[str, nn.Parameter] = {}
-    for path, module in _model(model).named_modules():
+    for path, module in modules_in_use(_model(model)):
         if is_of_connection(path.rpartition(".")[2]):
-            parameters |= {f"{path}.{name}": value for name, value in _active_copy(module).named_parameters()}
+            parameters |= {f"{path}.{name}": value for name, value in module.named_parameters()}
     for name in parameters:
         if "base_layer" in name.split("."):
             modules = sorted({part for each in parameters for part in each.split(".") if is_of_connection(part)})
@@ -167,16 +168,6 @@ def _has_hyper_connections(config) -> bool:
 def _of_layers(config):
     """The config with the fields of hyper-connections: of the model in it that has them, as a language model."""
     return config if hasattr(config, "hc_mult") else config.of_layers
-
-
-def _active_copy(module: Any) -> nn.Module:
-    """The connection that computes, when `module` is PEFT's wrapper for `modules_to_save`."""
-    if not hasattr(module, "original_module"):
-        return module
-    active = (
-        [] if module.disable_adapters else [name for name in module.active_adapters if name in module.modules_to_save]
-    )
-    return module.modules_to_save[active[0]] if active else module.original_module
 
 
 def _whole(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,19 +1,19 @@
 """What the hyper-connections of a model do while it runs."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from .adapters import modules_in_use
 from .errors import HyperConnError
 from .models.hyper_connections import Connection
-
-Inputs = torch.Tensor | Mapping[str, torch.Tensor]
-"""What a model is run on: token ids `[B, S]`, or what it takes by name, such as `{"pixel_values": images}`."""
+from .models.hyper_connections_step import without_autocast
+from .outermost import outermost_model
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,12 @@ class Observation:
         """A_r, `[B, S, N, N]`: the weight of stream i in the new stream j."""
         return self.alpha[..., -self.beta.shape[-1] :]
 
+    def at(self, kept: torch.Tensor) -> "Observation":
+        """Of the T positions alone that a mask `[B, S]` is true for, `[1, T, ...]`."""
+        kept = kept.to(self.beta.device)
+        names = ("streams", "branch_input", "alpha", "beta")
+        return replace(self, **{name: getattr(self, name)[kept][None] for name in names})
+
 
 def number_of_sub_layers(model: nn.Module) -> int:
     """How many sub-layers a model with streams has; 0 for another model."""
@@ -49,8 +55,11 @@ def number_of_sub_layers(model: nn.Module) -> int:
 
 
 def connections_of(model: nn.Module) -> dict[str, Any]:
-    """The connections whose matrices read and mix streams, by their names in a model."""
-    return {name: module for name, module in model.named_modules() if hasattr(type(module), "matrices")}
+    """The connections whose matrices read and mix streams, by their names in a model.
+
+    Of connections in PEFT's `modules_to_save`, the copy that computes, by its wrapper's name.
+    """
+    return {name: module for name, module in modules_in_use(model) if hasattr(type(module), "matrices")}
 
 
 def attention_of(model: nn.Module) -> tuple[int, ...]:
@@ -60,12 +69,13 @@ def attention_of(model: nn.Module) -> tuple[int, ...]:
 
 
 def with_layers(model: Any, stack: str | None = None) -> Any:
-    """The part of a model that has one list of layers, which may be all of it.
+    """The part of a model, without its wrapper, that has one list of layers, which may be all of it.
 
     stack: of an encoder-decoder "encoder" or "decoder"; None for the decoder.
 
     Raises `HyperConnError` for a stack that it doesn't have.
     """
+    model = outermost_model(model) or model
     base = getattr(model, "base_model", model)
     inner = [*getattr(base, "inner", ())]
     if stack is not None and stack not in inner:
@@ -79,7 +89,8 @@ def with_layers(model: Any, stack: str | None = None) -> Any:
 def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[None]:
     """Within it, every forward of `model` calls `see` for each sub-layer, in their order.
 
-    Works through wrappers (PEFT's, DDP, FSDP). What is compiled runs eagerly within it.
+    Works through wrappers (PEFT's, DDP, FSDP). What is compiled runs eagerly within it, and `see` without autocast, as
+    connections do.
 
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
@@ -90,7 +101,7 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
     def record(connection, args, output):
         branch_input, carry = output
         streams = carry.streams if hasattr(carry, "streams") else args[0].written()
-        with torch.no_grad(), _with_parameters(connection):
+        with torch.no_grad(), without_autocast(streams), with_parameters(connection):
             see(Observation(connection, streams.detach(), branch_input.detach(), *connection.matrices(streams)))
 
     handles = [connection.register_forward_hook(record, prepend=True) for connection in connections]
@@ -100,13 +111,6 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
     finally:
         for handle in handles:
             handle.remove()
-
-
-def run(model: nn.Module, inputs: Inputs, device: torch.device | None = None) -> None:
-    """One forward, whose outputs nobody asks for, on a device, or where the inputs are."""
-    named = {"input_ids": inputs} if isinstance(inputs, torch.Tensor) else inputs
-    settings = {"use_cache": False} if "input_ids" in named else {}
-    model(**{name: value.to(device or value.device) for name, value in named.items()}, **settings)
 
 
 @contextmanager
@@ -121,7 +125,7 @@ def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _with_parameters(connection: nn.Module) -> AbstractContextManager:
+def with_parameters(connection: nn.Module) -> AbstractContextManager:
     """A context in which a connection has its parameters, also those that accelerate has offloaded."""
     if not hasattr(connection, "_hf_hook"):
         return nullcontext()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, Trainer
 
+from .adapters import modules_in_use
 from .checkpoints import is_saved_whole, load_weights
 from .errors import HyperConnError
 from .models.sub_layers import is_of_connection
@@ -61,15 +62,16 @@ def decayed_names(model: nn.Module, usual: Iterable[str]) -> list[str]:
 
 
 def freeze_base(model: nn.Module) -> None:
-    """Leave only the hyper-connections trainable.
+    """Leave only the hyper-connections trainable; of those in PEFT's `modules_to_save`, the active adapter's copies.
 
     Raises `HyperConnError` for a model without any.
     """
     parameters = dict(model.named_parameters())
     if not any(map(is_of_connection, parameters)):
         raise _no_connections(model)
+    used = {id(parameter) for _, module in modules_in_use(model) for parameter in module.parameters(recurse=False)}
     for name, parameter in parameters.items():
-        parameter.requires_grad_(is_of_connection(name))
+        parameter.requires_grad_(is_of_connection(name) and id(parameter) in used)
 
 
 def freeze_hc(model: nn.Module, *, width: bool = True, depth: bool = True) -> None:

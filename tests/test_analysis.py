@@ -1,10 +1,12 @@
 """Unfolded matrices against real forwards, statistics against numpy."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM
 
 from hf_hyperconn import HCLlamaForCausalLM, convert_model
 from hf_hyperconn.analysis.statistics import PERCENTILES, Moments, Sample
@@ -13,8 +15,11 @@ from hf_hyperconn.analysis.unfolding import Unfolding, unfold, unfold_static
 from hf_hyperconn.arrangements import ARRANGEMENTS
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.observation import observe
+from hf_hyperconn.watching import watch
 
+from .adapted import CONNECTIONS
 from .conftest import hc_llama, randomise_connections
+from .other_families import tiny as tiny_of_others
 from .tolerances import FLOAT32, ROW_SUMS
 
 SUB_LAYERS = 6
@@ -131,6 +136,54 @@ def test_presets_unfold_to_the_published_patterns(name):
     assert torch.equal(found.inputs, expected.double())
 
 
+def test_padding_is_not_studied(ids):
+    """On the left and on the right, with what is found of the rows alone."""
+    model, padding = randomise_connections(hc_llama(hc_mult=4), 0.3), torch.zeros_like(ids)
+    expected = study(model, [ids])
+    for left in (True, False):
+        parts = {"input_ids": [padding, ids], "attention_mask": [padding, torch.ones_like(ids)]}
+        inputs = {name: torch.cat(both if left else both[::-1], 1) for name, both in parts.items()}
+        found = study(model, [inputs, {"input_ids": padding, "attention_mask": padding}])
+        assert found.matrices.tokens == expected.matrices.tokens == ids.numel()
+        torch.testing.assert_close(found.matrices.inputs, expected.matrices.inputs, **FLOAT32)
+        torch.testing.assert_close(found.similarity, expected.similarity, **FLOAT32)
+        torch.testing.assert_close(found.streams.similarity, expected.streams.similarity, **FLOAT32)
+        torch.testing.assert_close(found.coefficients["read"], expected.coefficients["read"], **FLOAT32)
+
+
+def test_each_stack_has_its_own_padding(ids):
+    model = convert_model(deepcopy(tiny_of_others("mbart")))
+    mask = torch.ones_like(ids)
+    mask[0, -4:] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, :5]}
+    inputs["decoder_attention_mask"] = mask[:, -5:]
+    assert study(model, [inputs], "encoder").matrices.tokens == mask.sum()
+    assert study(model, [inputs]).matrices.tokens == mask[:, -5:].sum()
+
+
+def test_a_mask_of_other_positions_is_refused():
+    with pytest.raises(HyperConnError, match=r"attention_mask \[1, 2\] has padding, but the sub-layers have \[1, 3\]"):
+        watch(Unmasked(), {"inputs_embeds": torch.ones(1, 3, 32), "attention_mask": torch.tensor([[0, 1]])}, print)
+
+
+class Unmasked(torch.nn.Module):
+    """A model whose positions are other ones than those of its mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = hc_llama()
+
+    def forward(self, inputs_embeds, attention_mask):
+        return self.model(inputs_embeds=inputs_embeds)
+
+
+def test_one_sub_layer_has_no_neighbours(ids):
+    base = MambaForCausalLM(MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1, state_size=8))
+    found = study(convert_model(base), [ids])
+    assert found.similarity.shape == (0, 3)
+    assert found.matrices.inputs.shape == (2, 2)
+
+
 def test_batches_do_not_matter(ids):
     model = randomised(hc_mult=2)
     one, two = study(model, [ids]), study(model, [ids[:1], ids[1:]])
@@ -224,10 +277,15 @@ def test_a_base_has_nothing_to_study(llama, ids):
         study(llama, [ids])
 
 
-def test_an_offloaded_model_is_studied(tmp_path, ids):
+@pytest.mark.parametrize(
+    "fields",
+    [{"connection": "dhc"}, {"connection": "mhc"}, {"hc_start": "history", "hc_readout": "weighted"}],
+    ids=str,
+)
+def test_an_offloaded_model_is_studied(fields, tmp_path, ids):
     """Larger than memory; accelerate brings the parameters of a module for its forward alone."""
     pytest.importorskip("accelerate")
-    model = randomised(hc_mult=2, connection="dhc")
+    model = randomised(hc_mult=2, **fields)
     model.save_pretrained(tmp_path / "model")
     places = {name: "disk" if name == "layers" else "cpu" for name, _ in model.model.named_children()}
     offloaded = HCLlamaForCausalLM.from_pretrained(
@@ -235,11 +293,47 @@ def test_an_offloaded_model_is_studied(tmp_path, ids):
         device_map={"lm_head": "cpu", **{f"model.{name}": place for name, place in places.items()}},
         offload_folder=tmp_path / "offloaded",
     )
-    assert offloaded.model.layers[1].mlp_hc.static_beta.is_meta
+    assert next(offloaded.model.layers[1].mlp_hc.parameters()).is_meta
+    torch.testing.assert_close(unfold_static(offloaded).inputs, unfold_static(model).inputs, **FLOAT32)
     expected, found = study(model, [ids]), study(offloaded, [ids])
     torch.testing.assert_close(found.matrices.inputs, expected.matrices.inputs, **FLOAT32)
     torch.testing.assert_close(found.similarity, expected.similarity, **FLOAT32)
-    assert offloaded.model.layers[1].mlp_hc.static_beta.is_meta
+    assert next(offloaded.model.layers[1].mlp_hc.parameters()).is_meta
+
+
+def randomised_in_peft(**fields):
+    """A model in PEFT whose connections and readout are trained as copies, and changed."""
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(hc_llama(**fields), peft.LoraConfig(modules_to_save=[*CONNECTIONS, "hc_head"])).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def test_the_copies_of_an_adapter_are_studied(ids):
+    """What is found is the merged model's: its matrices, readout and attention, with and without a text."""
+    model = randomised_in_peft(connection="shc", hc_mult=4, hc_start="history", hc_readout="weighted")
+    found = study(model, [ids]).matrices, unfold_static(model)
+    with model.disable_adapter():
+        disabled = study(model, [ids]).matrices
+    merged = model.merge_and_unload()
+    for each, expected in zip(found, (study(merged, [ids]).matrices, unfold_static(merged)), strict=True):
+        torch.testing.assert_close(each.inputs, expected.inputs, **FLOAT32)
+        assert each.attention == expected.attention == (0, 2, 4)
+    assert torch.equal(disabled.inputs, lower_triangle(SUB_LAYERS + 1))
+
+
+def test_an_encoder_decoder_is_studied_within_its_wrapper(ids):
+    peft = pytest.importorskip("peft")
+    inputs = {"input_ids": ids, "decoder_input_ids": ids[:, :5]}
+    model = convert_model(deepcopy(tiny_of_others("mbart")))
+    expected = study(model, [inputs]).matrices
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["attn_hc"]))
+    found = study(wrapped, [inputs]).matrices
+    assert torch.equal(found.inputs, expected.inputs)
+    assert found.attention == expected.attention == (0, 1, 3, 4, 6, 7, 9, 10)
 
 
 @pytest.mark.parametrize("connection", ["shc", "dhc", "frac", "mhc", "ihc"])

@@ -1,8 +1,11 @@
 """What the monitor logs, and that watching changes nothing."""
 
 import json
+import math
+import random
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -13,8 +16,9 @@ from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.observation import observe
 
-from .conftest import hc_llama
+from .conftest import hc_llama, randomise_connections
 from .marks import tail
+from .other_families import tiny as tiny_of_others
 from .tolerances import FLOAT32
 
 IDS = torch.randint(3, 96, (8, 24), generator=torch.Generator().manual_seed(1))
@@ -76,6 +80,112 @@ def test_figures_of_known_matrices(tmp_path):
     assert figures["hc/mix_offdiag"] == pytest.approx(0.5 / 2**0.5)
     assert figures["hc/gain_max"] == 1 + 6 * 0.5  # [[1, 0.5], [0, 1]] to the sixth
     assert "hc/dynamic_scale" not in figures
+
+
+def a_thousandth_more(**fields):
+    """A model whose mixes are 1.003 times the identity, which bfloat16 has no number for."""
+    model = hc_llama(connection="shc", **fields)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("static_alpha"):
+                parameter[:, 1:] *= 1.003
+    return model
+
+
+def test_figures_under_autocast_are_float32(tmp_path):
+    settings = {"bf16": True, "learning_rate": 0.0, "max_steps": 1, "logging_steps": 1}
+    trainer = trainer_of(a_thousandth_more(), tmp_path, **settings)
+    HCMonitorCallback().attach(trainer)
+    trainer.train()
+    assert trainer.state.log_history[0]["hc/gain_max"] == pytest.approx(1.003**6, abs=1e-6)
+
+
+def test_a_study_under_autocast_is_float32(ids):
+    with torch.autocast("cpu", torch.bfloat16):
+        found = study(a_thousandth_more(), [ids])
+    assert found.streams.gain[-1].item() == pytest.approx(1.003**6, abs=1e-6)
+    assert found.matrices.inputs[-1, 0].item() == pytest.approx(1.003**6, abs=1e-6)
+
+
+def seq2seq(model_type):
+    """A model whose encoder, and not its decoder, doubles its streams at every mix, and its first training example."""
+    model = convert_model(deepcopy(tiny_of_others(model_type)))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "encoder." in name and name.endswith("static_alpha"):
+                parameter[:, 1:] *= 2
+    return model, {"input_ids": IDS[0, :12], "labels": IDS[1, :5]}
+
+
+@pytest.mark.parametrize("model_type", ["t5", "mbart"])
+def test_figures_of_an_encoder_decoder_are_its_decoders(model_type, tmp_path):
+    model, example = seq2seq(model_type)
+    trainer = trainer_of(model, tmp_path, max_steps=1, logging_steps=1, learning_rate=0.0)
+    trainer.train_dataset = [example]
+    HCMonitorCallback().attach(trainer)
+    trainer.train()
+    assert trainer.state.log_history[0]["hc/gain_max"] == pytest.approx(1)
+    inputs = {"input_ids": IDS[:2], "decoder_input_ids": IDS[:2]}
+    assert hc_figures(model, inputs)["hc/gain_max"] == pytest.approx(1)
+    assert hc_figures(model, inputs, stack="encoder")["hc/gain_max"] > 2
+
+
+def test_an_example_that_the_model_can_not_run_on_is_refused_before_training(tmp_path):
+    model, example = seq2seq("t5")
+    trainer = trainer_of(model, tmp_path)
+    trainer.train_dataset = [{"input_ids": example["input_ids"]}]
+    with pytest.raises(HyperConnError, match=r"can't run on input_ids \[1, 12\] of the first .* with labels for"):
+        HCMonitorCallback().attach(trainer)
+
+
+def test_a_monitor_that_is_not_attached_says_how(tmp_path):
+    trainer = trainer_of(hc_llama(), tmp_path)
+    trainer.add_callback(HCMonitorCallback())
+    with pytest.raises(HyperConnError, match=r"call `HCMonitorCallback\(\).attach\(trainer\)`"):
+        trainer.train()
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Rows that are drawn when they are asked for, from every generator there is."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        row = torch.randint(3, 40, (16,)) + random.randrange(20) + np.random.randint(20)
+        return {"input_ids": row, "labels": row}
+
+
+def test_attaching_draws_nothing(tmp_path):
+    states = []
+    for watched in (False, True):
+        random.seed(0)
+        np.random.seed(0)
+        trainer = trainer_of(hc_llama(), tmp_path)
+        trainer.train_dataset = Drawn()
+        if watched:
+            HCMonitorCallback().attach(trainer)
+        states.append((random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()))
+    assert states[0] == states[1]
+
+
+def test_padding_is_not_watched(tmp_path):
+    model, row = randomise_connections(hc_llama(), 0.3), IDS[0]
+    padded = {"input_ids": [0] * 8 + row.tolist(), "attention_mask": [0] * 8 + [1] * len(row)}
+    trainer = trainer_of(model, tmp_path)
+    expected = hc_figures(model, row[None])
+    trainer.train_dataset = [padded]
+    assert HCMonitorCallback().attach(trainer).measure() == expected
+    batch = {name: torch.tensor([values]) for name, values in padded.items()}
+    assert hc_figures(model, batch) == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(HyperConnError, match="the mask of the inputs leaves no token"):
+        hc_figures(model, {"input_ids": row[None], "attention_mask": torch.zeros(1, len(row))})
+
+
+def test_a_single_token_has_no_spread():
+    figures = hc_figures(hc_llama(), IDS[:1, :1])
+    assert figures["hc/dynamic_spread"] == 0
+    assert not any(map(math.isnan, figures.values()))
 
 
 def test_figures_of_each_layer_on_request(tmp_path):

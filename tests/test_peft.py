@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
-from hf_hyperconn import HCLlamaForCausalLM, convert_model, hc_parameters, load_hc, save_hc
+from hf_hyperconn import HCLlamaForCausalLM, convert_model, freeze_base, hc_parameters, load_hc, save_hc
 from hf_hyperconn.errors import HyperConnectionFileError
 from hf_hyperconn.models import peft_defaults
 from hf_hyperconn.models.hyper_connections_layer import has_readout_module
@@ -385,6 +385,18 @@ def test_the_file_of_connections_takes_the_active_copy(trained, stories, ids, tm
         assert torch.equal(logits(wrapped, ids), logits(at_the_start, ids))
         for name, value in hc_parameters(wrapped).items():
             assert torch.equal(at_the_start.get_parameter(name), value)
+
+
+def test_freezing_the_base_leaves_the_copies_of_the_active_adapter(ids):
+    """Parameters that train without being used would stop DDP."""
+    model = peft.get_peft_model(hc_llama(), peft.LoraConfig(modules_to_save=CONNECTIONS))
+    model.add_adapter("other", peft.LoraConfig(modules_to_save=CONNECTIONS))
+    freeze_base(model)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert len(trained) == len(hc_parameters(model))
+    assert all("_hc.modules_to_save.default." in name for name in trained)
+    model(input_ids=ids, labels=ids).loss.backward()
+    assert all(model.get_parameter(name).grad is not None for name in trained)
 
 
 def test_the_file_of_connections_refuses_adapters_on_them(tmp_path):

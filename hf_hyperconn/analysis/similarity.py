@@ -28,4 +28,7 @@ class LayerSimilarity:
 
     def result(self) -> torch.Tensor:
         """5th percentile, median and 95th percentile between sub-layers k and k + 1, `[K - 1, 3]`."""
-        return torch.stack([sample.percentiles(SHOWN) for sample in self.samples])
+        found = torch.empty(len(self.samples), len(SHOWN), dtype=torch.float64)
+        for row, sample in zip(found, self.samples, strict=True):
+            row[:] = sample.percentiles(SHOWN)
+        return found

@@ -9,7 +9,8 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import HyperConnError
-from ..observation import Inputs, attention_of, in_evaluation_mode, number_of_sub_layers, observe, run, with_layers
+from ..observation import attention_of, in_evaluation_mode, number_of_sub_layers, with_layers
+from ..watching import Inputs, watch
 from .coefficients import CoefficientMeter
 from .similarity import LayerSimilarity
 from .streams import StreamMeter, StreamStatistics
@@ -33,12 +34,14 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
     """Run a model over batches and gather what its connections do.
 
     model: of Transformers or diffusers.
-    batches: token ids `[B, S]`, or what else the model takes, by name, as `{"pixel_values": images}`.
+    batches: token ids `[B, S]`, or what else the model takes, by name, as `{"pixel_values": images}`. Padding, where
+        the stack's mask `[B, S]` among them is zero, is left out.
     stack: of an encoder-decoder, which is studied, "encoder" or "decoder"; None for the decoder.
 
     Memory does not grow with the number of batches.
 
-    Raises `HyperConnError` for a model without hyper-connections, or when there is no batch.
+    Raises `HyperConnError` for a model without hyper-connections, when there is no batch, or when a mask with padding
+    has another shape than the positions of the stack.
     """
     part = with_layers(model, stack)
     connections = number_of_sub_layers(part)
@@ -50,10 +53,9 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
             meter.see(observation)
 
     empty = True
-    with in_evaluation_mode(model), observe(part, see):
+    with in_evaluation_mode(model):
         for inputs in tqdm(batches, desc="Studying", unit="batch", disable=None):
-            run(model, inputs, model.device)
-            empty = False
+            empty = not watch(model, inputs, see, stack, model.device) and empty
     if empty:
         raise HyperConnError("there was no batch to study. Give a longer text, or more inputs.")
     matrices = replace(unfolding.result(), attention=attention_of(part))

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..adapters import modules_in_use
 from ..errors import HyperConnError
-from ..observation import Observation, attention_of, connections_of, with_layers
+from ..observation import Observation, attention_of, connections_of, with_layers, with_parameters
 from ..outermost import config_of
 from .statistics import Moments
 
@@ -96,9 +97,12 @@ def readout_of(model: Any) -> str | torch.Tensor:
 
     A learned readout, whose weights each token predicts, takes the mean, at which it starts.
     """
-    weights = [parameter.detach() for name, parameter in model.named_parameters() if name.endswith("static_gamma")]
+    for _, module in modules_in_use(model):
+        if any(name == "static_gamma" for name, _ in module.named_parameters(recurse=False)):
+            with with_parameters(module):
+                return module.get_parameter("static_gamma").detach().clone()
     config = config_of(model)
-    return weights[0] if weights else getattr(getattr(config, "of_layers", config), "hc_readout", "mean")
+    return getattr(getattr(config, "of_layers", config), "hc_readout", "mean")
 
 
 def unfold_static(model: PreTrainedModel, stack: str | None = None) -> ConnectionMatrices:
@@ -121,11 +125,12 @@ def unfold_static(model: PreTrainedModel, stack: str | None = None) -> Connectio
 @torch.no_grad()
 def _static_part(connection: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """A and b of a connection, static."""
-    if hasattr(connection, "static_alpha"):
-        return connection.static_alpha.detach(), connection.static_beta.detach()
-    # the projection of streams of zeros is zero
-    zeros = next(connection.parameters()).new_zeros(1, 1, connection.hc_mult, connection.hidden_size)
-    alpha, beta = connection.matrices(zeros)
+    with with_parameters(connection):
+        if hasattr(connection, "static_alpha"):
+            return connection.static_alpha.detach().clone(), connection.static_beta.detach().clone()
+        # the projection of streams of zeros is zero
+        zeros = next(connection.parameters()).new_zeros(1, 1, connection.hc_mult, connection.hidden_size)
+        alpha, beta = connection.matrices(zeros)
     return alpha[0, 0], beta[0, 0]
 
 
