@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from hf_hyperconn import HCLlamaForSequenceClassification, convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
 
+from . import other_families
 from .conftest import hc_llama, llama_config
 from .families import FAMILIES
 from .isolated import printed
@@ -61,6 +62,38 @@ def test_every_auto_class_loads_saves_and_loads_again(llama, llama_folder, ids, 
     assert configs[0]["auto_map"] == configs[1]["auto_map"] == configs[2]["auto_map"]
     for name in FAMILIES["llama"].code:
         assert (tmp_path / "third" / name).read_bytes() == (converted / name).read_bytes()
+
+
+PARTS = """
+import sys
+import torch
+from transformers import AutoModel, {auto}
+
+folder, place = sys.argv[1:]
+whole = {auto}.from_pretrained(folder, trust_remote_code=True)
+again = AutoModel.from_pretrained(folder, trust_remote_code=True)
+ids = torch.arange(3, 9)[None]
+for name, part in (("part", whole.{part}), ("again", again)):
+    part.save_pretrained(f"{{place}}/{{name}}")
+    loaded = AutoModel.from_pretrained(f"{{place}}/{{name}}", trust_remote_code=True)
+    assert torch.equal(loaded(input_ids=ids)[0], part(input_ids=ids)[0])
+print("loaded")
+"""
+
+
+@pytest.mark.parametrize(
+    ("model_type", "auto", "part"),
+    few(
+        [("llama", "AutoModelForCausalLM", "model"), ("llava", "AutoModelForImageTextToText", "model.language_model")],
+        ("llama", "AutoModelForCausalLM", "model"),
+    ),
+)
+def test_a_part_of_a_model_that_was_loaded_is_saved_with_its_code(model_type, auto, part, tmp_path):
+    """Without the package, as is a model that another Auto class gives after the first one has."""
+    other_families.tiny(model_type).save_pretrained(tmp_path / "base")
+    convert_checkpoint(str(tmp_path / "base"), tmp_path / "hc", verify="structure")
+    script = PARTS.format(auto=auto, part=part)
+    assert printed(script, tmp_path / "hc", tmp_path, place=tmp_path).splitlines()[-1] == "loaded"
 
 
 def test_what_save_pretrained_writes_loads(llama, ids, tmp_path, elsewhere):

@@ -87,7 +87,9 @@ class ShippedConfig(Base):
         package, _, own = type(self).__module__.rpartition(".")
         self.auto_map = {"AutoConfig": f"{own}.{type(self).__name__}", **(getattr(self, "auto_map", None) or {})}
         super().save_pretrained(save_directory, **kwargs)
-        save_code(package, {reference.partition(".")[0] for reference in self.auto_map.values()}, save_directory)
+        modules = {reference.partition(".")[0] for reference in self.auto_map.values()}
+        # of a part of a model that came with a checkpoint, Transformers has the model's code elsewhere, and copies it
+        save_code(package, {own, *(name for name in modules if find_spec(f"{package}.{name}"))}, save_directory)
         if push_to_hub:
             self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)
 

@@ -23,7 +23,7 @@ from .dynamic_activations import replace_norms
 from .hyper_connections_layer import HyperConnectionDecoderLayer, has_readout_module
 from .initial_weights import InitialWeights
 from .sub_layers import ADDED, READOUT, is_of_connection
-from .transformers_seam import declare, share_implementation_of_experts, share_names_of_weights
+from .transformers_seam import came_with_a_checkpoint, declare, share_implementation_of_experts, share_names_of_weights
 
 logger = logging.get_logger(__name__)
 
@@ -118,6 +118,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""
         self.config.auto_map = dict(self.auto_map)
         with without_fsdp_prefix(type(self)):
+            _let_code_be_copied(type(self))
             super().save_pretrained(save_directory, *args, **kwargs)
 
     def _prepare_decoder_input_ids_for_generation(self, batch_size, model_input_name, model_kwargs, *args, **kwargs):
@@ -361,6 +362,13 @@ def let_auto_model_find(config, model_class: type[HyperConnectionPreTrainedModel
     # the file of this config may have been loaded more than once
     if type(config).__name__ == model_class.config_class.__name__ and type(config) not in MODEL_MAPPING:
         AutoModel.register(type(config), model_class, exist_ok=True)
+
+
+def _let_code_be_copied(model_class: type[HyperConnectionPreTrainedModel]) -> None:
+    """Let Transformers, which saves the code of the class that an Auto class gave, save it for this one, too."""
+    if model_class._auto_class is None and came_with_a_checkpoint(model_class):
+        autos = (auto for auto, of in model_class.auto_map.items() if of.endswith(f".{model_class.__name__}"))
+        model_class._auto_class = next(autos, None)
 
 
 @contextmanager
