@@ -154,7 +154,7 @@ def _values(facts: Facts, evaluation: Evaluation | None, of_base: Evaluation | N
         "dtype": DTYPES.get(found.dtype, found.dtype),
         "added_parameters": _share(found.added_parameters, found.parameters),
         "added_flops": _share(found.added_flops, found.flops),
-        "versions": facts.record.get("versions", {}),
+        "versions": facts.record.get("versions") or {},
         "terms": terms_of(facts.inherited),
         "evaluation": evaluation,
         "compared": of_base is not None,

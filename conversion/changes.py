@@ -13,7 +13,7 @@ from hf_hyperconn.pairs.source_files import release
 
 from .checkpoint import INDEX
 from .model_code import code_of, packaged, written_by
-from .source import CONFIG, Source
+from .source import CONFIG, GENERATE, Source
 
 PACKAGE = f"hf_hyperconn {hf_hyperconn.__version__}"
 
@@ -72,7 +72,9 @@ def find_changes(
             change = FileChange(name, "is not what the conversion wrote", name in (CONFIG, INDEX))
             changes.append(change) if as_converted else notes.append(str(change))
     for name in sorted(source.files):
-        if name.endswith(".py") and "/" not in name and name not in (*code, *recorded):
+        if name == GENERATE:
+            changes.append(FileChange(name, "is code that `generate` would run", as_converted))
+        elif name.endswith(".py") and name not in (*code, *recorded):
             notes.append(f"{name} is not of the model's code")
     return tuple(changes), tuple(notes)
 

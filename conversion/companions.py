@@ -6,7 +6,7 @@ from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .base_card import README
 from .checkpoint import INDEX, read_json, refuse_links_out
-from .source import CONFIG, RECORD, Source
+from .source import CONFIG, GENERATE, RECORD, Source
 
 # what does not come along, in any case: weights in any format, pickles, what the conversion writes itself, records of
 # training
@@ -46,7 +46,7 @@ def check_no_code(source: Source, companions: tuple[str, ...]) -> None:
                 f"{name} of {source.name!r} names code of its own (auto_map: {str(classes)[:60]}), which is not run "
                 f"and not copied. Convert a copy that has a class of Transformers for it, or none."
             )
-    if "custom_generate/generate.py" in source.files:
+    if GENERATE in source.files:
         raise UnsupportedCheckpointError(
             f"{source.name!r} generates by code of its own (custom_generate), which is not run and not copied. "
             f"Convert a copy without it."

@@ -90,13 +90,14 @@ def _not_made(folder: Path, files: Listing, record: dict) -> tuple[str, ...]:
     shards = {shard["file"]: shard for shard in record["base_shards"]}
     found, total = [], sum(size for _, size, _ in files.values())
     with tqdm(total=total, unit="B", unit_scale=True, desc="Checking OUT", disable=None) as bar:
-        for name, (_, size, _) in sorted(files.items()):
+        for name, (_, size, changed) in sorted(files.items()):
             path, shard = folder / name, shards.get(name, {})
             known = shard.get("sha256") or digests.get(name)
             if name == RECORD or is_part(name) or (shard and path.is_symlink()):  # the base has what a link leads to
                 continue
-            might_be = is_regular(path) and (shard or known) and shard.get("size", size) == size
-            if not might_be or (known and digest(path, bar.update) != known):
+            # of a base in a folder no digest may be recorded; the record was written last
+            might_be = is_regular(path) and (known or (shard and changed <= files[RECORD][2]))
+            if not might_be or shard.get("size", size) != size or (known and digest(path, bar.update) != known):
                 found.append(name)
     return tuple(found)
 

@@ -308,7 +308,7 @@ def _make(place: Place, found: Refreshed, texts: dict[str, bytes], config: dict,
     if record:
         new_record = {name: value for name, value in record.items() if name != "verification"}
         new_record["versions"] = {
-            **new_record.get("versions", {}),
+            **(new_record.get("versions") or {}),
             **dict(zip(("hf_hyperconn", "transformers"), found.now, strict=True)),
         }
         if files := new_record.get("files"):

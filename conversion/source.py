@@ -16,6 +16,7 @@ from .reading import LARGEST
 
 CONFIG = "config.json"
 RECORD = "hyperconn_conversion.json"
+GENERATE = "custom_generate/generate.py"  # which `generate` runs, of a folder whose code is trusted
 REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 COMMIT = re.compile("[0-9a-f]{40}")
 

@@ -8,6 +8,7 @@ import pytest
 
 import hf_hyperconn
 from hf_hyperconn import HCLlamaForCausalLM
+from hf_hyperconn.conversion import cli, moving
 from hf_hyperconn.conversion.changes import config_differences
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
@@ -192,3 +193,34 @@ def test_fields_of_any_kind_are_compared(field, value):
     found = config_differences(config, {"model_type": "llama", field: "other", "vocab_size": 3}, FAMILIES["llama"])
     assert all(len(difference) < 200 for difference in found)
     assert any("vocab_size" in difference for difference in found)
+
+
+def test_code_for_generate_that_was_added(out, base, capsys):
+    """Transformers runs it, of a folder that is trusted; other code in folders is noted."""
+    for name in ("custom_generate/generate.py", "notes/mine.py"):
+        (out / name).parent.mkdir()
+        (out / name).write_text("x = 1\n")
+    assert main(["verify", str(out), "--against", str(base)]) == 3
+    said = capsys.readouterr()
+    assert "custom_generate/generate.py is code that `generate` would run" in said.err
+    assert "notes/mine.py is not of the model's code" in said.out
+
+
+def test_a_folder_that_was_replaced_while_it_was_verified_is_not_recorded_as_verified(out, base, capsys, monkeypatch):
+    (out / RECORD).write_text(json.dumps({**json.loads((out / RECORD).read_text()), "verification": None}))
+    verified = cli.verify_checkpoint
+
+    def meanwhile(*arguments, **options):
+        report = verified(*arguments, **options)
+        append(out / RECORD, "\n")
+        return report
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cli, "verify_checkpoint", meanwhile)
+        assert main(["verify", str(out), "--against", str(base)]) == 1
+    assert "was changed while it was verified. Verify it again." in capsys.readouterr().err
+    assert json.loads((out / RECORD).read_text())["verification"] is None
+    with moving.held(out):
+        assert main(["verify", str(out), "--against", str(base)]) == 1
+    assert main(["verify", str(out), "--against", str(base)]) == 0
+    assert json.loads((out / RECORD).read_text())["verification"]

@@ -223,3 +223,20 @@ def test_a_name_that_is_too_long(source, tmp_path):
             ConversionError, match="is too long: the conversion works in a folder of .* Choose another OUT."
         ):
             converted(source, tmp_path / ("n" * length))
+
+
+@pytest.mark.parametrize("verify", ["structure", "auto"])
+def test_weights_that_somebody_changed_are_not_lost(verify, source, tmp_path):
+    """Also in a conversion that wasn't compared with its base, which has no digest of them."""
+    out = converted(source, tmp_path / "out", verify=verify)
+    shard = json.loads((out / "hyperconn_conversion.json").read_text())["base_shards"][0]
+    assert (shard["sha256"] is None) == (verify == "structure")
+    weights = out / shard["file"]
+    with weights.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x55")
+    changed = weights.read_bytes()
+    with pytest.raises(ConversionError, match="--discard"):
+        converted(source, out, force=True)
+    assert weights.read_bytes() == changed
+    converted(source, out, force=True, discard=True)
