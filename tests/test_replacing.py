@@ -235,6 +235,8 @@ def test_weights_that_somebody_changed_are_not_lost(verify, source, tmp_path):
     with weights.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\x55")
+    a_second_later = (out / "hyperconn_conversion.json").stat().st_mtime_ns + 10**9
+    os.utime(weights, ns=(a_second_later, a_second_later))
     changed = weights.read_bytes()
     with pytest.raises(ConversionError, match="--discard"):
         converted(source, out, force=True)
