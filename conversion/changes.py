@@ -73,7 +73,8 @@ def find_changes(
             changes.append(change) if as_converted else notes.append(str(change))
     for name in sorted(source.files):
         if name == GENERATE:
-            changes.append(FileChange(name, "is code that `generate` would run", as_converted))
+            change = FileChange(name, "is code that `generate` would run", True)
+            changes.append(change) if as_converted else notes.append(str(change))
         elif name.endswith(".py") and name not in (*code, *recorded):
             notes.append(f"{name} is not of the model's code")
     return tuple(changes), tuple(notes)

@@ -11,18 +11,17 @@ from hf_hyperconn.errors import HyperConnError, VerificationError
 from hf_hyperconn.kinds import CONVERTIBLE, KINDS
 from hf_hyperconn.models.history_start import HISTORIES
 
+from .comparison import record_verification
 from .fields import STARTS, HyperConnectionFields
 from .inspection import inspect_checkpoint
 from .interrupts import hearing_interrupts
-from .moving import held
 from .plan import LINKS, plan_conversion
 from .plot import KINDS as PLOTS
 from .push import carry_out_push, plan_push
 from .reading import read_text
-from .record import record_verification
 from .source import RECORD
 from .terminal import open_streams, put, tell
-from .verify import MODES, VerificationReport, verify_checkpoint
+from .verify import MODES, verify_checkpoint
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
 
@@ -134,14 +133,9 @@ def _verify(options: argparse.Namespace) -> int:
         put("\n".join(report.lines()))
     if not report.passed:
         raise VerificationError(f"verification failed: {report.failure}.")
-    if before is not None and _record(Path(os.path.realpath(options.folder)), report, before):
+    if before is not None and record_verification(Path(options.folder), report.as_dict(), before):
         _speaker(options)("recorded      the comparison with the base, which was missing")
     return OK
-
-
-def _record(folder: Path, report: VerificationReport, before: str) -> bool:
-    with held(folder):
-        return record_verification(folder, report.as_dict(), before)
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -1,17 +1,12 @@
 """hyperconn_conversion.json: where a converted checkpoint comes from, and what verification found."""
 
-import json
 import re
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
+from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .checkpoint import read_json
-from .files import replace_file
-from .reading import read_text
-from .source import COMMIT, RECORD, REPO_ID, LocalSource, Source
+from .source import COMMIT, RECORD, REPO_ID, Source
 
 SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -73,31 +68,6 @@ def base_on_the_hub(config: dict, record: dict | None) -> tuple[str | None, str 
 def is_verified(record: dict) -> bool:
     """Whether the conversion has been compared with its base."""
     return bool(record.get("verification"))
-
-
-def record_verification(folder: Path, report: Mapping, before: str) -> bool:
-    """Note in the record of a conversion that it was compared with its base and equals it, if that isn't there yet.
-
-    report: of a verification that passed, as `VerificationReport.as_dict` gives it. Nothing is noted of one without a
-        base, or of a trained checkpoint, which is no longer what was recorded.
-    before: the file of the record when verification began. Others must be kept from the folder meanwhile.
-
-    Returns whether the record was changed. Raises `ConversionError` when it can't be written, or is another by now.
-    """
-    record = read_record(LocalSource(folder))
-    if record is None or is_verified(record) or report["trained"] or report["changed"] != 0:
-        return False
-    path = folder / RECORD
-    try:
-        if read_text(path) != before:
-            raise ConversionError(f"'{folder}' was changed while it was verified. Verify it again.")
-        replace_file(path, (json.dumps({**record, "verification": report}, indent=2) + "\n").encode())
-    except OSError as error:
-        raise ConversionError(
-            f"'{folder}' is equal to its base, but '{path}' can't be written: {error.strerror}. Allow that, and "
-            f"verify again."
-        ) from error
-    return True
 
 
 def _fault(record: dict) -> str | None:

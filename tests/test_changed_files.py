@@ -12,6 +12,7 @@ from hf_hyperconn.conversion import cli, moving
 from hf_hyperconn.conversion.changes import config_differences
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.conversion.refresh import refresh
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from tests.conftest import randomise_connections
 from tests.hub import sha256
@@ -224,3 +225,13 @@ def test_a_folder_that_was_replaced_while_it_was_verified_is_not_recorded_as_ver
         assert main(["verify", str(out), "--against", str(base)]) == 1
     assert main(["verify", str(out), "--against", str(base)]) == 0
     assert json.loads((out / RECORD).read_text())["verification"]
+
+
+def test_a_refresh_leaves_code_for_generate(out):
+    """It replaces no such file, so it asks for nothing."""
+    (out / "custom_generate").mkdir()
+    (out / "custom_generate" / "generate.py").write_text("x = 1\n")
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, "hc_version": "0.0.9"}))
+    refresh(out)
+    assert (out / "custom_generate" / "generate.py").read_text() == "x = 1\n"

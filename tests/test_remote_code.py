@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_hyperconn import HCLlamaForSequenceClassification, convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.families import find_family
 
 from . import other_families
 from .conftest import hc_llama, llama_config
@@ -62,6 +63,74 @@ def test_every_auto_class_loads_saves_and_loads_again(llama, llama_folder, ids, 
     assert configs[0]["auto_map"] == configs[1]["auto_map"] == configs[2]["auto_map"]
     for name in FAMILIES["llama"].code:
         assert (tmp_path / "third" / name).read_bytes() == (converted / name).read_bytes()
+
+
+OUTPUTS = """
+import json, sys
+import torch, transformers
+from pathlib import Path
+transformers.logging.set_verbosity_error()
+
+def load(auto, folder):
+    return getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
+
+def output(model):
+    for parameter in model.parameters():  # where they lie in a file decides how a product on CPU is rounded
+        parameter.data = parameter.data.clone()
+    ids = torch.arange(1, 9)[None]
+    with torch.no_grad():
+        return model(ids, **{"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})[0].tolist()
+"""
+SAVE_PARTS = f"""{OUTPUTS}
+folder, again, *autos = sys.argv[1:]
+outputs = {{}}
+for auto in autos:
+    model = load(auto, folder)
+    parts = [model.base_model] if model.config.is_encoder_decoder else [model.base_model, model.get_decoder()]
+    parts = {{**dict.fromkeys(parts, "AutoModel"), model: auto}}
+    for part, of_part in parts.items():
+        path = f"{{again}}/{{auto}}/{{type(part).__name__}}/{{of_part}}"
+        part.save_pretrained(path)
+        outputs[path] = output(part)
+print(json.dumps(outputs))
+"""
+LOAD_PARTS = f"""{OUTPUTS}
+print(json.dumps({{path: output(load(Path(path).name, path)) for path in sys.argv[1:]}}))
+"""
+
+
+@pytest.mark.parametrize("model_type", few(["llava", "llama", "t5"], "llava"))
+def test_whatever_is_saved_of_a_model_loads(model_type, tmp_path):
+    """The model of each Auto class, its base model and the language model in it, all loaded by one process."""
+    convert_model(other_families.tiny(model_type), hc_mult=2).save_pretrained(tmp_path / "hc")
+    autos = [auto for auto in find_family(model_type).auto_map if auto != "AutoConfig"]
+    heads_first = sorted(autos, key="AutoModel".__eq__)
+    saved = printed(SAVE_PARTS, tmp_path / "hc", tmp_path / "again", *heads_first, place=tmp_path)
+    paths = json.loads(saved)
+    again = printed(LOAD_PARTS, *paths, place=tmp_path, modules=tmp_path / "other modules")
+    assert json.loads(again) == paths
+    assert len(paths) > len(autos)
+
+
+@pytest.mark.slow
+def test_a_part_that_no_auto_class_has_is_saved_with_its_code(tmp_path):
+    convert_model(other_families.tiny("t5"), hc_mult=2).save_pretrained(tmp_path / "hc")
+    save = f"{OUTPUTS}\nload('AutoModelForSeq2SeqLM', sys.argv[1]).encoder.save_pretrained(sys.argv[2])"
+    printed(save, tmp_path / "hc", tmp_path / "again", place=tmp_path)
+    assert {path.name for path in (tmp_path / "again").glob("*.py")} == {*find_family("t5").code}
+
+
+@pytest.mark.slow
+def test_a_config_that_is_saved_alone_loads(tmp_path):
+    """With the code of its models, too, where one was made."""
+    convert_model(other_families.tiny("llama"), hc_mult=2).save_pretrained(tmp_path / "hc")
+    config = "transformers.AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)"
+    printed(f"{OUTPUTS}\n{config}.save_pretrained(sys.argv[2])", tmp_path / "hc", tmp_path / "alone", place=tmp_path)
+    save = f"{OUTPUTS}\nload('AutoModel', sys.argv[1]).config.save_pretrained(sys.argv[2])"
+    printed(save, tmp_path / "hc", tmp_path / "of a model", place=tmp_path)
+    for name in ("alone", "of a model"):
+        printed(f"{OUTPUTS}\n{config}", tmp_path / name, place=tmp_path)
+    assert {path.name for path in (tmp_path / "of a model").glob("*.py")} == {*find_family("llama").code}
 
 
 PARTS = """

@@ -49,9 +49,13 @@ class ShippedConfig(Base):
     """Mixin of configs with which code is saved.
 
     base_model_type: the model type of the base.
+    code_package: where the modules that `auto_map` names are. Models set it, as Transformers may keep the code of a
+        checkpoint twice: for its config, without the modules of models, and for its models, with all. None for the
+        package of this class.
     """
 
     base_model_type: ClassVar[str]
+    code_package: ClassVar[str | None] = None
     base_model_pp_plan: ClassVar[Any] = None  # pipeline stages exchange [B, S, D]; streams are [B, S, N, D]
 
     def __init_subclass__(cls, *args, **kwargs):
@@ -86,17 +90,17 @@ class ShippedConfig(Base):
     def save_pretrained(self, save_directory, push_to_hub=False, **kwargs):
         """As Transformers' own, with the format, and the files of code that `auto_map` names with what they import.
 
-        Transformers itself copies code that came with a checkpoint; here it does so for the classes of a package.
+        Transformers itself copies only code of classes that it has found by `auto_map`. A config that came with a
+        checkpoint, and of which no model was made, is left to it.
         """
         self.hc_format, self.hc_version = FORMAT, VERSION
-        if self._auto_class is not None:
+        if self._auto_class is not None and self.code_package is None:
             return super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
         package, _, own = type(self).__module__.rpartition(".")
         self.auto_map = {"AutoConfig": f"{own}.{type(self).__name__}", **(getattr(self, "auto_map", None) or {})}
         super().save_pretrained(save_directory, **kwargs)
         modules = {reference.partition(".")[0] for reference in self.auto_map.values()}
-        # of a part of a model that came with a checkpoint, Transformers has the model's code elsewhere, and copies it
-        save_code(package, {own, *(name for name in modules if find_spec(f"{package}.{name}"))}, save_directory)
+        save_code(self.code_package or package, modules, save_directory)
         if push_to_hub:
             self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)
 

@@ -23,7 +23,7 @@ from .dynamic_activations import replace_norms
 from .hyper_connections_layer import HyperConnectionDecoderLayer, has_readout_module
 from .initial_weights import InitialWeights
 from .sub_layers import ADDED, READOUT, is_of_connection
-from .transformers_seam import came_with_a_checkpoint, declare, share_implementation_of_experts, share_names_of_weights
+from .transformers_seam import declare, share_implementation_of_experts, share_names_of_weights
 
 logger = logging.get_logger(__name__)
 
@@ -44,11 +44,13 @@ class HyperConnectionPreTrainedModel(InitialWeights):
     config_class: the family's config, with the fields of hyper-connections.
     layer_classes: the family's decoder layers on residual streams.
     auto_map: `file.Class` behind every Auto class; a saved model ships these files.
+    code_package: where these files are modules.
     """
 
     config_class: Any
     layer_classes: tuple[type[HyperConnectionDecoderLayer], ...]
     auto_map: dict[str, str]
+    code_package: str
     _pp_plan: Any = None
 
     def __init_subclass__(cls, **kwargs):
@@ -68,6 +70,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
     def _adopt_family(cls, base: type[PreTrainedModel]):
         """Take over what Transformers looks up by class or model type, which the family says of its own classes."""
         layer_classes, config_class = cls.layer_classes, cls.config_class
+        cls.code_package = cls.__module__.rpartition(".")[0]
         is_composite = hasattr(config_class, "part_class")
         declare(
             cls,
@@ -89,6 +92,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         """Let AutoModel find the classes of models in it, where a base asks that for them."""
 
     def post_init(self):
+        self._tell_config_of_code()
         # a class of the base's may have collected its own before this class adopted the model
         for name in ("_no_split_modules", "_keep_in_fp32_modules_strict"):
             self.__dict__.pop(name, None)
@@ -114,11 +118,16 @@ class HyperConnectionPreTrainedModel(InitialWeights):
             )
         return super().prepare_distribute_model(distributed_config, *args, **kwargs)
 
+    def _tell_config_of_code(self) -> None:
+        """Let the config, with which code is saved, find that of the models."""
+        config_class: Any = type(self.config)
+        config_class.code_package = self.code_package
+
     def save_pretrained(self, save_directory, *args, **kwargs):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""
         self.config.auto_map = dict(self.auto_map)
+        self._tell_config_of_code()
         with without_fsdp_prefix(type(self)):
-            _let_code_be_copied(type(self))
             super().save_pretrained(save_directory, *args, **kwargs)
 
     def _prepare_decoder_input_ids_for_generation(self, batch_size, model_input_name, model_kwargs, *args, **kwargs):
@@ -362,13 +371,6 @@ def let_auto_model_find(config, model_class: type[HyperConnectionPreTrainedModel
     # the file of this config may have been loaded more than once
     if type(config).__name__ == model_class.config_class.__name__ and type(config) not in MODEL_MAPPING:
         AutoModel.register(type(config), model_class, exist_ok=True)
-
-
-def _let_code_be_copied(model_class: type[HyperConnectionPreTrainedModel]) -> None:
-    """Let Transformers, which saves the code of the class that an Auto class gave, save it for this one, too."""
-    if model_class._auto_class is None and came_with_a_checkpoint(model_class):
-        autos = (auto for auto, of in model_class.auto_map.items() if of.endswith(f".{model_class.__name__}"))
-        model_class._auto_class = next(autos, None)
 
 
 @contextmanager

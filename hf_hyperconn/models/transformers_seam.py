@@ -62,11 +62,6 @@ def convenience(lost: str) -> Callable:
     return decorated
 
 
-def came_with_a_checkpoint(cls: type) -> bool:
-    """Whether a class is of code that Transformers took from a checkpoint (`trust_remote_code`)."""
-    return cls.__module__.startswith("transformers_modules.")
-
-
 @convenience("AutoTokenizer may not find the tokenizer of a hyper-connection model's base")
 def share_tokenizer(model_type: str, base_model_type: str) -> None:
     """Let AutoTokenizer, which looks a tokenizer's class up by model type, find the base's."""

@@ -80,7 +80,7 @@ def out(old, new, tmp_path) -> Path:
 
 
 def in_a_fork(act: Callable[[], object]) -> int:
-    """Do something in a fork, and return its exit code: 0 when it came to its end, 1 for an error of ours."""
+    """Do something in a fork, and return its exit code, of its own 0 at its end and 1 for an error of ours."""
     if not (child := os.fork()):
         code = 99
         try:
@@ -88,6 +88,8 @@ def in_a_fork(act: Callable[[], object]) -> int:
             code = 0
         except ConversionError:
             code = 1
+        except SystemExit as ended:
+            code = int(ended.code or 0)
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

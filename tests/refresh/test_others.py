@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 
 import pytest
 
@@ -14,7 +15,7 @@ from hf_hyperconn.errors import ConversionError
 from tests.marks import few
 from tests.test_golden_folders import contents
 
-from .conftest import WEIGHTS
+from .conftest import WEIGHTS, in_a_fork
 
 
 @pytest.mark.parametrize("other", few(["refresh", "convert"], "refresh"))
@@ -70,13 +71,7 @@ def test_a_conversion_that_comes_first_to_the_workspace_has_it(is_made, old, out
 
 def in_another(command: list[str]) -> int:
     """The exit code of a command in a fork."""
-    if not (child := os.fork()):
-        code = 99
-        try:
-            code = main(command)
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return in_a_fork(lambda: sys.exit(main(command)))
 
 
 @pytest.mark.parametrize("moment", ["_make", "_check_complete", "put_in_place", "_unmark"])

@@ -15,7 +15,16 @@ from hf_hyperconn.models.manifold_hyper_connections import ManifoldCarry, Manifo
 from tests.conftest import hc_llama, kept_for_a_token, llama_config
 from tests.marks import few, tail
 from tests.tolerances import AUTOCAST_BFLOAT16, COMPILED, KERNELS_FLOAT32, READS_SUM_TO_ONE
-from tests.triton.common import DEVICE, NOT_CONTIGUOUS, ON_GPU, SIZES, TOLERANCES, seed
+from tests.triton.common import (
+    DEVICE,
+    NOT_CONTIGUOUS,
+    ON_GPU,
+    SIZES,
+    TOLERANCES,
+    check_export,
+    eager_and_compiled,
+    seed,
+)
 
 FEW = 4  # iterations of Sinkhorn, of which the interpreter needs a millisecond each and the backward iters^2 / 2
 widths = pytest.mark.parametrize("n", few(range(2, 9), 2, 4))
@@ -343,24 +352,10 @@ def test_operators_are_sound(mixes):
 def test_compiles_whole(mixes):
     """`torch.compile(fullgraph=True)` sees through the operators, forward and backward."""
     modules = connections(3, 64, mixes, iters=3)
-    streams = torch.randn(2, 5, 3, 64, device=DEVICE)
-
-    def run(streams, output):
-        first, second = modules
-        x0, carry = first.width_connection(streams)
-        x1, carry = second(carry.write(output))
-        return x0, x1, carry.write(x1).written()
-
-    torch.compiler.reset()
-    backend = "inductor" if DEVICE == "cuda" else "aot_eager"  # Inductor would run the interpreter's kernels itself
-    inputs = [streams.requires_grad_(), torch.randn(2, 5, 64, device=DEVICE, requires_grad=True)]
-    leaves = [*inputs, *(p for module in modules for p in module.parameters())]
-    grads = []
-    for function in (run, torch.compile(run, fullgraph=True, backend=backend)):
-        made = function(*inputs)
-        grads.append([*made, *torch.autograd.grad([y.cos().sum() for y in made], leaves)])
-    for place, (mine, other) in enumerate(zip(*grads, strict=True)):
-        if DEVICE == "cuda" and place >= len(made) + len(inputs):  # Inductor's order of sums
+    parameters = [p for module in modules for p in module.parameters()]
+    found = eager_and_compiled(modules, of=parameters)
+    for place, (mine, other) in enumerate(zip(*found, strict=True)):
+        if DEVICE == "cuda" and place >= len(found[0]) - len(parameters):  # Inductor's order of sums
             torch.testing.assert_close(mine, other, **COMPILED)
         else:
             assert torch.equal(mine, other)
@@ -368,11 +363,4 @@ def test_compiles_whole(mixes):
 
 def test_export():
     """A model exports with the kernels inside, as operators."""
-    model = hc_llama(num_hidden_layers=1, connection="mhc", hc_sinkhorn_iters=FEW).to(DEVICE).eval()
-    model.set_attn_implementation("eager")  # of which an exported model has the same kernel
-    tokens = torch.arange(6, device=DEVICE)[None]
-    with torch.no_grad():
-        program = torch.export.export(model, (), {"input_ids": tokens, "use_cache": False})
-        graphs = [module.graph for module in program.graph_module.modules()]
-        assert any("width_forward" in str(node.target) for graph in graphs for node in graph.nodes)
-        assert torch.equal(program.module()(input_ids=tokens, use_cache=False).logits, model(tokens).logits)
+    check_export(hc_llama(num_hidden_layers=1, connection="mhc", hc_sinkhorn_iters=FEW), "width_forward")

@@ -10,7 +10,7 @@ from hf_hyperconn.models import hyper_connections_step as step
 from hf_hyperconn.models import hyper_connections_triton_operators as triton_kernels
 from tests.conftest import hc_llama, traced_logits
 from tests.tolerances import COMPILED
-from tests.triton.common import DEVICE, ON_GPU, seed
+from tests.triton.common import DEVICE, ON_GPU, check_export, eager_and_compiled, seed
 from tests.triton.steps import connections, results
 
 
@@ -112,22 +112,7 @@ def test_traces(connection):
 def test_compiles_whole(norm):
     """`torch.compile(fullgraph=True)` sees through the operators, forward and backward."""
     modules = connections(3, 64, norm, True)
-    streams = torch.randn(2, 5, 3, 64, device=DEVICE)
-
-    def run(streams, output):
-        first, second = modules
-        x0, carry = first.width_connection(streams)
-        x1, carry = second(carry.write(output))
-        return x0, x1, carry.write(x1).written()
-
-    torch.compiler.reset()
-    backend = "inductor" if DEVICE == "cuda" else "aot_eager"  # Inductor would run the interpreter's kernels itself
-    inputs = [streams.clone().requires_grad_(), torch.randn(2, 5, 64, device=DEVICE, requires_grad=True)]
-    grads = []
-    for function in (run, torch.compile(run, fullgraph=True, backend=backend)):
-        made = function(*inputs)
-        grads.append([*made, *torch.autograd.grad([y.cos().sum() for y in made], inputs)])
-    for mine, other in zip(*grads, strict=True):
+    for mine, other in zip(*eager_and_compiled(modules, of=[]), strict=True):
         if DEVICE == "cuda" and norm == "layer":  # whose bias times fn Inductor sums in another order
             torch.testing.assert_close(mine, other, **COMPILED)
         else:
@@ -136,14 +121,7 @@ def test_compiles_whole(norm):
 
 def test_export():
     """A model exports with the kernels inside, as operators."""
-    model = hc_llama(num_hidden_layers=1).to(DEVICE).eval()
-    model.set_attn_implementation("eager")  # of which an exported model has the same kernel
-    tokens = torch.arange(6, device=DEVICE)[None]
-    with torch.no_grad():
-        program = torch.export.export(model, (), {"input_ids": tokens, "use_cache": False})
-        graphs = [module.graph for module in program.graph_module.modules()]
-        assert any("step_forward" in str(node.target) for graph in graphs for node in graph.nodes)
-        assert torch.equal(program.module()(input_ids=tokens, use_cache=False).logits, model(tokens).logits)
+    check_export(hc_llama(num_hidden_layers=1), "step_forward")
 
 
 @ON_GPU
