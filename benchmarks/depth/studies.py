@@ -68,6 +68,7 @@ NEW = (
     *((model, {}) for model in ("SHC×4", "DHC×1", "attention residuals, blocks of 4", "SHC×4 history", "DHC×2")),
     *((model, {}) for model in ("iHC×4", "Keel", "AltUp×4", "ResiDual", "DHC×8", "attention residuals")),
     *((model, {}) for model in ("DHC×4 history by depth", "DHC×4 with DyT", "DHC×4 with Derf")),
+    *((model, {}) for model in ("mHC×4 biased", "attention residuals, blocks of 4, means")),  # their papers' starts
 )
 DRAWN = (PLAIN, "DHC×4", "DHC×4 history by type")
 DRAWN_RATE = 4e-3  # of those that all have, the best for the plain model

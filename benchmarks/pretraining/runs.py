@@ -31,6 +31,11 @@ DEEP_MODELS = {
     "SHC×4 history": {"connection": "shc", "hc_mult": 4, **HISTORY},
     "attention residuals": {"connection": "attnres", "hc_mult": 1},
     "attention residuals, blocks of 4": {"connection": "attnres", "hc_mult": 1, "hc_block": 4},
+    "attention residuals, blocks of 4, means": {
+        **{"connection": "attnres", "hc_mult": 1, "hc_block": 4},
+        "hc_attention": "mean",
+    },
+    "mHC×4 biased": {"connection": "mhc", "hc_mult": 4, "hc_start": "biased"},
     "AltUp×4": {"connection": "altup", "hc_mult": 4},
     "ResiDual": {"connection": "dual", "hc_mult": 2},
     "Keel": {"connection": "keel", "hc_mult": 1},
