@@ -13,6 +13,8 @@ from hf_hyperconn.pairs.source_files import release
 
 from .checkpoint import INDEX
 from .model_code import code_of, packaged, written_by
+from .place import named
+from .repository_files import NOT_FOR_A_REPO
 from .source import CONFIG, GENERATE, Source
 
 PACKAGE = f"hf_hyperconn {hf_hyperconn.__version__}"
@@ -71,12 +73,10 @@ def find_changes(
         elif digest_of(name) != expected:
             change = FileChange(name, "is not what the conversion wrote", name in (CONFIG, INDEX))
             changes.append(change) if as_converted else notes.append(str(change))
-    for name in sorted(source.files):
-        if name == GENERATE:
-            change = FileChange(name, "is code that `generate` would run", True)
-            changes.append(change) if as_converted else notes.append(str(change))
-        elif name.endswith(".py") and name not in (*code, *recorded):
-            notes.append(f"{name} is not of the model's code")
+    if GENERATE in source.files:
+        change = FileChange(GENERATE, "is code that `generate` would run", True)
+        changes.append(change) if as_converted else notes.append(str(change))
+    notes += _other_code({*source.files} - {*code, *recorded, GENERATE})
     return tuple(changes), tuple(notes)
 
 
@@ -159,6 +159,16 @@ def _code(
         f"Transformers {release()}: {', '.join(of_release)} (`hf-hyperconn refresh` brings it up to date)"
     )
     return changes, [note]
+
+
+def _other_code(names: set[str]) -> list[str]:
+    """Notes of files of Python that are not of the model: of each beside it, and of those in folders together."""
+    found = sorted(name for name in names if name.endswith(".py") and not NOT_FOR_A_REPO.fullmatch(name))
+    inside = tuple(name for name in found if "/" in name)
+    notes = [f"{name} is not of the model's code" for name in found if "/" not in name]
+    if inside:
+        notes.append(f"{named(inside)} {'is' if len(inside) == 1 else 'are'} not of the model's code")
+    return notes
 
 
 def _json(value) -> str:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import hf_hyperconn
@@ -11,15 +10,13 @@ from hf_hyperconn.errors import HyperConnError, VerificationError
 from hf_hyperconn.kinds import CONVERTIBLE, KINDS
 from hf_hyperconn.models.history_start import HISTORIES
 
-from .comparison import record_verification
+from .comparison import files_now, record_comparison
 from .fields import STARTS, HyperConnectionFields
 from .inspection import inspect_checkpoint
 from .interrupts import hearing_interrupts
 from .plan import LINKS, plan_conversion
 from .plot import KINDS as PLOTS
 from .push import carry_out_push, plan_push
-from .reading import read_text
-from .source import RECORD
 from .terminal import open_streams, put, tell
 from .verify import MODES, verify_checkpoint
 
@@ -121,9 +118,8 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    before = None
-    with suppress(OSError, ValueError):  # which verification says
-        before = read_text(Path(options.folder, RECORD))
+    folder = Path(options.folder)
+    compared = files_now(folder)
     report = verify_checkpoint(
         options.folder, options.against, revision=options.revision, mode=options.mode, layers=options.layers
     )
@@ -133,7 +129,7 @@ def _verify(options: argparse.Namespace) -> int:
         put("\n".join(report.lines()))
     if not report.passed:
         raise VerificationError(f"verification failed: {report.failure}.")
-    if before is not None and record_verification(Path(options.folder), report.as_dict(), before):
+    if record_comparison(folder, report.as_dict(), compared):
         _speaker(options)("recorded      the comparison with the base, which was missing")
     return OK
 

@@ -4,11 +4,9 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING
 
 import hf_hyperconn
@@ -20,13 +18,13 @@ from .checkpoint import INDEX
 from .companions import check_links
 from .fields import HyperConnectionFields
 from .files import close_folder, is_part, make_folder, replace_file
-from .interrupts import holding_interrupts
 from .made import MARK, contents_of, is_regular
 from .moving import check_unchanged, held, put_in_place
 from .plan import ConversionPlan, plan_conversion
 from .reading import read_json
+from .shards import bring_shards, shard_digests
 from .source import CONFIG, RECORD, Source
-from .transfer import bring, compare, copy_anew, digest
+from .transfer import copy_anew, digest
 from .verify import MODES, VerificationReport, verify_checkpoint
 
 if TYPE_CHECKING:
@@ -110,8 +108,7 @@ def carry_out(
             say(f"base weights  {len(plan.shards)} file(s), passed through")
             say(f"hc weights    {plan.hc_parameters:,} parameters, {plan.fields}")
             _write_companions(plan, work)
-            digests = _compare_shards(plan, work) if verify in ("auto", "full") else {}
-            record = _record(plan, work, digests)
+            record = _record(plan, work, shard_digests(plan, work, verify))
             _write_json(work / RECORD, record)
         report = None
         if verify != "off":
@@ -254,54 +251,7 @@ def _put_in_place(plan: ConversionPlan, work: Path) -> None:
 
 def _write_weights(plan: ConversionPlan, work: Path) -> None:
     """Bring the base shards, and meanwhile write the hyper-connection shard and the index."""
-
-    def bring_shard(name: str, progress: Callable[[int], None]) -> None:
-        bring(plan.source.path(name), work / plan.shards[name], plan.link, progress)
-
-    _for_each_shard(plan, "Base weights", bring_shard, meanwhile=lambda: _write_hyper_connections(plan, work))
-
-
-def _compare_shards(plan: ConversionPlan, work: Path) -> dict[str, str]:
-    """Read the shards back beside the base's. Returns the SHA-256 of each by its name in the base."""
-
-    def compare_shard(name: str, progress: Callable[[int], None]) -> str:
-        digest = compare(plan.source.path(name), work / plan.shards[name], progress)
-        if plan.source.sha256.get(name, digest) != digest:
-            raise VerificationError(
-                f"'{plan.source.path(name)}' is not the file that the Hub holds. Download it again."
-            )
-        return digest
-
-    return _for_each_shard(plan, "Comparing", compare_shard)
-
-
-def _for_each_shard(plan: ConversionPlan, title: str, work, meanwhile=lambda: None) -> dict:
-    """Run `work(name, progress)` for every base shard, two at a time, with one bar of bytes; results by name.
-
-    meanwhile: called on this thread. An error or Ctrl-C stops all of it.
-    """
-    from huggingface_hub.utils import tqdm
-
-    stop = Event()
-    with (
-        holding_interrupts() as interrupted,
-        tqdm(total=plan.base_bytes, unit="B", unit_scale=True, desc=title, disable=None) as bar,
-        ThreadPoolExecutor(2) as pool,
-    ):
-
-        def advance(count: int) -> None:
-            bar.update(count)
-            if stop.is_set() or interrupted():
-                raise InterruptedError("stopped")
-
-        pending = {name: pool.submit(work, name, advance) for name in plan.shards}
-        try:
-            meanwhile()
-            return {name: future.result() for name, future in pending.items()}
-        except BaseException:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+    bring_shards(plan, work, meanwhile=lambda: _write_hyper_connections(plan, work))
 
 
 def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
@@ -336,13 +286,12 @@ def _write_companions(plan: ConversionPlan, work: Path) -> None:
 def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
     """What hyperconn_conversion.json says of where the checkpoint comes from.
 
-    The SHA-256 of a base shard is null where neither the Hub told it nor a verification read the shard.
+    digests: the SHA-256 of base shards by their names in the base; null is recorded of one that is not among them.
     """
     from importlib.metadata import version
 
-    known = {**plan.source.sha256, **digests}
     shards = [
-        {"file": target, "source": name, "size": plan.source.files[name], "sha256": known.get(name)}
+        {"file": target, "source": name, "size": plan.source.files[name], "sha256": digests.get(name)}
         for name, target in plan.shards.items()
     ]
     return {

@@ -23,10 +23,17 @@ class Contents:
 
     files: inode, size in bytes and time of change in ns, by path; of everything that is no folder.
     not_made: those that no conversion made, or that are no longer as it made them.
+    not_known: base shards of the recorded size and without a recorded SHA-256, so that they may be either.
     """
 
     files: Listing
     not_made: tuple[str, ...]
+    not_known: tuple[str, ...] = ()
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """What can't be made again, as far as is known."""
+        return tuple(sorted(self.not_made + self.not_known))
 
 
 def listing(folder: Path) -> Listing:
@@ -70,7 +77,7 @@ def contents_of(folder: Path) -> Contents | None:
     except UnsupportedCheckpointError:
         return None
     assert record is not None  # its file is there
-    return Contents(files, _not_made(folder, files, record))
+    return Contents(files, *_not_made(folder, files, record))
 
 
 def is_regular(path: Path) -> bool:
@@ -81,25 +88,26 @@ def is_regular(path: Path) -> bool:
         return False
 
 
-def _not_made(folder: Path, files: Listing, record: dict) -> tuple[str, ...]:
-    """The files that the record does not know, or knows otherwise; not those that a killed command left incomplete."""
+def _not_made(folder: Path, files: Listing, record: dict) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """`not_made` and `not_known` of the contents; in neither are links to shards and what a killed command left."""
     from huggingface_hub.utils import tqdm
 
     digests = {**(record.get("files") or {}), **(record.get("card") or {})}
     digests[record.get("hyper_connection_shard")] = record.get("hyper_connection_sha256")
     shards = {shard["file"]: shard for shard in record["base_shards"]}
-    found, total = [], sum(size for _, size, _ in files.values())
+    found, not_known, total = [], [], sum(size for _, size, _ in files.values())
     with tqdm(total=total, unit="B", unit_scale=True, desc="Checking OUT", disable=None) as bar:
-        for name, (_, size, changed) in sorted(files.items()):
+        for name, (_, size, _) in sorted(files.items()):
             path, shard = folder / name, shards.get(name, {})
             known = shard.get("sha256") or digests.get(name)
             if name == RECORD or is_part(name) or (shard and path.is_symlink()):  # the base has what a link leads to
                 continue
-            # of a base in a folder no digest may be recorded; the record was written last
-            might_be = is_regular(path) and (known or (shard and changed <= files[RECORD][2]))
-            if not might_be or shard.get("size", size) != size or (known and digest(path, bar.update) != known):
+            might_be = is_regular(path) and (shard or known) and shard.get("size", size) == size
+            if might_be and not known:
+                not_known.append(name)
+            elif not might_be or digest(path, bar.update) != known:
                 found.append(name)
-    return tuple(found)
+    return tuple(found), tuple(not_known)
 
 
 def _raise(error: OSError) -> None:

@@ -99,20 +99,30 @@ def _replaced(out: Path, real: Path, force: bool, discard: bool) -> Contents:
             f"'{out}' is not a converted checkpoint (no {RECORD} as the converter writes it), so --force does not "
             f"replace it. Remove it."
         )
-    if contents.not_made and not discard:
+    if contents.others and not discard:
         raise ConversionError(
-            f"'{out}' also contains files that the conversion did not write or that have changed since: "
-            f"{named(contents.not_made)}. Save what you need, then add --discard to remove these with it, or choose "
-            f"another OUT."
+            f"'{out}' also contains {_of_others(contents)}. Save what you need, then add --discard to remove these "
+            f"with it, or choose another OUT."
         )
     return contents
+
+
+def _of_others(contents: Contents) -> str:
+    """What of a conversion would be lost, for people."""
+    found = []
+    if names := contents.not_made:
+        found.append(f"files that the conversion did not write or that have changed since: {named(names)}")
+    if names := contents.not_known:
+        found.append(f"base weights that may have changed, as no digest was recorded of them: {named(names)}")
+    return "; ".join(found)
 
 
 def leftover_of(place: Place, replaced: Contents | None) -> Contents | None:
     """What an earlier replacement left, if it left anything.
 
     Raises `ConversionError` when what is there can't be of a replacement, and `replaced` is to be kept there. When
-    there is nothing to keep, it stays as it is.
+    there is nothing to keep, it stays as it is, also when it is not known whether all of it is of a conversion: beside
+    an OUT it is what that has replaced.
     """
     if not os.path.lexists(place.previous):
         return None
@@ -120,7 +130,7 @@ def leftover_of(place: Place, replaced: Contents | None) -> Contents | None:
     if is_folder and not listing(place.previous):
         return Contents({}, ())
     contents = contents_of(place.previous)
-    if contents is not None and not contents.not_made:
+    if contents is not None and not (contents.not_made if replaced else contents.others):
         return contents
     if replaced is None:
         return None

@@ -127,7 +127,7 @@ class ConversionPlan:
             "commit": self.source.commit,
             "out": str(self.out),
             "replaces": self.place.replaced is not None,
-            "discards": list(self.place.replaced.not_made) if self.place.replaced else [],
+            "discards": list(self.place.replaced.others) if self.place.replaced else [],
             "family": self.family.model_type,
             **vars(self.fields),
             "base_parameters": self.weights.parameters,
@@ -169,6 +169,7 @@ class ConversionPlan:
         if (contents := self.place.replaced) is None:
             return []
         also = f", also what no conversion made: {named(contents.not_made)}" if contents.not_made else ""
+        also += f", also what may have changed: {named(contents.not_known)}" if contents.not_known else ""
         return [("replaces", f"a conversion of {len(contents.files)} files{also}")]
 
 

@@ -70,6 +70,11 @@ def is_verified(record: dict) -> bool:
     return bool(record.get("verification"))
 
 
+def lacks_digests(record: dict) -> bool:
+    """Whether there are base shards of which no SHA-256 was recorded, so that a change of them goes unnoticed."""
+    return any(shard["sha256"] is None for shard in record["base_shards"])
+
+
 def _fault(record: dict) -> str | None:
     """The first part of a record that is not as the converter writes it."""
     shards = record.get("base_shards")

@@ -8,11 +8,11 @@ import pytest
 
 import hf_hyperconn
 from hf_hyperconn import HCLlamaForCausalLM
-from hf_hyperconn.conversion import cli, moving
 from hf_hyperconn.conversion.changes import config_differences
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.refresh import refresh
+from hf_hyperconn.conversion.source import GENERATE
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from tests.conftest import randomise_connections
 from tests.hub import sha256
@@ -125,6 +125,34 @@ def test_other_files_are_reported_alone(out, base, capsys):
     ]
 
 
+def test_a_way_to_generate_that_was_put_there_fails(out, base, capsys):
+    """Transformers would run it, with trust_remote_code."""
+    (out / "custom_generate").mkdir()
+    (out / GENERATE).write_text("def generate(model, **arguments): ...\n")
+    finding = f"{GENERATE} is code that `generate` would run"
+    for against in ([], ["--against", str(base), "--mode", "structure"]):
+        assert main(["verify", str(out), *against]) == 3
+        printed = capsys.readouterr()
+        assert printed.err == f"error: verification failed: {finding}.\n"
+        assert f"changed       {finding}" in printed.out.splitlines()
+    randomise_connections(HCLlamaForCausalLM.from_pretrained(out)).save_pretrained(out)
+    report = verify_checkpoint(out, mode="structure")
+    assert (report.passed, report.as_converted, report.changes) == (True, False, ())
+    assert finding in report.notes
+
+
+def test_code_in_folders_is_noted(out):
+    (out / "custom_generate").mkdir()
+    (out / ".cache").mkdir()
+    for name in ("custom_generate/helper.py", ".cache/other.py"):
+        (out / name).touch()
+    assert verify_checkpoint(out).notes == ("custom_generate/helper.py is not of the model's code",)
+    for name in "abcd":
+        (out / "custom_generate" / f"{name}.py").touch()
+    (note,) = verify_checkpoint(out).notes
+    assert note.endswith("custom_generate/c.py and 2 more are not of the model's code")
+
+
 def test_code_is_held_against_the_record_and_the_package(out):
     """Which of the two it differs from is said; a record of another release is as good as ours."""
     append(out / CODE)
@@ -196,42 +224,11 @@ def test_fields_of_any_kind_are_compared(field, value):
     assert any("vocab_size" in difference for difference in found)
 
 
-def test_code_for_generate_that_was_added(out, base, capsys):
-    """Transformers runs it, of a folder that is trusted; other code in folders is noted."""
-    for name in ("custom_generate/generate.py", "notes/mine.py"):
-        (out / name).parent.mkdir()
-        (out / name).write_text("x = 1\n")
-    assert main(["verify", str(out), "--against", str(base)]) == 3
-    said = capsys.readouterr()
-    assert "custom_generate/generate.py is code that `generate` would run" in said.err
-    assert "notes/mine.py is not of the model's code" in said.out
-
-
-def test_a_folder_that_was_replaced_while_it_was_verified_is_not_recorded_as_verified(out, base, capsys, monkeypatch):
-    (out / RECORD).write_text(json.dumps({**json.loads((out / RECORD).read_text()), "verification": None}))
-    verified = cli.verify_checkpoint
-
-    def meanwhile(*arguments, **options):
-        report = verified(*arguments, **options)
-        append(out / RECORD, "\n")
-        return report
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cli, "verify_checkpoint", meanwhile)
-        assert main(["verify", str(out), "--against", str(base)]) == 1
-    assert "was changed while it was verified. Verify it again." in capsys.readouterr().err
-    assert json.loads((out / RECORD).read_text())["verification"] is None
-    with moving.held(out):
-        assert main(["verify", str(out), "--against", str(base)]) == 1
-    assert main(["verify", str(out), "--against", str(base)]) == 0
-    assert json.loads((out / RECORD).read_text())["verification"]
-
-
 def test_a_refresh_leaves_code_for_generate(out):
     """It replaces no such file, so it asks for nothing."""
     (out / "custom_generate").mkdir()
-    (out / "custom_generate" / "generate.py").write_text("x = 1\n")
+    (out / GENERATE).write_text("x = 1\n")
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps({**config, "hc_version": "0.0.9"}))
     refresh(out)
-    assert (out / "custom_generate" / "generate.py").read_text() == "x = 1\n"
+    assert (out / GENERATE).read_text() == "x = 1\n"

@@ -23,7 +23,7 @@ from transformers import (
 
 import hf_hyperconn
 from hf_hyperconn import HCLlamaForCausalLM
-from hf_hyperconn.conversion import convert, transfer
+from hf_hyperconn.conversion import convert, shards, transfer
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.fields import HyperConnectionFields
 from hf_hyperconn.conversion.plan import plan_conversion
@@ -265,7 +265,7 @@ def test_a_copy_that_differs_is_found(llama_folder, tmp_path, monkeypatch):
     def spoil(source, target, link, progress):
         target.write_bytes(source.read_bytes()[:-1] + b"!")
 
-    monkeypatch.setattr(convert, "bring", spoil)
+    monkeypatch.setattr(shards, "bring", spoil)
     with pytest.raises(VerificationError, match="differs from"):
         convert_checkpoint(str(llama_folder), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -286,9 +286,9 @@ def test_two_conversions_do_not_meet(llama_folder, tmp_path, monkeypatch):
 
 
 def test_what_a_cut_off_replacement_left_is_removed(llama_folder, tmp_path):
-    out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="off").path
+    out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure").path
     (tmp_path / ".out.previous").mkdir()
-    convert_checkpoint(str(llama_folder), out, verify="off", force=True)
+    convert_checkpoint(str(llama_folder), out, verify="structure", force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 

@@ -56,14 +56,14 @@ def test_what_a_killed_process_left_does_not_last(llama_folder, tmp_path):
     part, work = ".hyperconn-0123456789abcdef.part", tmp_path / ".out.incomplete"
     work.mkdir()
     (work / part).write_bytes(b"{")
-    out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="off").path
+    out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure").path
     assert not (out / part).exists()
     (out / part).write_bytes(b"{")
-    convert_checkpoint(str(llama_folder), out, verify="off", force=True)
+    convert_checkpoint(str(llama_folder), out, verify="structure", force=True)
     assert not (out / part).exists()
     (out / ".README.md.part").write_bytes(b"mine")
     with pytest.raises(ConversionError, match="also contains files that the conversion did not write"):
-        convert_checkpoint(str(llama_folder), out, verify="off", force=True)
+        convert_checkpoint(str(llama_folder), out, verify="structure", force=True)
 
 
 def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):

@@ -62,7 +62,7 @@ def flip(path: Path):
 
 
 @pytest.mark.parametrize("link", ["copy", "hard", "symlink"])
-@pytest.mark.parametrize("verify", ["full", "off"])
+@pytest.mark.parametrize("verify", ["full", "structure"])
 def test_a_conversion_is_replaced(link, verify, source, tmp_path):
     for _ in range(2):
         converted(source, tmp_path / "out", link=link, verify=verify, force=True)
@@ -108,6 +108,33 @@ def test_what_no_conversion_made_is_not_removed(change, source, out):
     assert (converted(source, out, force=True, discard=True) / "templates" / "tool.jinja").is_file()
     assert not any(path.name.startswith(".out") for path in out.parent.iterdir())
     assert converted(source, out, force=True) == out
+
+
+@pytest.mark.parametrize("link", ["copy", "hard", "symlink"])
+def test_weights_without_a_digest_may_have_changed(link, source, tmp_path):
+    """Without verification a local base is not read. A link's weights are the base's, and stay there."""
+    out = converted(source, tmp_path / "out", link=link, verify="off")
+    if link == "copy":
+        flip(out / BROUGHT)
+    before = contents(out)
+    if link != "symlink":
+        with pytest.raises(ConversionError, match=f"base weights that may have changed, .* of them: {BROUGHT}. Save"):
+            converted(source, out, force=True)
+        assert contents(out) == before
+        plan = plan_conversion(str(source), out, force=True, discard=True)
+        assert plan.as_dict()["discards"] == [BROUGHT]
+        assert f"also what may have changed: {BROUGHT}" in plan.describe()
+    converted(source, out, force=True, discard=link != "symlink")
+    assert converted(source, out, force=True) == out
+
+
+def test_what_verify_off_left_aside_stays_where_nothing_replaces_it(source, tmp_path):
+    out = converted(source, tmp_path / "out", verify="off")
+    flip(out / BROUGHT)
+    previous = out.rename(tmp_path / ".out.previous")
+    before = contents(previous)
+    converted(source, tmp_path / "out", force=True)
+    assert contents(previous) == before
 
 
 def test_a_trained_model_is_not_removed(source, out, capsys):
@@ -227,16 +254,12 @@ def test_a_name_that_is_too_long(source, tmp_path):
 
 @pytest.mark.parametrize("verify", ["structure", "auto"])
 def test_weights_that_somebody_changed_are_not_lost(verify, source, tmp_path):
-    """Also in a conversion that wasn't compared with its base, which has no digest of them."""
+    """Also where their size and time are as they were."""
     out = converted(source, tmp_path / "out", verify=verify)
-    shard = json.loads((out / "hyperconn_conversion.json").read_text())["base_shards"][0]
-    assert (shard["sha256"] is None) == (verify == "structure")
-    weights = out / shard["file"]
-    with weights.open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"\x55")
-    a_second_later = (out / "hyperconn_conversion.json").stat().st_mtime_ns + 10**9
-    os.utime(weights, ns=(a_second_later, a_second_later))
+    weights = out / BROUGHT
+    status = weights.stat()
+    flip(weights)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
     changed = weights.read_bytes()
     with pytest.raises(ConversionError, match="--discard"):
         converted(source, out, force=True)

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, LlavaConfig
 
 from hf_hyperconn import HCLlamaForCausalLM
-from hf_hyperconn.conversion import numeric
+from hf_hyperconn.conversion import cli, numeric
 from hf_hyperconn.conversion.checkpoint import read_weights
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.loading import without_kernels
+from hf_hyperconn.conversion.moving import held
 from hf_hyperconn.conversion.source import LocalSource
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
@@ -76,6 +78,46 @@ def test_a_trained_checkpoint_may_be_saved_in_another_dtype(tmp_path, llama, ids
     assert report.passed
     assert report.trained
     assert {comparison.dtype for comparison in report.comparisons} == {"bfloat16", "float32"}
+
+
+def test_finds_base_weights_that_changed_without_the_base(out):
+    change(out / BASE, lambda tensors: tensors["model.norm.weight"].add_(1))
+    assert verify_checkpoint(out).failure == f"{BASE} is not what the conversion wrote"
+
+
+def test_says_that_base_weights_are_not_compared(llama_folder, tmp_path):
+    """Without verification a local base is not read, and a digest of it not recorded; a comparison records it."""
+    out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="off").path
+    note = f"base weights not compared: no digest was recorded of {BASE} (--against BASE does)"
+    assert verify_checkpoint(out).notes == (note,)
+    assert main(["verify", str(out), "--against", str(llama_folder), "--mode", "structure"]) == 0
+    assert verify_checkpoint(out).notes == ()
+    change(out / BASE, lambda tensors: tensors["model.norm.weight"].add_(1))
+    assert verify_checkpoint(out).failure == f"{BASE} is not what the conversion wrote"
+
+
+@pytest.mark.parametrize("how", ["replaced", "edited", "held"])
+def test_a_comparison_is_recorded_of_what_was_compared_alone(how, llama_folder, tmp_path, monkeypatch, capsys):
+    out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="off").path
+    other = shutil.copytree(llama_folder, tmp_path / "other")
+    change(other / "model.safetensors", lambda tensors: tensors["model.norm.weight"].add_(1))
+
+    def meanwhile(*arguments, **options):
+        report = verify_checkpoint(*arguments, **options)
+        if how == "replaced":
+            convert_checkpoint(str(other), out, verify="off", force=True, discard=True)
+        elif how == "edited":
+            change(out / BASE, lambda tensors: tensors["model.norm.weight"].add_(1))
+        else:
+            holding.enter_context(held(out))
+        return report
+
+    monkeypatch.setattr(cli, "verify_checkpoint", meanwhile)
+    with ExitStack() as holding:
+        assert main(["verify", str(out), "--against", str(llama_folder), "--mode", "structure"]) == 1
+    said = "another conversion is working in" if how == "held" else "was changed while it was compared with the base"
+    assert said in capsys.readouterr().err
+    assert json.loads((out / "hyperconn_conversion.json").read_text())["verification"] is None
 
 
 def test_finds_a_damaged_file_without_the_base(llama_folder, tmp_path):

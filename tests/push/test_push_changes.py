@@ -9,6 +9,7 @@ import hf_hyperconn
 from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.push import push_checkpoint
+from hf_hyperconn.conversion.source import GENERATE
 from hf_hyperconn.errors import PushError
 from tests.conftest import randomise_connections
 from tests.hub import files_in, sha256
@@ -48,6 +49,31 @@ def test_a_change_is_not_published_unasked(case, hub, folder, capsys):
     assert main(["push", str(folder), "me/changed", "--accept-changes"]) == 0
     assert f"changed       {name} is not what the conversion wrote" in capsys.readouterr().err
     assert_holds(hub, "me/changed", folder)
+
+
+def test_a_way_to_generate_that_was_put_there_is_not_published_unasked(hub, folder, capsys):
+    (folder / GENERATE).parent.mkdir()
+    (folder / GENERATE).write_text("def generate(model, **arguments): ...\n")
+    command = ["push", str(folder), "me/generating", "--include", GENERATE]
+    assert main(command) == 1
+    assert f"is not as it was written: {GENERATE} is code that `generate` would run" in capsys.readouterr().err
+    assert hub.requests == []
+    assert main([*command, "--accept-changes"]) == 0
+    assert (hub.folder("me/generating") / GENERATE).is_file()
+    assert GENERATE not in push_checkpoint(folder, "me/plain").uploaded
+
+
+def test_base_weights_without_a_digest_are_compared_first(base, folder, hub, capsys):
+    """As releases before this one recorded them of a local base; a comparison notes the digests."""
+    record = json.loads((folder / RECORD).read_text())
+    shards = [{**shard, "sha256": None} for shard in record["base_shards"]]
+    change_record(folder, base_shards=shards)
+    assert main(["push", str(folder), "me/compared"]) == 1
+    assert "compared with its base (no digest was recorded of its base weights). Run" in capsys.readouterr().err
+    assert hub.requests == []
+    assert main(["verify", str(folder), "--against", str(base), "--mode", "structure"]) == 0
+    assert json.loads((folder / RECORD).read_text()) == record
+    assert main(["push", str(folder), "me/compared"]) == 0
 
 
 def test_what_stays_here_may_change(hub, base, tmp_path):
@@ -121,6 +147,7 @@ MALFORMED = {
     "files": {"files": ["config.json"]},
     "digest": {"files": {"config.json": None}},
     "versions": {"versions": {"hf_hyperconn": []}},
+    "digest of a shard": {"base_shards": [{"file": "a", "source": "a", "size": 1, "sha256": 3}]},
     "arguments": {"arguments": {"hc_mult": True, "connection": "dhc", "hc_tanh": True}},
     "layers": {
         "verification": {
