@@ -143,6 +143,11 @@ def test_evidence_trains_every_model_on_the_same_rows_once(written):
     assert times == [path.stat().st_mtime_ns for path in sorted((train.WORK / TINY.name).glob("*.json"))]
     plain, ours, _ = (result["held_out_loss"] for result in results)
     assert f"| DHC×4 | {ours:.4f} | {ours - plain:+.4f} |" in evidence.table(results)
+    tuned = [*results, *(evidence.result_of(run, written, None) for run in evidence.other_rates("words"))]
+    assert evidence.table(tuned) == evidence.table(results)
+    head, _, row = evidence.plain_by_rate(tuned).splitlines()
+    assert head == "|  | 0.002 | 0.003 | 0.004 | 0.006 |"
+    assert f" | {plain:.4f} | " in row
     figure = written.with_name("losses.png")
     plots.draw({result["model"]: [result] for result in results}, figure)
     assert figure.stat().st_size > 5000

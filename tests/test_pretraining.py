@@ -10,6 +10,7 @@ import torch
 from benchmarks.pretraining import report, runs, train
 from benchmarks.pretraining.corpus import Corpus, _read, corpus
 from benchmarks.pretraining.runs import SCALES, STUDIES, Run
+from hf_hyperconn import hc_parameters
 
 from .marks import few
 
@@ -62,6 +63,14 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(place, monkeypatch):
     assert whole["matrices"]["before"] != whole["matrices"]["after"]
 
 
+def test_an_interrupted_run_does_not_go_on_with_another_text(place, monkeypatch):
+    with pytest.raises(train.OutOfTime):
+        train.train(RUN, deadline=0)
+    other = replace(train.corpus("python"), sha256="another")
+    with pytest.raises(RuntimeError, match="is of another text"):
+        train.train(RUN, text=other)
+
+
 def test_continuations_belong_to_one_base(place):
     """Weights that were lost are made again; when they come out others, results of before don't go with them."""
     train.train(BASE)
@@ -77,11 +86,16 @@ def test_continuations_belong_to_one_base(place):
 
 @pytest.mark.slow
 @pytest.mark.tail
-def test_compiled_training_is_training(place):
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_compiled_training_is_training(place, by_layer):
     ids = torch.randint(256, (TINY.batch, TINY.length))
     losses = []
-    for loss_of in (train.loss_on, train.compiled_loss(RUN.model, RUN.family)):
-        model = train.build(RUN)
+    for compiles in (False, True):
+        model, loss_of = train.build(RUN), train.loss_on
+        if compiles and by_layer:
+            train.compile_layers(model)
+        elif compiles:
+            loss_of = train.compiled_loss(RUN.model, RUN.family)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         losses.append([train.training_step(model, loss_of, optimizer, ids) for _ in range(4)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
@@ -100,12 +114,15 @@ def test_continuations_start_where_the_base_ended(place, model):
 
 def test_adapters_start_there_too_and_leave_the_base_alone(place):
     base = train.train(BASE)
-    for model in runs.PAIR:
+    for model in (*runs.PAIR, "DHC×4 history by type"):
         run = replace(RUN, study="continued", model=model, start=BASE.id, rank=2)
-        trained = {name for name, each in train.build(run).named_parameters() if each.requires_grad}
+        trained = {name: each for name, each in train.build(run).named_parameters() if each.requires_grad}
         assert trained
         assert all("lora_" in name or "modules_to_save" in name for name in trained)
-        assert any("attn_hc" in name for name in trained) == (model != "Pre-Norm")
+        whole = train.build(replace(run, rank=0))
+        connections = [] if model == "Pre-Norm" else hc_parameters(whole).values()
+        copies = [each for name, each in trained.items() if "modules_to_save" in name]
+        assert sum(each.numel() for each in copies) == sum(each.numel() for each in connections)
         assert train.train(run)["curve"][0]["loss"] == base["curve"][-1]["loss"]
 
 
@@ -132,6 +149,10 @@ def test_models_from_scratch_have_the_same_start(place, family):
         is_divided = model == "SHC×4" and not undivided
         assert len(divided) == 2 * is_divided * TINY.shapes[family]["num_hidden_layers"]
         assert all(torch.equal(ours[name], plain[name] / 2) for name in divided)
+    ours = train.build(replace(RUN, family=family)).state_dict()
+    divided = train.build(replace(RUN, model="Pre-Norm", family=family, divided=True)).state_dict()
+    assert divided.keys() == plain.keys()
+    assert all(torch.equal(divided[name], ours[name]) for name in plain)
 
 
 def test_no_file_is_in_both_parts(tmp_path):

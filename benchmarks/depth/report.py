@@ -71,12 +71,17 @@ def tuning(runs: list[Run]) -> str:
     return markdown(["", *(f"{rate:g}, {hc_lr:g}×" for rate, hc_lr in pairs)], rows) if pairs else ""
 
 
-def by_rate(runs: list[Run], size: Scale = DEEP) -> str:
-    """Markdown: the held-out loss of each model at each learning rate, of one seed."""
+def by_rate(runs: list[Run], size: Scale = DEEP, *, tells_hc_lr: bool = False) -> str:
+    """Markdown: the held-out loss of each model at each learning rate, of one seed.
+
+    tells_hc_lr: whether a model with another multiple of it for its connections has a row of its own.
+    """
     found: dict[str, dict[float, float]] = {}
     for run, result in results(runs, size).items():
         if run.study != "base":
-            found.setdefault(name_of(run, size), {})[run.learning_rate] = result["held_out_loss"]
+            name = name_of(run, size)
+            name += f", connections {run.hc_lr:g}×" if tells_hc_lr and run.model != PLAIN else ""
+            found.setdefault(name, {})[run.learning_rate] = result["held_out_loss"]
     tried = sorted({rate for losses in found.values() for rate in losses})
     rows = [[name, *(_loss(losses.get(rate)) for rate in tried)] for name, losses in found.items()]
     return markdown(["", *(f"{rate:g}" for rate in tried)], rows)
@@ -93,8 +98,8 @@ def comparison(runs: list[Run]) -> str:
     rows = []
     for name, of_seeds in by_name.items():
         run, apart, same_time, at_a_billion = settings[name], None, None, None
-        if run.model != PLAIN:
-            plain = replace(run, model=PLAIN, undivided=False, lane=1.0)
+        if run.model != PLAIN or run.divided:
+            plain = replace(run, model=PLAIN, undivided=False, divided=False, lane=1.0)
             apart, same_time, at_a_billion = (
                 difference(of_seeds, by_name.get(name_of(each), {}))
                 for each in (plain, longer(plain), as_at_a_billion(plain))
@@ -147,16 +152,16 @@ def render(page: str) -> str:
         "deep tuning": tuning(rates()),
         "deep continued": comparison(continued()),
         "deep long": by_rate(long()),
-        "deep other text tuning": by_rate(other_text_rates()),
+        "deep other text tuning": by_rate(other_text_rates(), tells_hc_lr=True),
         "deep other text": comparison(other_text()),
-        "deep adapters tuning": by_rate(adapter_rates()),
+        "deep adapters tuning": by_rate(adapter_rates(), tells_hc_lr=True),
         "deep adapters": comparison(adapters()),
     }
     return with_tables(page, {name: table for name, table in tables.items() if table})
 
 
 def main() -> None:
-    new = [run for run in dict.fromkeys([*scratch_rates(), *scratch()]) if run.learning_rate == DRAWN_RATE]
+    new = [run for run in scratch() if run.learning_rate == DRAWN_RATE]
     curves: dict[str, list[dict]] = {}
     for run, result in results(new).items():
         if name_of(run) in DRAWN:

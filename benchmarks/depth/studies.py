@@ -64,7 +64,8 @@ METHODS = (
     *("mHC×4", "SHC×2 history", "iHC×4", "attention residuals"),
 )
 NEW = (
-    *((PLAIN, {}), ("DHC×4", {}), ("DHC×4", {"undivided": True}), ("mHC×4", {}), ("DHC×4 history by type", {})),
+    *((PLAIN, {}), (PLAIN, {"divided": True}), ("DHC×4", {}), ("DHC×4", {"undivided": True})),
+    *((model, {}) for model in ("mHC×4", "DHC×4 history by type")),
     *((model, {}) for model in ("SHC×4", "DHC×1", "attention residuals, blocks of 4", "SHC×4 history", "DHC×2")),
     *((model, {}) for model in ("iHC×4", "Keel", "AltUp×4", "ResiDual", "DHC×8", "attention residuals")),
     *((model, {}) for model in ("DHC×4 history by depth", "DHC×4 with DyT", "DHC×4 with Derf")),
@@ -85,9 +86,11 @@ HC_LRS, USUAL_HC_LR = (3.0, 10.0, 1.0, 30.0), 3.0
 HIGHER_HC_LRS = {"mHC×4": (100.0, 300.0), "iHC×4": (100.0, 300.0)}  # of those whose best is the highest of the others
 SEEDS, NEW_SEEDS, FEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5)), (1, 2, 3)
 PAIRED_HC_LR = {PLAIN: 1.0, "DHC×4": 3.0, "DHC×4 history by type": 10.0}  # each one's best when it is continued
+SAME_HC_LR = dict.fromkeys(("DHC×4", "DHC×4 history by type"), 1.0)  # for rates that are high by themselves
 LONG, LONG_RATES = 10, (3e-4, 1e-3)  # times the steps
 NEW_LONG, NEW_LONG_RATES = 3, (2e-3, 4e-3)
 OTHER_TEXT_RATES, ADAPTER_RATES = (3e-4, 1e-3, 2e-3, 4e-3), (1e-3, 3e-3, 1e-2)
+OTHER_TEXT_RATE, ADAPTER_RATE = 2e-3, 3e-3  # the best of them
 MIXTURE_RATES, MORE_MIXTURE_RATES = (4e-3, 2e-3), {PLAIN: (8e-3,), "DHC×4": (1e-3,)}
 DEEPER, DEEPER_RATES, MORE_DEEPER_RATES = 48, (2e-3, 4e-3, 8e-3), {PLAIN: (1e-3, 3e-3)}  # layers
 AT_A_BILLION = 1.08  # times the plain one's: a step of Llama-3.2-1B with DHC×4, in benchmarks/results/models.json
@@ -146,7 +149,7 @@ def name_of(run: Run, size: Scale = DEEP) -> str:
     words, usual = [run.model], size.steps[run.study]
     words += [run.family] * (run.family != "Llama")
     words += [f"{run.steps / usual:g}× the steps"] * (run.steps != usual)
-    words += ["projections undivided"] * run.undivided
+    words += ["projections undivided"] * run.undivided + ["projections divided"] * run.divided
     words += [f"second stream written {run.lane:g} times"] * (run.lane != 1)
     words += [f"LoRA of rank {run.rank}"] * (run.rank > 0)
     words += [run.text] * (run.text != TEXT)
@@ -179,7 +182,8 @@ def scratch() -> list[Run]:
     chosen = _best_of(tried)
     drawn = [run for run in scratch_rates() if name_of(run) in DRAWN and run.learning_rate == DRAWN_RATE]
     chosen += [run for run in drawn if name_of(run) not in map(name_of, chosen)]
-    chosen += [each for run in chosen if run.model == PLAIN for each in (longer(run), as_at_a_billion(run))]
+    plain = [run for run in chosen if name_of(run) == PLAIN]
+    chosen += [each for run in plain for each in (longer(run), as_at_a_billion(run))]
     return [replace(run, seed=seed) for seed in NEW_SEEDS for run in chosen]
 
 
@@ -213,12 +217,13 @@ def scratch_long() -> list[Run]:
 
 def other_text_rates() -> list[Run]:
     """The same, continued on a text that the base does not know."""
-    return [base(), *_paired(OTHER_TEXT_RATES, text=OTHER_TEXT)]
+    same = _paired((OTHER_TEXT_RATE,), SAME_HC_LR, text=OTHER_TEXT)
+    return [base(), *_paired(OTHER_TEXT_RATES, text=OTHER_TEXT), *same]
 
 
 def adapter_rates() -> list[Run]:
     """The same, continued by adapters and connections alone."""
-    return [base(), *_paired(ADAPTER_RATES, rank=RANK)]
+    return [base(), *_paired(ADAPTER_RATES, rank=RANK), *_paired((ADAPTER_RATE,), SAME_HC_LR, rank=RANK)]
 
 
 def other_text() -> list[Run]:
@@ -288,11 +293,11 @@ def _times_as_long(run: Run, times: float) -> Run:
     return replace(run, steps=steps, warm_up=round(WARM_UP * steps))
 
 
-def _paired(rates: tuple[float, ...], **settings) -> list[Run]:
+def _paired(rates: tuple[float, ...], hc_lrs: dict[str, float] = PAIRED_HC_LR, **settings) -> list[Run]:
     return [
         _continued(model, learning_rate=rate, hc_lr=hc_lr, **settings)
         for rate in rates
-        for model, hc_lr in PAIRED_HC_LR.items()
+        for model, hc_lr in hc_lrs.items()
     ]
 
 

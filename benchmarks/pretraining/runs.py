@@ -169,6 +169,7 @@ class Run:
     noise: standard deviation of what is added to A_m and A_r after the conversion.
     undivided: whether the weights that write to the streams start as the plain model's, not divided by √n, as the HC
         paper has those of its connections.
+    divided: of a plain model, whether those weights start divided as DHC×4's.
     lane: what the second stream is written with at the start; a conversion where it is not 1 is not exact.
     layers: how many, where not as many as the scale has.
     """
@@ -186,6 +187,7 @@ class Run:
     rank: int = 0
     noise: float = 0.0
     undivided: bool = False
+    divided: bool = False
     lane: float = 1.0
     layers: int = 0
 
@@ -200,7 +202,7 @@ class Run:
             for name in ("hc_lr", "rank", "noise", "lane", "layers")
             if getattr(self, name) != usual[name]
         ]
-        words += ["undivided"] * self.undivided
+        words += ["undivided"] * self.undivided + ["divided"] * self.divided
         words += [self.text] * (self.text != usual["text"])
         return "-".join([*words, f"seed{self.seed}"]).lower().replace(" ", "_").replace(",", "").replace("×", "x")
 

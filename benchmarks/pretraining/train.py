@@ -23,14 +23,21 @@ from transformers import (
 )
 
 from benchmarks.timing import RESULTS, device, device_name
-from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCOlmoeConfig, HCOlmoeForCausalLM, hc_param_groups
+from hf_hyperconn import (
+    HCLlamaConfig,
+    HCLlamaForCausalLM,
+    HCOlmoeConfig,
+    HCOlmoeForCausalLM,
+    hc_param_groups,
+    hc_parameters,
+)
 from hf_hyperconn.analysis.study import study
 from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.conversion.files import replace_file
 from hf_hyperconn.kinds import KINDS
 
 from .corpus import Corpus, corpus, rows
-from .runs import DEEP_MODELS, MODELS, Run, Scale, is_compiled, is_drawn, scale
+from .runs import DEEP_MODELS, DHC4, MODELS, Run, Scale, is_compiled, is_drawn, scale
 
 WORK = RESULTS.parents[1] / "build" / "pretraining"
 CURVES = RESULTS / "pretraining"
@@ -99,6 +106,8 @@ def train(
     kept = WORK / size.name / f"{run.id}.pt"
     if kept.exists():
         saved = torch.load(kept, map_location=device(), weights_only=True)
+        if saved["text"] != text.sha256:
+            raise RuntimeError(f"{kept} is of another text. Give that, or remove the file.")
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         schedule.load_state_dict(saved["schedule"])
@@ -108,7 +117,9 @@ def train(
         kept.parent.mkdir(parents=True, exist_ok=True)
         parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
         content = BytesIO()
-        torch.save({**{name: part.state_dict() for name, part in parts.items()}, "state": state}, content)
+        torch.save(
+            {**{name: part.state_dict() for name, part in parts.items()}, "state": state, "text": text.sha256}, content
+        )
         replace_file(kept, content.getvalue())
 
     loss_of = loss_on
@@ -207,11 +218,15 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
         shape |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
         shape |= {"num_hidden_layers": run.layers} if run.layers else {}
         plain = model_class(config_class(**shape))
-        if fields is None:
+        if fields is None and not run.divided:
             return plain
-        model = hc_class(hc_config_class(**shape, **{**READOUT.get(fields["connection"], {}), **fields}))
+        given = DHC4 if fields is None else fields
+        model = hc_class(hc_config_class(**shape, **{**READOUT.get(given["connection"], {}), **given}))
         model.load_state_dict(plain.state_dict(), strict=False)
-        return model if run.undivided else divided(model)
+        model = model if run.undivided else divided(model)
+        if fields is None:
+            plain.load_state_dict({name: model.state_dict()[name] for name in plain.state_dict()})
+        return plain if fields is None else model
     start = weights_of(run.start, size)
     from_start = model_class.from_pretrained if fields is None else partial(hc_class.from_prenorm, **fields)
     model = from_start(start, dtype=torch.float32)
@@ -222,8 +237,9 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
             if name.endswith("static_beta"):
                 parameter[1:2] *= run.lane
     if run.rank:
-        connections = None if fields is None else ["attn_hc", "mlp_hc"]
-        settings = {"target_modules": "all-linear", "modules_to_save": connections}
+        parts = {part for name in hc_parameters(model) for part in name.split(".")}
+        connections = sorted(part for part in parts if part.endswith(("_hc", "hc_head")))
+        settings = {"target_modules": "all-linear", "modules_to_save": connections or None}
         model = get_peft_model(model, LoraConfig(r=run.rank, lora_alpha=2 * run.rank, **settings))
     return model.train()
 
