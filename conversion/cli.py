@@ -91,6 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _convert(options: argparse.Namespace) -> int:
     from .convert import carry_out
 
+    _refuse_layers(options.layers, options.verify)
     fields = HyperConnectionFields(
         options.hc_mult, options.connection, options.tanh, options.start, options.history, options.block
     )
@@ -117,7 +118,19 @@ def _convert(options: argparse.Namespace) -> int:
     return OK
 
 
+def _refuse_layers(layers: int | None, mode: str) -> None:
+    if layers is not None and mode in ("structure", "off"):
+        raise HyperConnError(
+            f"--layers {layers} was given, but with {mode!r} no layers are run: leave one of them out."
+        )
+
+
 def _verify(options: argparse.Namespace) -> int:
+    if options.against is None:
+        of_a_base = {"--revision": options.revision, "--layers": options.layers, "--mode full": options.mode == "full"}
+        for option in (option for option, given in of_a_base.items() if given):
+            raise HyperConnError(f"{option} is of a comparison with the base: give --against MODEL, or leave it out.")
+    _refuse_layers(options.layers, options.mode)
     folder = Path(options.folder)
     compared = files_now(folder)
     report = verify_checkpoint(
@@ -159,7 +172,7 @@ def _card(options: argparse.Namespace) -> int:
     for section in written.kept:
         _speaker(options)(f"kept          the section {section!r} as it is")
     for warning in written.warnings:
-        tell(f"warning: {warning}")
+        _speaker(options)(f"warning: {warning}")
     files = [str(path) for path in written.files]
     if options.json:
         facts = {**vars(written), "files": files}

@@ -91,6 +91,31 @@ def test_wrong_usage(arguments, capsys):
     assert "usage: hf-hyperconn" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["verify", "{}", "--revision", "main"], "--revision is of a comparison with the base: give --against MODEL"),
+        (["verify", "{}", "--mode", "full"], "--mode full is of a comparison with the base: give --against MODEL"),
+        (["verify", "{}", "--layers", "1"], "--layers is of a comparison with the base: give --against MODEL"),
+        (
+            ["verify", "{}", "--against", "{}", "--mode", "structure", "--layers", "1"],
+            "with 'structure' no layers are",
+        ),
+        (["convert", "{}", "--verify", "off", "--layers", "1"], "with 'off' no layers are run: leave one of them out"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(arguments, said, llama_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([word.format(llama_folder) for word in arguments]) == 1
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_as_a_module(capfd):
+    subprocess.run([sys.executable, "-m", "hf_hyperconn.conversion", "--version"], check=True)
+    assert capfd.readouterr().out == f"hf-hyperconn {hf_hyperconn.__version__}\n"
+
+
 def test_interrupted(llama_folder, tmp_path, capsys, monkeypatch):
     def interrupt(*arguments):
         raise KeyboardInterrupt

@@ -22,6 +22,15 @@ def test_convert_model_shares_the_tensors(llama):
     assert not any(tensor.is_meta for tensor in [*hc.parameters(), *hc.buffers()])
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_what_is_converted_in_inference_mode_can_be_trained(mode, llama, ids):
+    base = deepcopy(llama)
+    with mode():
+        hc = convert_model(base)
+    hc.train()(ids, labels=ids).loss.backward()
+    assert all(parameter.grad is not None for parameter in hc.parameters())
+
+
 def test_convert_model_refuses_adapters_and_wrappers():
     base = LlamaForCausalLM(llama_config())
     base.model.layers[0].self_attn.q_proj = torch.nn.Sequential(base.model.layers[0].self_attn.q_proj)

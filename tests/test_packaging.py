@@ -1,6 +1,7 @@
 """The wheel and the sdist, as a user gets them."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+import hf_hyperconn
 from hf_hyperconn.conversion.demo import byte_tokenizer
 
 from .conftest import llama_config
@@ -52,6 +54,24 @@ def test_contents(dist):
     with tarfile.open(sdist) as archive:
         members = {name.partition("/")[2] for name in archive.getnames()}
     assert {"README.md", "LICENSE", "pyproject.toml", "conversion/convert.py"} <= members
+    assert not any(name.startswith("tests/") for name in members)  # some without what they import
+
+
+def test_the_description_leads_to_pages_of_this_release(dist):
+    """PyPI resolves no relative link."""
+    (wheel,) = dist.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        _, _, description = archive.read(name).decode().partition("\n\n")
+    assert description.startswith("# hf_hyperconn")
+    targets = re.findall(r"\]\(([^)]+)\)", description)
+    ours = [target for target in targets if target.startswith("https://github.com/hf-hyperconn/hf_hyperconn/")]
+    assert all(target.startswith("https://") for target in targets)
+    for target in ours:
+        kind, tag, path = target.removeprefix("https://github.com/hf-hyperconn/hf_hyperconn/").split("/", 2)
+        assert (kind, tag) == ("raw" if path.endswith(".svg") else "blob", f"v{hf_hyperconn.__version__}")
+        assert (REPOSITORY / path.partition("#")[0]).exists()
+    assert len(ours) > 20
 
 
 @pytest.fixture(scope="module")

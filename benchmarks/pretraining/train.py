@@ -106,7 +106,7 @@ def train(
     kept = WORK / size.name / f"{run.id}.pt"
     if kept.exists():
         saved = torch.load(kept, map_location=device(), weights_only=True)
-        if saved["text"] != text.sha256:
+        if saved.get("text") != text.sha256:
             raise RuntimeError(f"{kept} is of another text. Give that, or remove the file.")
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])

@@ -45,6 +45,7 @@ class InitialWeights(Base):
                 parameter = getattr(module, name)
                 init.copy_(parameter, _sharded_like(value, parameter))
 
+    @torch.inference_mode(False)  # they may be trained later
     def materialise_connections(self, device: torch.device) -> None:
         """Create and initialise what hyper-connections have on the meta device, where loading leaves new weights."""
         for module in self.modules():
