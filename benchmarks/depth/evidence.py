@@ -83,10 +83,8 @@ def table(results: list[dict]) -> str:
 
 def render(page: str) -> str:
     """The page with the table of the committed results."""
-    committed = json.loads((RESULTS / RESULT).read_text(encoding="utf-8"))
-    return with_tables(
-        page, {"evidence": table(committed["runs"]), "evidence rates": plain_by_rate(committed["runs"])}
-    )
+    results = json.loads((RESULTS / RESULT).read_text(encoding="utf-8"))["runs"]
+    return with_tables(page, {"evidence": table(results), "evidence rates": plain_by_rate(results)})
 
 
 def main() -> None:

@@ -63,8 +63,10 @@ METHODS = (
     *("DHC×4", "DHC×4 history by type", "SHC×4 history", "attention residuals, blocks of 4", "DHC×4 history by depth"),
     *("mHC×4", "SHC×2 history", "iHC×4", "attention residuals"),
 )
+LONGER_WARM_UP = 200  # of 1000 steps, in the place of 50
 NEW = (
-    *((PLAIN, {}), (PLAIN, {"divided": True}), ("DHC×4", {}), ("DHC×4", {"undivided": True})),
+    *((PLAIN, {}), (PLAIN, {"divided": True}), (PLAIN, {"warm_up": LONGER_WARM_UP})),
+    *(("DHC×4", {}), ("DHC×4", {"undivided": True})),
     *((model, {}) for model in ("mHC×4", "DHC×4 history by type")),
     *((model, {}) for model in ("SHC×4", "DHC×1", "attention residuals, blocks of 4", "SHC×4 history", "DHC×2")),
     *((model, {}) for model in ("iHC×4", "Keel", "AltUp×4", "ResiDual", "DHC×8", "attention residuals")),
@@ -150,6 +152,7 @@ def name_of(run: Run, size: Scale = DEEP) -> str:
     words += [run.family] * (run.family != "Llama")
     words += [f"{run.steps / usual:g}× the steps"] * (run.steps != usual)
     words += ["projections undivided"] * run.undivided + ["projections divided"] * run.divided
+    words += [f"warm-up of {run.warm_up} steps"] * (run.warm_up != round(WARM_UP * run.steps))
     words += [f"second stream written {run.lane:g} times"] * (run.lane != 1)
     words += [f"LoRA of rank {run.rank}"] * (run.rank > 0)
     words += [run.text] * (run.text != TEXT)

@@ -32,7 +32,9 @@ DEEP_MODELS = {
     "attention residuals": {"connection": "attnres", "hc_mult": 1},
     "attention residuals, blocks of 4": {"connection": "attnres", "hc_mult": 1, "hc_block": 4},
     "attention residuals, blocks of 4, means": {
-        **{"connection": "attnres", "hc_mult": 1, "hc_block": 4},
+        "connection": "attnres",
+        "hc_mult": 1,
+        "hc_block": 4,
         "hc_attention": "mean",
     },
     "mHC×4 biased": {"connection": "mhc", "hc_mult": 4, "hc_start": "biased"},

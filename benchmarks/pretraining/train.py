@@ -117,9 +117,8 @@ def train(
         kept.parent.mkdir(parents=True, exist_ok=True)
         parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
         content = BytesIO()
-        torch.save(
-            {**{name: part.state_dict() for name, part in parts.items()}, "state": state, "text": text.sha256}, content
-        )
+        states = {name: part.state_dict() for name, part in parts.items()}
+        torch.save({**states, "state": state, "text": text.sha256}, content)
         replace_file(kept, content.getvalue())
 
     loss_of = loss_on
