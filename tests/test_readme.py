@@ -139,7 +139,7 @@ def test_the_readme_gives_the_measured_differences():
         *measured("deep scratch", "DHC×4", 2),
         *measured("deep scratch", "DHC×4 history by type", 2),
         *measured("cpu scratch Llama", "DHC×4", 2),
-        *measured("deep other text", "DHC×4 history by type, another text", 3),
+        *measured("deep other text", "DHC×4 history by type, another text", 4),
         *measured("deep adapters", "DHC×4 history by type, LoRA of rank 8", 4),
         *measured("cpu continued python", "DHC×4, connections at 10× the learning rate", 4),
     ]
