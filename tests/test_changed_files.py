@@ -63,7 +63,7 @@ def test_a_line_more_of_code_fails(mode, out, base, capsys):
     printed = capsys.readouterr()
     assert printed.err == f"error: verification failed: {finding}.\n"
     assert f"changed       {finding}" in printed.out.splitlines()
-    assert main(["verify", str(out), "--mode", mode, "--json"]) == 3
+    assert main(["verify", str(out), "--json"]) == 3
     facts = json.loads(capsys.readouterr().out)
     assert facts["changes"] == [{"name": CODE, "finding": finding.removeprefix(f"{CODE} "), "fails": True}]
 

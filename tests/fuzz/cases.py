@@ -113,7 +113,7 @@ def _verify(place: Path, pick: random.Random):
     if pick.random() < 0.15:
         said += _mutate(place, "base", OF_A_BASE, pick)
     against = pick.choice([[], ["--against", "base"], ["--against", "base"]])
-    mode = pick.choice(["structure"] * 4 + ["full", "auto"])
+    mode = pick.choice(["structure"] * 4 + ["full" if against else "auto", "auto"])
     return said, ["verify", "hc", *against, "--mode", mode, *pick.choice([[], ["--json"]])], None
 
 
