@@ -128,7 +128,7 @@ def _refuse_layers(layers: int | None, mode: str) -> None:
 def _verify(options: argparse.Namespace) -> int:
     if options.against is None:
         of_a_base = {"--revision": options.revision, "--layers": options.layers, "--mode full": options.mode == "full"}
-        for option in (option for option, given in of_a_base.items() if given):
+        if option := next((option for option, given in of_a_base.items() if given), None):
             raise HyperConnError(f"{option} is of a comparison with the base: give --against MODEL, or leave it out.")
     _refuse_layers(options.layers, options.mode)
     folder = Path(options.folder)

@@ -8,22 +8,24 @@ from pathlib import Path
 from hf_hyperconn.errors import ConversionError
 
 from .files import replace_file
-from .made import Listing, listing
+from .made import listing
 from .moving import held
-from .record import is_verified, lacks_digests, read_record
+from .record import is_verified, read_record, shards_without_digest
 from .source import RECORD, LocalSource
 from .transfer import digest
 
+Seen = dict[str, tuple[int, ...]]
 
-def files_now(folder: Path) -> Listing | None:
+
+def files_now(folder: Path) -> Seen | None:
     """What `record_comparison` takes, before the comparison; None when the folder can't be read in full."""
     try:
-        return listing(folder)
+        return _seen(folder)
     except OSError:
         return None
 
 
-def record_comparison(folder: Path, report: Mapping, compared: Listing | None) -> bool:
+def record_comparison(folder: Path, report: Mapping, compared: Seen | None) -> bool:
     """Note in the record of a conversion that it was compared with its base and equals it, if that isn't there yet.
 
     The SHA-256 of base shards that the conversion did not record are noted, too.
@@ -38,14 +40,14 @@ def record_comparison(folder: Path, report: Mapping, compared: Listing | None) -
     if report["trained"] or report["changed"] != 0:
         return False
     real = Path(os.path.realpath(folder))
-    record = read_record(LocalSource(real))
-    if record is None or (is_verified(record) and not lacks_digests(record)):
+    source = LocalSource(real)
+    record = read_record(source)
+    if record is None or (is_verified(record) and not shards_without_digest(record)):
         return False
     try:
         with held(real):
-            source = LocalSource(real)
-            noted = _noted(source, read_record(source), report)
-            if listing(real) != compared:
+            noted = _noted(source, record, report)
+            if _seen(real) != compared:
                 raise ConversionError(
                     f"'{folder}' was changed while it was compared with the base, so that nothing is recorded of it. "
                     f"Verify it again."
@@ -59,11 +61,18 @@ def record_comparison(folder: Path, report: Mapping, compared: Listing | None) -
     return True
 
 
-def _noted(source: LocalSource, record: dict | None, report: Mapping) -> dict:
+def _seen(folder: Path) -> Seen:
+    """The files of a folder as `listing` tells them apart, and what links among them lead to."""
+    seen: Seen = dict(listing(folder))
+    for name in seen:
+        if (path := folder / name).is_symlink() and path.exists():
+            status = path.stat()
+            seen[name] += (status.st_ino, status.st_size, status.st_mtime_ns)
+    return seen
+
+
+def _noted(source: LocalSource, record: dict, report: Mapping) -> dict:
     """A record with the comparison and every digest in it."""
-    record = record or {}
-    shards = record.get("base_shards", [])
-    unknown = {shard["file"] for shard in shards if shard["sha256"] is None} & source.files.keys()
-    found = {name: digest(source.path(name)) for name in unknown}
-    shards = [{**shard, "sha256": found.get(shard["file"], shard["sha256"])} for shard in shards]
+    found = {name: digest(source.path(name)) for name in shards_without_digest(record) if name in source.files}
+    shards = [{**shard, "sha256": found.get(shard["file"], shard["sha256"])} for shard in record["base_shards"]]
     return {**record, "base_shards": shards, "verification": record.get("verification") or report}

@@ -14,7 +14,7 @@ from .card_text import read_card
 from .changes import find_changes
 from .checkpoint import INDEX, WEIGHTS, read_config, read_weights, refuse_links_out
 from .model_code import code_of
-from .record import base_on_the_hub, is_verified, lacks_digests, read_record
+from .record import base_on_the_hub, is_verified, read_record, shards_without_digest
 from .repository_files import NOT_FOR_A_REPO, belongs, may_be_added
 from .source import CONFIG, LocalSource
 from .transfer import digest
@@ -117,11 +117,12 @@ def open_checked(folder: Path, include: Iterable[str], accept_changes: bool, say
         _check_changes(folder, checked, report, accept_changes, say)
     except OSError as error:
         raise PushError(f"can't read '{error.filename}': {error.strerror}. Allow that, and push again.") from error
-    if checked.record and not report.trained and (not is_verified(checked.record) or lacks_digests(checked.record)):
-        reason = "no digest was recorded of its base weights" if is_verified(checked.record) else "--verify off"
+    record = checked.record
+    if record and not report.trained and (not is_verified(record) or shards_without_digest(record)):
+        reason = "no digest was recorded of its base weights" if is_verified(record) else "--verify off"
         raise PushError(
             f"'{folder}' has never been compared with its base ({reason}). Run `hf-hyperconn verify '{folder}' "
-            f"--against '{checked.record['base']['model']}'`, then push."
+            f"--against '{record['base']['model']}'`, then push."
         )
     say(report.lines()[0])
     if left := checked.left:

@@ -70,9 +70,9 @@ def is_verified(record: dict) -> bool:
     return bool(record.get("verification"))
 
 
-def lacks_digests(record: dict) -> bool:
-    """Whether there are base shards of which no SHA-256 was recorded, so that a change of them goes unnoticed."""
-    return any(shard["sha256"] is None for shard in record["base_shards"])
+def shards_without_digest(record: dict) -> tuple[str, ...]:
+    """The base shards of which no SHA-256 was recorded, so that a change of them goes unnoticed."""
+    return tuple(shard["file"] for shard in record["base_shards"] if shard["sha256"] is None)
 
 
 def _fault(record: dict) -> str | None:

@@ -23,7 +23,7 @@ from .checkpoint import (
 from .hyper_config import family_of
 from .model_code import code_fault
 from .place import named
-from .record import read_record
+from .record import read_record, shards_without_digest
 from .sizes import fault_of_sizes
 from .source import CONFIG, LocalSource, Source, open_source
 from .transfer import digest
@@ -159,7 +159,10 @@ def verify_checkpoint(
     if failure or base is None:
         if failure or changed_file or (trained and not as_converted):
             return replace(report, failure=failure or changed_file)
-        return replace(report, failure=_damage(target, record), notes=(*notes, *_not_compared(record)))
+        if record and (unknown := shards_without_digest(record)):
+            note = f"base weights not compared: no digest was recorded of {named(unknown)} (--against BASE does)"
+            notes = (*notes, note)
+        return replace(report, failure=_damage(target, record), notes=notes)
 
     base_weights, base_config = read_weights(base), read_written_config(base)
     refuse_other_weights(base, base_config)
@@ -226,13 +229,6 @@ def _damage(target: Source, record: dict | None) -> str | None:
         if name not in target.files or (expected is not None and _digest(target, name) != expected):
             return f"{name} is not what the conversion wrote"
     return None
-
-
-def _not_compared(record: dict | None) -> list[str]:
-    """A note of the weights that can't be compared with the record, if there are any."""
-    if names := [shard["file"] for shard in (record["base_shards"] if record else ()) if shard["sha256"] is None]:
-        return [f"base weights not compared: no digest was recorded of {named(tuple(names))} (--against BASE does)"]
-    return []
 
 
 def _digest(source: Source, name: str) -> str:

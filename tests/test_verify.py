@@ -96,9 +96,11 @@ def test_says_that_base_weights_are_not_compared(llama_folder, tmp_path):
     assert verify_checkpoint(out).failure == f"{BASE} is not what the conversion wrote"
 
 
-@pytest.mark.parametrize("how", ["replaced", "edited", "held"])
+@pytest.mark.parametrize("how", ["replaced", "edited", "edited behind a link", "held"])
 def test_a_comparison_is_recorded_of_what_was_compared_alone(how, llama_folder, tmp_path, monkeypatch, capsys):
-    out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="off").path
+    base = shutil.copytree(llama_folder, tmp_path / "base")
+    link = "symlink" if how == "edited behind a link" else "copy"
+    out = convert_checkpoint(str(base), tmp_path / "out", verify="off", link=link).path
     other = shutil.copytree(llama_folder, tmp_path / "other")
     change(other / "model.safetensors", lambda tensors: tensors["model.norm.weight"].add_(1))
 
@@ -106,15 +108,15 @@ def test_a_comparison_is_recorded_of_what_was_compared_alone(how, llama_folder, 
         report = verify_checkpoint(*arguments, **options)
         if how == "replaced":
             convert_checkpoint(str(other), out, verify="off", force=True, discard=True)
-        elif how == "edited":
-            change(out / BASE, lambda tensors: tensors["model.norm.weight"].add_(1))
+        elif how.startswith("edited"):
+            change((out / BASE).resolve(), lambda tensors: tensors["model.norm.weight"].add_(1))
         else:
             holding.enter_context(held(out))
         return report
 
     monkeypatch.setattr(cli, "verify_checkpoint", meanwhile)
     with ExitStack() as holding:
-        assert main(["verify", str(out), "--against", str(llama_folder), "--mode", "structure"]) == 1
+        assert main(["verify", str(out), "--against", str(base), "--mode", "structure"]) == 1
     said = "another conversion is working in" if how == "held" else "was changed while it was compared with the base"
     assert said in capsys.readouterr().err
     assert json.loads((out / "hyperconn_conversion.json").read_text())["verification"] is None

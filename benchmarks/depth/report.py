@@ -10,7 +10,7 @@ import statistics
 from dataclasses import replace
 
 from benchmarks.pretraining.report import CURVES, DOCS, difference
-from benchmarks.pretraining.runs import PLAIN, Run, Scale
+from benchmarks.pretraining.runs import PLAIN, WARM_UP, Run, Scale
 from benchmarks.pretraining.train import path_of
 from benchmarks.timing import markdown, with_tables
 
@@ -98,13 +98,14 @@ def comparison(runs: list[Run]) -> str:
     rows = []
     for name, of_seeds in by_name.items():
         run, apart, same_time, at_a_billion = settings[name], None, None, None
-        if run.model != PLAIN or run.divided:
-            plain = replace(run, model=PLAIN, undivided=False, divided=False, lane=1.0)
+        usual = {"undivided": False, "divided": False, "warm_up": round(WARM_UP * run.steps), "lane": 1.0}
+        plain = replace(run, model=PLAIN, **usual)
+        if name_of(plain) != name:
             apart, same_time, at_a_billion = (
                 difference(of_seeds, by_name.get(name_of(each), {}))
                 for each in (plain, longer(plain), as_at_a_billion(plain))
             )
-            if run.model not in DRAWN:  # whose steps take other times
+            if run.model == PLAIN or run.model not in DRAWN:  # whose steps take other times
                 same_time = at_a_billion = None
         rows.append(
             [

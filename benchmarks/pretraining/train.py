@@ -222,10 +222,13 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
         given = DHC4 if fields is None else fields
         model = hc_class(hc_config_class(**shape, **{**READOUT.get(given["connection"], {}), **given}))
         model.load_state_dict(plain.state_dict(), strict=False)
-        model = model if run.undivided else divided(model)
-        if fields is None:
-            plain.load_state_dict({name: model.state_dict()[name] for name in plain.state_dict()})
-        return plain if fields is None else model
+        if not run.undivided:
+            divided(model)
+        if fields is not None:
+            return model
+        weights = model.state_dict()
+        plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
+        return plain
     start = weights_of(run.start, size)
     from_start = model_class.from_pretrained if fields is None else partial(hc_class.from_prenorm, **fields)
     model = from_start(start, dtype=torch.float32)
