@@ -155,6 +155,15 @@ def test_models_from_scratch_have_the_same_start(place, family):
     assert all(torch.equal(divided[name], ours[name]) for name in plain)
 
 
+def test_side_streams_of_the_embedding_alone(place):
+    """No sub-layer writes them at the start, and nothing else is another."""
+    run = replace(RUN, model="DHC×4 history by type")
+    by_type, alone = (train.build(replace(run, alone=alone)).state_dict() for alone in (False, True))
+    written = {name for name in by_type if not torch.equal(by_type[name], alone[name])}
+    assert written == {name for name in by_type if name.endswith("static_beta")}
+    assert all(alone[name].tolist() == [1, 0, 0, 0] for name in written)
+
+
 def test_no_file_is_in_both_parts(tmp_path):
     """Copies of a file fall to the same side, and are read once; another file moves none."""
     for i in range(300):

@@ -71,6 +71,7 @@ NEW = (
     *((model, {}) for model in ("SHC×4", "DHC×1", "attention residuals, blocks of 4", "SHC×4 history", "DHC×2")),
     *((model, {}) for model in ("iHC×4", "Keel", "AltUp×4", "ResiDual", "DHC×8", "attention residuals")),
     *((model, {}) for model in ("DHC×4 history by depth", "DHC×4 with DyT", "DHC×4 with Derf")),
+    ("DHC×4 history by type", {"alone": True}),
     *((model, {}) for model in ("mHC×4 biased", "attention residuals, blocks of 4, means")),  # their papers' starts
 )
 DRAWN = (PLAIN, "DHC×4", "DHC×4 history by type")
@@ -153,6 +154,7 @@ def name_of(run: Run, size: Scale = DEEP) -> str:
     words += [f"{run.steps / usual:g}× the steps"] * (run.steps != usual)
     words += ["projections undivided"] * run.undivided + ["projections divided"] * run.divided
     words += [f"warm-up of {run.warm_up} steps"] * (run.warm_up != round(WARM_UP * run.steps))
+    words += ["side streams of the embedding alone"] * run.alone
     words += [f"second stream written {run.lane:g} times"] * (run.lane != 1)
     words += [f"LoRA of rank {run.rank}"] * (run.rank > 0)
     words += [run.text] * (run.text != TEXT)

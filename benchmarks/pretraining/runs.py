@@ -173,6 +173,7 @@ class Run:
         paper has those of its connections.
     divided: of a plain model, whether those weights start divided as DHC×4's.
     lane: what the second stream is written with at the start; a conversion where it is not 1 is not exact.
+    alone: whether side streams of the history start hold the embedding alone, so that no sub-layer writes them.
     layers: how many, where not as many as the scale has.
     """
 
@@ -191,6 +192,7 @@ class Run:
     undivided: bool = False
     divided: bool = False
     lane: float = 1.0
+    alone: bool = False
     layers: int = 0
 
     @property
@@ -205,6 +207,7 @@ class Run:
             if getattr(self, name) != usual[name]
         ]
         words += ["undivided"] * self.undivided + ["divided"] * self.divided
+        words += ["alone"] * self.alone
         words += [self.text] * (self.text != usual["text"])
         return "-".join([*words, f"seed{self.seed}"]).lower().replace(" ", "_").replace(",", "").replace("×", "x")
 

@@ -224,6 +224,8 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
         model.load_state_dict(plain.state_dict(), strict=False)
         if not run.undivided:
             divided(model)
+        if run.alone:
+            keep_embedding_alone(model)
         if fields is not None:
             return model
         weights = model.state_dict()
@@ -253,6 +255,14 @@ def divided(model: nn.Module) -> nn.Module:
         if hasattr(module, "hc_output_projection"):
             getattr(module, module.hc_output_projection).mul_(model.config.hc_mult**-0.5)
     return model
+
+
+@torch.no_grad()
+def keep_embedding_alone(model: nn.Module) -> None:
+    """Let no sub-layer write the side streams at the start."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("static_beta"):
+            parameter[1:] = 0
 
 
 def batches(training: torch.Tensor, batch: int, seed: int) -> Iterator[torch.Tensor]:
