@@ -18,7 +18,7 @@ from .plan import LINKS, plan_conversion
 from .plot import KINDS as PLOTS
 from .push import carry_out_push, plan_push
 from .terminal import open_streams, put, tell
-from .verify import MODES, verify_checkpoint
+from .verify import MODES, check_mode, verify_checkpoint
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
 
@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _convert(options: argparse.Namespace) -> int:
     from .convert import carry_out
 
-    _refuse_layers(options.layers, options.verify)
+    check_mode(options.verify, options.layers, (*MODES, "off"))
     fields = HyperConnectionFields(
         options.hc_mult, options.connection, options.tanh, options.start, options.history, options.block
     )
@@ -118,19 +118,11 @@ def _convert(options: argparse.Namespace) -> int:
     return OK
 
 
-def _refuse_layers(layers: int | None, mode: str) -> None:
-    if layers is not None and mode in ("structure", "off"):
-        raise HyperConnError(
-            f"--layers {layers} was given, but with {mode!r} no layers are run: leave one of them out."
-        )
-
-
 def _verify(options: argparse.Namespace) -> int:
     if options.against is None:
         of_a_base = {"--revision": options.revision, "--layers": options.layers, "--mode full": options.mode == "full"}
         if option := next((option for option, given in of_a_base.items() if given), None):
             raise HyperConnError(f"{option} is of a comparison with the base: give --against MODEL, or leave it out.")
-    _refuse_layers(options.layers, options.mode)
     folder = Path(options.folder)
     compared = files_now(folder)
     report = verify_checkpoint(

@@ -101,6 +101,16 @@ class VerificationReport:
         )
 
 
+def check_mode(mode: str, layers: int | None, modes: tuple[str, ...] = MODES) -> None:
+    """Raise `HyperConnError` for a mode that is not one of these, or layers where none are run."""
+    if mode not in modes:
+        raise HyperConnError(f"mode {mode!r} was asked for; accepted are {', '.join(map(repr, modes))}.")
+    if layers is not None and mode in ("structure", "off"):
+        raise HyperConnError(
+            f"{layers} layers were asked for, but with {mode!r} no layers are run: leave one of them out."
+        )
+
+
 def verify_checkpoint(
     folder: str | Path,
     against: str | Source | None = None,
@@ -127,10 +137,9 @@ def verify_checkpoint(
     accept_changes: whether code, config and index that differ from the record are only reported, too.
 
     Raises `UnsupportedCheckpointError` when either can't be read or `folder` is no hyper-connection checkpoint, and
-    `HyperConnError` for an unknown mode.
+    `HyperConnError` for an unknown mode, or layers where none are run.
     """
-    if mode not in MODES:
-        raise HyperConnError(f"mode {mode!r} was asked for; accepted are {', '.join(map(repr, MODES))}.")
+    check_mode(mode, layers)
     target = LocalSource(Path(folder))
     config = read_config(target)
     family = family_of(target, config)
