@@ -36,6 +36,7 @@ from .studies import (
     scratch,
     scratch_hc_rates,
     scratch_long,
+    scratch_long_rates,
     scratch_rates,
     wide_rates,
 )
@@ -98,8 +99,8 @@ def comparison(runs: list[Run]) -> str:
     rows = []
     for name, of_seeds in by_name.items():
         run, apart, same_time, at_a_billion = settings[name], None, None, None
-        usual = {"undivided": False, "divided": False, "warm_up": round(WARM_UP * run.steps), "lane": 1.0}
-        plain = replace(run, model=PLAIN, **usual)
+        usual = {"undivided": False, "divided": False, "alone": False, "lane": 1.0}
+        plain = replace(run, model=PLAIN, warm_up=round(WARM_UP * run.steps), **usual)
         if name_of(plain) != name:
             apart, same_time, at_a_billion = (
                 difference(of_seeds, by_name.get(name_of(each), {}))
@@ -145,7 +146,8 @@ def render(page: str) -> str:
         "deep scratch tuning": by_rate(scratch_rates()),
         "deep scratch connections": tuning(scratch_hc_rates()),
         "deep scratch": comparison(scratch()),
-        "deep scratch long": by_rate(scratch_long()),
+        "deep scratch long tuning": by_rate(scratch_long_rates()),
+        "deep scratch long": comparison(scratch_long()),
         "deep costs": costs(),
         "deep deeper": by_rate(deeper()),
         "deep mixtures": by_rate(mixtures()),

@@ -209,15 +209,21 @@ def long() -> list[Run]:
     return [base(), *runs, *map(longer, plain), *map(as_at_a_billion, plain)]
 
 
-def scratch_long() -> list[Run]:
-    """The drawn models, trained three times as long; the plain one also for as long as those with connections take."""
-    runs = [
+def scratch_long_rates() -> list[Run]:
+    """The drawn models, trained three times as long, each with the same learning rates."""
+    return [
         _times_as_long(_run("scratch", model, learning_rate=rate), NEW_LONG)
         for rate in NEW_LONG_RATES
         for model in DRAWN
     ]
-    plain = [run for run in runs if run.model == PLAIN]
-    return [*runs, *map(longer, plain), *map(as_at_a_billion, plain)]
+
+
+def scratch_long() -> list[Run]:
+    """Each of them at its best with a few seeds, and the plain one also for as long as those with connections take."""
+    chosen = _best_of(scratch_long_rates())
+    plain = [run for run in chosen if run.model == PLAIN]
+    chosen += [each for run in plain for each in (longer(run), as_at_a_billion(run))]
+    return [replace(run, seed=seed) for seed in FEW_SEEDS for run in chosen]
 
 
 def other_text_rates() -> list[Run]:
@@ -275,6 +281,7 @@ STUDIES = {
     "scratch-rates": scratch_rates,
     "scratch-hc-rates": scratch_hc_rates,
     "scratch": scratch,
+    "scratch-long-rates": scratch_long_rates,
     "scratch-long": scratch_long,
     "long": long,
     "other-text-rates": other_text_rates,
