@@ -259,6 +259,20 @@ def test_an_earlier_file_stays_when_writing_fails(trained, tmp_path, monkeypatch
     assert os.listdir(tmp_path) == [file.name]
 
 
+def test_two_that_save_to_one_place_do_not_meet(trained, tmp_path, monkeypatch):
+    """As ranks of several containers do, where all have the same process id."""
+
+    def while_another_does(tensors, part, metadata):
+        monkeypatch.undo()
+        save_file(tensors, part, metadata)
+        save_hc(trained, tmp_path)
+
+    monkeypatch.setattr(hc_file, "save_file", while_another_does)
+    file = save_hc(trained, tmp_path)
+    assert [*tmp_path.iterdir()] == [file]
+    assert load_file(file).keys() == hc_parameters(trained).keys()
+
+
 @pytest.mark.slow
 def test_a_model_loaded_by_its_own_code_is_saved_and_loaded_too(llama, trained, ids, tmp_path):
     """Its classes are not those of this package."""
