@@ -78,7 +78,7 @@ DRAWN = (PLAIN, "DHC×4", "DHC×4 history by type")
 DRAWN_RATE = 4e-3  # of those that all have, the best for the plain model
 MORE_RATES = {  # the plain model's loss depends most on the rate
     PLAIN: (1e-3, 3e-3, 6e-3),
-    **dict.fromkeys(("DHC×4", "DHC×4 history by type", "DHC×4 with DyT"), (1e-3,)),
+    **dict.fromkeys(("DHC×4", "DHC×4 history by type", "DHC×4 with DyT", "Keel", "ResiDual"), (1e-3,)),
 }
 NEW_HC_LRS = {
     PLAIN: (1.0,),
