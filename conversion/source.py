@@ -1,5 +1,6 @@
 """Where a checkpoint comes from: a local folder or a repo of the Hub."""
 
+import errno
 import os
 import re
 import stat
@@ -9,16 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from transformers.utils import logging
+
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .header import TensorInfo, check_offsets, read_header, tensor_info
 from .reading import LARGEST
+
+logger = logging.get_logger(__name__)
 
 CONFIG = "config.json"
 RECORD = "hyperconn_conversion.json"
 GENERATE = "custom_generate/generate.py"  # which `generate` runs, of a folder whose code is trusted
 REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 COMMIT = re.compile("[0-9a-f]{40}")
+# of this machine, not of the way to the Hub
+LOCAL = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOTDIR)
 
 
 class Source(ABC):
@@ -155,9 +162,11 @@ def open_source(model: str, revision: str | None = None) -> Source:
         raise UnsupportedCheckpointError(f"there is no folder {model!r}, nor can it be a Hub id (owner/name).")
     try:
         return HubSource(model, revision)
-    except _Unreachable:
+    except _Unreachable as error:
         if (cached := _cached(model, revision)) is None:
             raise
+        reason = type(error.__cause__).__name__
+        logger.warning(f"the Hub gave nothing for {model!r} ({reason}): commit {cached.commit} of the cache is taken.")
         return cached
 
 
@@ -223,7 +232,7 @@ def _cached(repo_id: str, revision: str | None) -> LocalSource | None:
 @contextmanager
 def _hub_errors(repo_id: str, revision: str | None):
     """Turn what huggingface_hub raises into an error that says what to do."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     try:
         yield
@@ -248,6 +257,11 @@ def _hub_errors(repo_id: str, revision: str | None):
             f"the Hub answered {status} for {repo_id!r}. Try again later, or give a local folder."
         ) from error
     except (errors.HTTPError, OSError) as error:  # the HTTP client differs between releases of huggingface_hub
+        if isinstance(error, OSError) and error.errno in LOCAL:
+            raise UnsupportedCheckpointError(
+                f"{repo_id!r} can't be kept in the cache of the Hub, '{constants.HF_HUB_CACHE}': {error.strerror}. "
+                f"Make room there, set HF_HOME to another folder, or give a local folder."
+            ) from error
         raise _Unreachable(
             f"{repo_id!r} is not a local folder, and the Hub can't be reached for it ({type(error).__name__}). "
             f"Go online, or give a local folder."
