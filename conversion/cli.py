@@ -18,7 +18,7 @@ from .plan import LINKS, plan_conversion
 from .plot import KINDS as PLOTS
 from .push import carry_out_push, plan_push
 from .terminal import open_streams, put, tell
-from .verify import MODES, check_mode, verify_checkpoint
+from .verify import MODES, fault_of_mode, verify_checkpoint
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
 
@@ -91,7 +91,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _convert(options: argparse.Namespace) -> int:
     from .convert import carry_out
 
-    check_mode(options.verify, options.layers, (*MODES, "off"))
+    if fault := fault_of_mode(options.verify, options.layers, (*MODES, "off")):
+        raise HyperConnError(fault)
     fields = HyperConnectionFields(
         options.hc_mult, options.connection, options.tanh, options.start, options.history, options.block
     )

@@ -25,7 +25,7 @@ from .reading import read_json
 from .shards import bring_shards, shard_digests
 from .source import CONFIG, RECORD, Source
 from .transfer import copy_anew, digest
-from .verify import MODES, VerificationReport, check_mode, verify_checkpoint
+from .verify import MODES, VerificationReport, fault_of_mode, verify_checkpoint
 
 if TYPE_CHECKING:
     from .card import WrittenCard
@@ -79,8 +79,7 @@ def convert_checkpoint(
     say: called with a line for each step done.
 
     Raises `UnsupportedCheckpointError` before any work for what can't be converted, `ConversionError` when writing
-    fails, `VerificationError` when the result differs from its base, and `HyperConnError` for an unknown `verify`, or
-    `layers` where none are run.
+    fails, and for arguments that can't be meant, and `VerificationError` when the result differs from its base.
     """
     fields = HyperConnectionFields(hc_mult, connection, hc_tanh, hc_start, hc_history, hc_block)
     plan = plan_conversion(
@@ -97,7 +96,8 @@ def carry_out(
     say: Callable[[str], None] = lambda line: None,
 ) -> ConversionResult:
     """Do what `plan` says; arguments and errors as for `convert_checkpoint`."""
-    check_mode(verify, layers, (*MODES, "off"))
+    if fault := fault_of_mode(verify, layers, (*MODES, "off")):
+        raise ConversionError(fault)
     if verify != "off":
         _check_weights(plan)
     with _open_workspace(plan) as work:

@@ -101,14 +101,13 @@ class VerificationReport:
         )
 
 
-def check_mode(mode: str, layers: int | None, modes: tuple[str, ...] = MODES) -> None:
-    """Raise `HyperConnError` for a mode that is not one of these, or layers where none are run."""
+def fault_of_mode(mode: str, layers: int | None, modes: tuple[str, ...] = MODES) -> str | None:
+    """What is wrong with a mode that is not one of these, or with layers where none are run; None if nothing is."""
     if mode not in modes:
-        raise HyperConnError(f"mode {mode!r} was asked for; accepted are {', '.join(map(repr, modes))}.")
+        return f"mode {mode!r} was asked for; accepted are {', '.join(map(repr, modes))}."
     if layers is not None and mode in ("structure", "off"):
-        raise HyperConnError(
-            f"{layers} layers were asked for, but with {mode!r} no layers are run: leave one of them out."
-        )
+        return f"{layers} layers were asked for, but with {mode!r} no layers are run: leave one of them out."
+    return None
 
 
 def verify_checkpoint(
@@ -139,7 +138,8 @@ def verify_checkpoint(
     Raises `UnsupportedCheckpointError` when either can't be read or `folder` is no hyper-connection checkpoint, and
     `HyperConnError` for an unknown mode, or layers where none are run.
     """
-    check_mode(mode, layers)
+    if fault := fault_of_mode(mode, layers):
+        raise HyperConnError(fault)
     target = LocalSource(Path(folder))
     config = read_config(target)
     family = family_of(target, config)

@@ -12,7 +12,7 @@ import pytest
 import hf_hyperconn
 from hf_hyperconn.conversion import cli, convert
 from hf_hyperconn.conversion.cli import main
-from hf_hyperconn.errors import HyperConnError
+from hf_hyperconn.errors import ConversionError
 
 SCRIPT = Path(sys.executable).with_name("hf-hyperconn")
 
@@ -113,9 +113,9 @@ def test_options_that_would_do_nothing_are_refused(arguments, said, llama_folder
 
 
 def test_layers_that_would_not_be_run_are_refused_of_functions_too(llama_folder, tmp_path):
-    with pytest.raises(HyperConnError, match="with 'structure' no layers are run"):
+    with pytest.raises(ConversionError, match="with 'structure' no layers are run"):
         convert.convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure", layers=1)
-    with pytest.raises(HyperConnError, match="accepted are 'auto', 'full', 'structure', 'off'"):
+    with pytest.raises(ConversionError, match="accepted are 'auto', 'full', 'structure', 'off'"):
         convert.convert_checkpoint(str(llama_folder), tmp_path / "out", verify="fast")
     assert not list(tmp_path.iterdir())
     assert list(tmp_path.iterdir()) == []

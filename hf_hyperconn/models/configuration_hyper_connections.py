@@ -36,6 +36,7 @@ ONE_STREAM = {
     "keel": "Keel carries one residual stream",
     "attnres": "'attnres' has values of earlier sub-layers instead of streams",
 }
+SOURCES: dict[str, str] = {}  # of modules, as they were when they were first asked for
 OF_A_FOLDER = ("model_type", "architectures", "auto_map", "transformers_version")
 
 
@@ -99,8 +100,8 @@ class ShippedConfig(Base):
         package, _, own = type(self).__module__.rpartition(".")
         self.auto_map = {"AutoConfig": f"{own}.{type(self).__name__}", **(getattr(self, "auto_map", None) or {})}
         super().save_pretrained(save_directory, **kwargs)
-        modules = {reference.partition(".")[0] for reference in self.auto_map.values()}
-        save_code(self.code_package or package, modules, save_directory)
+        for name, source in code_of(self.code_package or package, modules_in(self.auto_map)).items():
+            Path(save_directory, f"{name}.py").write_text(source, encoding="utf-8", newline="\n")
         if push_to_hub:
             self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)
 
@@ -345,13 +346,30 @@ def _is_of_the_hub(name: str) -> bool:
     return "/" in name
 
 
-def save_code(package: str, modules: set[str], folder: str | os.PathLike) -> None:
-    """Write the source of modules of a package, and of those beside them that they import, wherever it is kept."""
-    pending, done = set(modules), set()
+def modules_in(auto_map: dict[str, str]) -> set[str]:
+    """The modules that an `auto_map` names."""
+    return {reference.partition(".")[0] for reference in auto_map.values()}
+
+
+def code_of(package: str, modules: set[str]) -> dict[str, str]:
+    """The source of modules of a package, and of those beside them that they import, by name, wherever it is kept.
+
+    It is read once, by the first model: so what is saved is the code that ran, also where another release has been
+    installed meanwhile.
+
+    Raises `ImportError` or `OSError` when it can't be read.
+    """
+    found: dict[str, str] = {}
+    pending = set(modules)
     while pending:
         name = pending.pop()
-        done.add(name)
-        spec: Any = find_spec(f"{package}.{name}")
-        source = spec.loader.get_source(f"{package}.{name}")
-        Path(folder, f"{name}.py").write_text(source, encoding="utf-8")
-        pending |= set(re.findall(r"^\s*from \.(\w+) import", source, re.MULTILINE)) - done
+        module = f"{package}.{name}"
+        if module not in SOURCES:
+            spec: Any = find_spec(module)
+            source = spec and spec.loader.get_source(module)
+            if source is None:
+                raise ImportError(f"there is no source of {module}, which is saved with its models")
+            SOURCES[module] = source
+        found[name] = SOURCES[module]
+        pending |= set(re.findall(r"^\s*from \.(\w+) import", found[name], re.MULTILINE)) - found.keys()
+    return found

@@ -10,7 +10,7 @@ are given their classes with hyper-connections (`adopt`).
 
 import threading
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +19,7 @@ from torch import nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedModel
 from transformers.utils import logging
 
+from .configuration_hyper_connections import code_of, modules_in
 from .dynamic_activations import replace_norms
 from .hyper_connections_layer import HyperConnectionDecoderLayer, has_readout_module
 from .initial_weights import InitialWeights
@@ -122,6 +123,8 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         """Let the config, with which code is saved, find that of the models."""
         config_class: Any = type(self.config)
         config_class.code_package = self.code_package
+        with suppress(ImportError, OSError):  # saving tells
+            code_of(self.code_package, modules_in(self.auto_map))
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""
