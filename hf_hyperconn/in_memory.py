@@ -116,6 +116,7 @@ def convert_with_fields(
     _carry_over(model, converted)
     check(converted)
     converted.materialise_connections(model.device)
+    converted.keep_weights()
     if model.can_generate():
         converted.generation_config = deepcopy(model.generation_config)
     if getattr(model, "_require_grads_hooks", None):

@@ -5,12 +5,19 @@ from copy import deepcopy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Trainer,
+    TrainingArguments,
+)
 
 from hf_hyperconn import convert_model
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
-from .conftest import llama_config
+from .conftest import llama_config, randomise_connections
 
 
 def test_convert_model_shares_the_tensors(llama):
@@ -215,3 +222,23 @@ def test_what_would_be_lost_is_refused(change, message, base):
     with pytest.raises(UnsupportedCheckpointError, match=message):
         convert_model(base)
     assert [(name, id(parameter)) for name, parameter in base.named_parameters()] == before
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_as_part_of_another_model_it_keeps_its_weights(loaded, llama, llama_folder):
+    """`post_init` of the whole starts all parts that nobody has said to be started."""
+
+    class Whole(PreTrainedModel):
+        config_class, _supports_sdpa = LlamaConfig, True
+
+        def __init__(self, part):
+            super().__init__(part.config)
+            self.part = part
+            self.post_init()
+
+    base = LlamaForCausalLM.from_pretrained(llama_folder) if loaded else LlamaForCausalLM(llama.config)
+    converted = randomise_connections(convert_model(base, hc_mult=4))
+    before = {name: value.clone() for name, value in converted.state_dict().items()}
+    Whole(converted)
+    converted.init_weights()
+    assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())

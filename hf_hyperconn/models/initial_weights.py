@@ -55,6 +55,13 @@ class InitialWeights(Base):
                 module.to_empty(device=device)
                 module.apply(innermost._init_weights)
 
+    def keep_weights(self) -> None:
+        """Take all weights for initialised, also where the model becomes part of another, which starts its parts."""
+        for module in self.modules():
+            vars(module)["_is_hf_initialized"] = True
+            if hasattr(module, "hc_is_scaled"):
+                vars(module)["hc_is_scaled"] = True
+
 
 def _sharded_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """The part of a value that each rank has of a parameter; all of it unless the parameter is sharded."""
