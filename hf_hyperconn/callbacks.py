@@ -134,18 +134,18 @@ class _Meter:
             }
         )
         step = mixes.transpose(-1, -2)
-        first = self.product is None or seen.connection.sub_layer == 0
-        self.product = step if first else step @ self.product
+        self.product = step if seen.place == 0 else step @ self.product.to(step.device)
         if n > 1:
             self.cosine = pair_cosine(seen.streams).mean()
 
     def figures(self, per_layer: bool) -> dict[str, float]:
         product: Any = self.product
         sums = product.abs().sum(-1).amax(-1), product.abs().sum(-2).amax(-1)
-        values = {f"hc/{name}": torch.stack([layer[name] for layer in self.layers]).mean() for name in self.layers[0]}
+        layers = [{name: value.to(product.device) for name, value in layer.items()} for layer in self.layers]
+        values = {f"hc/{name}": torch.stack([layer[name] for layer in layers]).mean() for name in layers[0]}
         values["hc/gain_max"] = torch.maximum(*sums).mean()
         if self.cosine is not None:
             values["hc/stream_cosine"] = self.cosine
         if per_layer:
-            values |= {f"hc_layers/{name}/{k}": v for k, layer in enumerate(self.layers) for name, v in layer.items()}
+            values |= {f"hc_layers/{name}/{k}": v for k, layer in enumerate(layers) for name, v in layer.items()}
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))

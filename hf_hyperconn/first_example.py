@@ -12,6 +12,8 @@ from transformers import Trainer
 from .errors import HyperConnError
 from .outermost import outermost_model
 
+IGNORED = -100  # as a label
+
 
 def first_example(trainer: Trainer, tokens: int) -> dict[str, torch.Tensor]:
     """The first `tokens` token ids `[1, S]` of the first training example, without padding.
@@ -48,8 +50,10 @@ def kept_random_state() -> Iterator[None]:
 
 
 def _unpadded(example: Mapping[str, Any], name: str) -> torch.Tensor:
-    """What an example holds by this name, `[S]`, where its mask is not zero."""
+    """What an example holds by this name, `[S]`, where its mask is not zero; of labels, those that are learned."""
     values = torch.as_tensor(example[name]).flatten()
+    if name == "labels":
+        return values[values != IGNORED]
     mask = example.get({"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}.get(name, ""))
     mask = None if mask is None else torch.as_tensor(mask).flatten()
     return values if mask is None or mask.shape != values.shape else values[mask != 0]

@@ -20,13 +20,17 @@ from .outermost import outermost_model
 class Observation:
     """One sub-layer in one forward.
 
-    connection: around sub-layer `connection.sub_layer`; its parameters are all there while it is observed.
+    connection: around it; its parameters are all there while it is observed.
+    place: among the sub-layers of the model as it is, from zero.
     streams: H as the width connection reads it, `[B, S, N, D]`.
     branch_input: what the branch reads of it, `[B, S, D]`.
     alpha, beta: A `[B, S, N, reads + N]`, reads before mixes, and b `[B, S, N]`, float32.
+
+    Where a branch adds what one before it has made (Cohere's MLP), `branch_input` and the reads are that one's.
     """
 
     connection: Connection
+    place: int
     streams: torch.Tensor
     branch_input: torch.Tensor
     alpha: torch.Tensor
@@ -51,21 +55,26 @@ class Observation:
 
 def number_of_sub_layers(model: nn.Module) -> int:
     """How many sub-layers a model with streams has; 0 for another model."""
-    return max((connection.sub_layer + 1 for connection in connections_of(model).values()), default=0)
+    return len(connections_of(model))
 
 
 def connections_of(model: nn.Module) -> dict[str, Any]:
-    """The connections whose matrices read and mix streams, by their names in a model.
+    """The connections whose matrices read and mix streams, by their names in a model, in the order in which they run.
 
     Of connections in PEFT's `modules_to_save`, the copy that computes, by its wrapper's name.
+
+    Raises `HyperConnError` for a model with one layer in several places, whose sub-layers can't be told apart.
     """
+    for name, layers in model.named_modules():
+        if isinstance(layers, nn.ModuleList) and len({*map(id, layers)}) < len(layers):
+            raise HyperConnError(f"{name} has one and the same layer in several places. Give each a copy of its own.")
     return {name: module for name, module in modules_in_use(model) if hasattr(type(module), "matrices")}
 
 
 def attention_of(model: nn.Module) -> tuple[int, ...]:
     """Which sub-layers have attention, in parallel blocks with an MLP beside it; counted from zero."""
-    found = connections_of(model).items()
-    return tuple(each.sub_layer for name, each in found if re.search("attn|attention", name.rpartition(".")[2]))
+    names = [name.rpartition(".")[2] for name in connections_of(model)]
+    return tuple(place for place, name in enumerate(names) if re.search("attn|attention", name))
 
 
 def with_layers(model: Any, stack: str | None = None) -> Any:
@@ -98,11 +107,22 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
     if not connections:
         raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to observe.")
 
+    places = {connection: place for place, connection in enumerate(connections)}
+    last: Observation | None = None  # that read
+
     def record(connection, args, output):
+        nonlocal last
         branch_input, carry = output
         streams = carry.streams if hasattr(carry, "streams") else args[0].written()
         with torch.no_grad(), without_autocast(streams), with_parameters(connection):
-            see(Observation(connection, streams.detach(), branch_input.detach(), *connection.matrices(streams)))
+            alpha, beta = connection.matrices(streams)
+            seen = Observation(connection, places[connection], streams.detach(), branch_input.detach(), alpha, beta)
+            if last is not None and not connection.reads:
+                alpha = torch.cat([last.reads.to(alpha.device), seen.mixes], dim=-1)
+                seen = replace(seen, branch_input=last.branch_input, alpha=alpha)
+            else:
+                last = seen
+            see(seen)
 
     handles = [connection.register_forward_hook(record, prepend=True) for connection in connections]
     try:

@@ -130,6 +130,13 @@ def test_figures_of_an_encoder_decoder_are_its_decoders(model_type, tmp_path):
     assert hc_figures(model, inputs, stack="encoder")["hc/gain_max"] > 2
 
 
+def test_labels_that_are_not_learned_are_no_text(tmp_path):
+    model, example = seq2seq("t5")
+    trainer = trainer_of(model, tmp_path)
+    trainer.train_dataset = [{**example, "labels": [7, 8, -100, -100]}]
+    assert HCMonitorCallback().attach(trainer).inputs["labels"].tolist() == [[7, 8]]
+
+
 def test_an_example_that_the_model_can_not_run_on_is_refused_before_training(tmp_path):
     model, example = seq2seq("t5")
     trainer = trainer_of(model, tmp_path)

@@ -158,3 +158,25 @@ def test_streams_that_nobody_reads_out_are_refused(llama, ids):
     assert_equal(model, llama, ids)
     with pytest.raises(ValueError, match="the last one is inside a wrapper"):
         keep(model, [0, 1])(ids)
+
+
+@pytest.mark.parametrize(
+    ("fields", "warned"),
+    [
+        ({"connection": "dhc"}, False),
+        ({"connection": "altup", "hc_mult": 4}, True),
+        ({"connection": "attnres", "hc_mult": 1, "hc_block": 3}, True),
+    ],
+    ids=str,
+)
+def test_a_pruned_model_that_will_be_another_says_so_when_it_is_saved(fields, warned, ids, tmp_path, caplog):
+    """AltUp and attention residuals with blocks count sub-layers."""
+    model = randomise_connections(hc_llama(**fields).eval())
+    model.save_pretrained(tmp_path / "whole")
+    assert "have been removed or moved" not in caplog.text
+    keep(model, [0, 2]).config.num_hidden_layers = 2
+    model.save_pretrained(tmp_path / "pruned")
+    assert ("now, as layers have been removed or moved" in caplog.text) == warned
+    again = type(model).from_pretrained(tmp_path / "pruned")
+    with torch.no_grad():
+        assert torch.equal(model(ids, use_cache=False).logits, again(ids).logits) == (not warned)

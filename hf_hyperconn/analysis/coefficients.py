@@ -21,7 +21,7 @@ class CoefficientMeter:
 
     def see(self, seen: Observation) -> None:
         """Take in a sub-layer of a forward."""
-        n, k = seen.beta.shape[-1], seen.connection.sub_layer
+        n, k = seen.beta.shape[-1], seen.place
         kept = torch.eye(n, dtype=torch.bool, device=seen.mixes.device).expand_as(seen.mixes)
         values = (seen.reads, seen.mixes[kept], seen.mixes[~kept], seen.beta)
         for kind, value in zip(KINDS, values, strict=True):

@@ -21,9 +21,9 @@ class LayerSimilarity:
 
     def see(self, seen: Observation) -> None:
         """Take in a sub-layer of a forward; they come in order."""
-        k, read = seen.connection.sub_layer, seen.branch_input.float()
+        k, read = seen.place, seen.branch_input.float()
         if k > 0:
-            self.samples[k - 1].add(F.cosine_similarity(read, self.before, dim=-1))
+            self.samples[k - 1].add(F.cosine_similarity(read, self.before.to(read.device), dim=-1))
         self.before = read
 
     def result(self) -> torch.Tensor:

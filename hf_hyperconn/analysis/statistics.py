@@ -15,7 +15,7 @@ class Moments:
 
     def add(self, values: torch.Tensor) -> None:
         """Take in values `[T, ...]` of T tokens. (Chan, Golub and LeVeque's update.)"""
-        values = values.double().cpu()
+        values = values.cpu().double()  # MPS has no float64
         count, mean = len(values), values.mean(0)
         squares = (values - mean).square().sum(0)
         difference, total = mean - self.mean, self.count + count

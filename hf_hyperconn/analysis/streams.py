@@ -40,9 +40,9 @@ class StreamMeter:
 
     def see(self, seen: Observation) -> None:
         """Take in a sub-layer of a forward; they come in order."""
-        k = seen.connection.sub_layer
+        k = seen.place
         mix = seen.mixes.transpose(-1, -2)
-        self.product = mix if k == 0 else mix @ self.product
+        self.product = mix if k == 0 else mix @ self.product.to(mix.device)
         self.similarity[k].add(pair_cosine(seen.streams).flatten())
         self.reads[k].add(_shares(seen.reads.abs().sum(-1)))
         self.writes[k].add(_shares(seen.beta.abs()))

@@ -58,6 +58,11 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
             empty = not watch(model, inputs, see, stack, model.device) and empty
     if empty:
         raise HyperConnError("there was no batch to study. Give a longer text, or more inputs.")
+    if not unfolding.rows[-1].count:
+        raise HyperConnError(
+            f"not all {connections} sub-layers ran: num_hidden_layers says less than there are. Set it back, or "
+            f"remove the layers that don't run."
+        )
     matrices = replace(unfolding.result(), attention=attention_of(part))
     return Study(matrices, similarity.result(), streams.result(), coefficients.result())
 

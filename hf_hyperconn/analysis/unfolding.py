@@ -56,22 +56,28 @@ class Unfolding:
         self.rows = [Moments() for _ in range(sub_layers + 1)]
         self.stream_rows = [Moments() for _ in range(sub_layers)]
         self.weights: torch.Tensor  # from sub-layer 0 on
+        self.read: torch.Tensor  # what the last branch that read has read
 
     def see(self, seen: Observation) -> None:
         """Take in a sub-layer of a forward; they come in order."""
-        self.step(seen.connection.sub_layer, seen.alpha, seen.beta)
+        self.step(seen.place, seen.alpha, seen.beta, seen.connection.reads)
 
-    def step(self, k: int, alpha: torch.Tensor, beta: torch.Tensor) -> None:
-        """Go through sub-layer k with A `[B, S, N, reads + N]` and b `[B, S, N]`."""
+    def step(self, k: int, alpha: torch.Tensor, beta: torch.Tensor, reads: bool = True) -> None:
+        """Go through sub-layer k with A `[B, S, N, reads + N]` and b `[B, S, N]`.
+
+        reads: whether its branch reads the streams; else it has what the branch before it had read.
+        """
         alpha, beta = alpha.flatten(0, -3), beta.flatten(0, -2)
         n = beta.shape[-1]
         if k == 0:
             # what each stream is made of, `[T, N, K + 1]`
             self.weights = alpha.new_zeros(*beta.shape, self.sub_layers + 1)
             self.weights[..., 0] = 1
-        products = alpha.transpose(-1, -2) @ self.weights
-        reads, self.weights = products[..., :-n, :], products[..., -n:, :].contiguous()
-        self.rows[k].add(reads.mean(-2))
+        products = alpha.transpose(-1, -2) @ self.weights.to(alpha.device)
+        self.weights = products[..., -n:, :].contiguous()
+        if reads:
+            self.read = products[..., :-n, :].mean(-2)
+        self.rows[k].add(self.read)
         self.stream_rows[k].add(self.weights)
         self.weights[..., k + 1] += beta
         if k == self.sub_layers - 1:
@@ -115,11 +121,14 @@ def unfold_static(model: PreTrainedModel, stack: str | None = None) -> Connectio
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
     part = with_layers(model, stack)
-    connections = sorted(connections_of(part).values(), key=lambda connection: connection.sub_layer)
+    connections = connections_of(part).values()
     if not connections:
         raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to unfold.")
-    found = unfold(map(_static_part, connections), readout_of(part))
-    return replace(found, tokens=0, attention=attention_of(part))
+    unfolding = Unfolding(len(connections), readout_of(part))
+    for k, connection in enumerate(connections):
+        alpha, beta = _static_part(connection)
+        unfolding.step(k, alpha[None], beta[None], connection.reads)
+    return replace(unfolding.result(), tokens=0, attention=attention_of(part))
 
 
 @torch.no_grad()

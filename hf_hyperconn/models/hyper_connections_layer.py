@@ -3,7 +3,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +30,7 @@ OUTPUT_PROJECTIONS = (
     *("output_linear", "linear_out", "o", "wo", "ffn.2", "projection_layer", "attn.proj", "per_layer_projection"),
 )
 INSIDE_A_BRANCH = ("norm", "intermediate.")  # in the paths of weights called alike that write nothing there
+BY_PLACE = ("selected", "opens_block", "alpha")  # what AltUp, attention residuals and Keel do because of their k
 
 
 def has_readout_module(config) -> bool:
@@ -114,6 +115,7 @@ class HyperConnectionDecoderLayer(Base):
             self.embedding_scale = EmbeddingScale(config.hidden_size)
         for place, part in enumerate(self.parts):
             connection = self.make_connection(len(self.parts) * layer_idx + place, len(self.parts) * layers)
+            connection.reads = part.reads
             setattr(self, part.connection, connection)
         if self.is_last:
             self.add_readout()
@@ -318,6 +320,23 @@ def place_layers(layers: nn.ModuleList, config, count: int | None = None) -> Non
     lent = () if readout is None or last is layers[-1] else (readout,)
     if getattr(last, "lent_readout", lent) != lent:
         last.lent_readout = lent
+
+
+def warn_of_old_places(layers: Iterable[Any]) -> None:
+    """Say so when layers have been removed or moved that, loaded again at their new places, compute something else."""
+    connections = [(layer, part) for layer in layers for part in getattr(layer, "parts", ())]
+    for k, (layer, part) in enumerate(connections):
+        connection: Any = getattr(layer, part.connection)
+        if connection.sub_layer != k:
+            with torch.device("meta"):
+                new = layer.make_connection(k, len(connections))
+            if any(getattr(connection, name, None) != getattr(new, name, None) for name in BY_PLACE):
+                logger.warning(
+                    f"sub-layer {connection.sub_layer} is sub-layer {k} now, as layers have been removed or moved, "
+                    f"and this kind of connection computes something else there: the saved model, loaded again, will "
+                    f"not be the one that was saved. Train it on from there, or keep all layers."
+                )
+                return
 
 
 def warn_of_another_forward(layer_class: type[nn.Module], release: str, digest: str) -> None:

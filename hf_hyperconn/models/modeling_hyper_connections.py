@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from .configuration_hyper_connections import code_of, modules_in
 from .dynamic_activations import replace_norms
-from .hyper_connections_layer import HyperConnectionDecoderLayer, has_readout_module
+from .hyper_connections_layer import HyperConnectionDecoderLayer, has_readout_module, warn_of_old_places
 from .initial_weights import InitialWeights
 from .sub_layers import ADDED, READOUT, is_of_connection
 from .transformers_seam import declare, share_implementation_of_experts, share_names_of_weights
@@ -130,6 +130,9 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""
         self.config.auto_map = dict(self.auto_map)
         self._tell_config_of_code()
+        for part in self.modules():
+            if isinstance(part, HyperConnectionModel):
+                warn_of_old_places(part.decoder_layers)
         with without_fsdp_prefix(type(self)):
             super().save_pretrained(save_directory, *args, **kwargs)
 

@@ -1,0 +1,60 @@
+"""Analysis of layers that are another number than were built, or of which a branch reads nothing."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from hf_hyperconn import convert_model
+from hf_hyperconn.analysis.study import study
+from hf_hyperconn.analysis.unfolding import unfold_static
+from hf_hyperconn.callbacks import hc_figures
+from hf_hyperconn.errors import HyperConnError
+
+from .conftest import hc_llama, randomise_connections, record_branches
+from .other_families import tiny
+from .tolerances import FLOAT32
+
+
+@pytest.mark.parametrize("places", [[0, 2], [1, 2], [2, 1, 0], [0, 1, 1, 2]], ids=str)
+def test_what_branches_read_is_what_the_matrix_says(places, ids):
+    """Of static connections, after layers have been removed, moved and repeated."""
+    model = randomise_connections(hc_llama(hc_mult=3, connection="shc").eval())
+    model.model.layers = nn.ModuleList(deepcopy(model.model.layers[place]) for place in places)
+    model.config.num_hidden_layers = len(places)
+    found, static = study(model, [ids]).matrices, unfold_static(model)
+    branches = record_branches(model)
+    with torch.no_grad():
+        model(ids, use_cache=False)
+        values = torch.stack([model.model.embed_tokens(ids), *(output for _, output in branches)]).double()
+    assert found.attention == static.attention == tuple(range(0, 2 * len(places), 2))
+    assert found.inputs.shape == (2 * len(places) + 1,) * 2
+    torch.testing.assert_close(static.inputs, found.inputs, **FLOAT32)
+    for row, (read, _) in zip(found.inputs, branches, strict=False):
+        expected = torch.tensordot(row, values, 1)
+        torch.testing.assert_close(read.double() / expected.abs().max(), expected / expected.abs().max(), **FLOAT32)
+
+
+def test_layers_that_do_not_run_or_are_one_are_refused(ids):
+    model = hc_llama(hc_mult=2).eval()
+    model.config.num_hidden_layers = 2
+    with pytest.raises(HyperConnError, match="not all 6 sub-layers ran: num_hidden_layers says less"):
+        study(model, [ids])
+    model.model.layers = nn.ModuleList([model.model.layers[place] for place in (0, 1, 0)])
+    for of in (unfold_static, lambda model: study(model, [ids]), lambda model: hc_figures(model, ids)):
+        with pytest.raises(HyperConnError, match=r"model\.layers has one and the same layer in several places"):
+            of(model)
+
+
+def test_a_branch_that_reads_nothing_has_what_was_read_for_it(ids):
+    """Cohere's MLP takes what attention took: what that one adds does not reach it."""
+    model = convert_model(tiny("cohere"), hc_mult=2)
+    fresh = unfold_static(model).inputs
+    assert torch.equal(fresh, study(model, [ids]).matrices.inputs)
+    assert fresh[1].tolist() == [1, *[0] * (len(fresh) - 1)]
+    found = study(randomise_connections(model), [ids])
+    assert torch.equal(found.matrices.inputs[1:-1:2], found.matrices.inputs[0:-1:2])
+    assert torch.equal(found.streams.read_share[1::2], found.streams.read_share[0::2])
+    torch.testing.assert_close(found.similarity[0::2], torch.ones_like(found.similarity[0::2]), **FLOAT32)
+    assert not torch.equal(found.matrices.inputs[2], found.matrices.inputs[1])
