@@ -11,6 +11,7 @@ continues from the last checkpoint there. docs/training.md explains the choices.
 import gc
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import torch
 import yaml
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetsError
 from huggingface_hub.errors import StrictDataclassError
@@ -132,23 +134,46 @@ def pack(
 
     Raises `ValueError` when not even one row can be filled.
     """
-
-    def rows_of(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        documents = tokenizer(batch[column]).input_ids
-        ids = [token for document in documents for token in [*document, tokenizer.eos_token_id]]
-        rows = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
-        return {"input_ids": rows, "labels": rows}
-
-    rows = documents.map(rows_of, batched=True, remove_columns=column)
+    settings = {"column": column, "tokenizer": tokenizer, "length": length}
+    rows = documents.map(rows_of, batched=True, remove_columns=column, fn_kwargs=settings)
     if isinstance(rows, Dataset) and len(rows) == 0:
         raise ValueError(f"The texts have less than {length} tokens. Give more, or a smaller --sequence_length.")
     return rows
 
 
+def rows_of(
+    batch: dict[str, list[str]], column: str, tokenizer: PreTrainedTokenizerBase, length: int
+) -> dict[str, list[list[int]]]:
+    """The rows of one batch of documents; what is left at its end fills none."""
+    documents = tokenizer(batch[column]).input_ids
+    ids = [token for document in documents for token in [*document, tokenizer.eos_token_id]]
+    rows = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
+    return {"input_ids": rows, "labels": rows}
+
+
 def last_checkpoint(folder: str) -> str | None:
     """The last checkpoint that is complete: the trainer's state is written when the rest has been."""
-    complete = [state.parent for state in Path(folder).glob("checkpoint-*/trainer_state.json")]
-    return str(max(complete, key=lambda path: int(path.name.split("-")[1]))) if complete else None
+    found = (state.parent for state in Path(folder).glob("checkpoint-*/trainer_state.json"))
+    complete = [path for path in found if path.name.removeprefix("checkpoint-").isdecimal()]
+    return str(max(complete, key=lambda path: int(path.name.removeprefix("checkpoint-")))) if complete else None
+
+
+def checkpoint_of_all(folder: str, patience: int = 60) -> str | None:
+    """The last checkpoint that the first rank sees, for all ranks.
+
+    patience: seconds in which it has to appear to each of them, as on a file system that shows it later.
+
+    Raises `FileNotFoundError` when it does not.
+    """
+    (checkpoint,) = broadcast_object_list([last_checkpoint(folder)])
+    if checkpoint is None:
+        return None
+    state, deadline = Path(checkpoint, "trainer_state.json"), time.monotonic() + patience
+    while not (seen := state.is_file()) and time.monotonic() < deadline:
+        time.sleep(1)
+    if not all(gather_object([seen])):
+        raise FileNotFoundError(f"Not every node has {checkpoint}. Give them a folder that all share.")
+    return checkpoint
 
 
 def save(trainer: Trainer) -> None:
@@ -183,7 +208,9 @@ def main(arguments: list[str]) -> None:
     )
     if hasattr(trainer.model.config, "hc_mult"):
         HCMonitorCallback().attach(trainer)
-    trainer.train(resume_from_checkpoint=last_checkpoint(args.output_dir))
+    with without_traceback():
+        checkpoint = checkpoint_of_all(args.output_dir)
+    trainer.train(resume_from_checkpoint=checkpoint)
     save(trainer)
     if held_out is not None:
         trainer.log_metrics("eval", trainer.evaluate())

@@ -133,9 +133,9 @@ def test_a_killed_run_continues_with_the_same_losses(whole_run, place, stories, 
 
 def test_a_checkpoint_that_was_being_written_is_not_the_last(tmp_path):
     assert last_checkpoint(str(tmp_path)) is None
-    for step in (9, 10, 200):
+    for step in (9, 10, 200, "best"):
         (tmp_path / f"checkpoint-{step}").mkdir()
-    for step in (9, 10):
+    for step in (9, 10, "best"):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
     assert last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
 

@@ -64,6 +64,21 @@ def test_every_command_of_the_page_is_run_here():
 
 
 @pytest.mark.slow
+def test_all_ranks_resume_from_the_checkpoint_that_the_first_sees(tmp_path):
+    """One whose list of the folder is older, too; where it isn't there for all, none trains on."""
+    for folder in ("shared", "0", "1"):
+        (tmp_path / folder).mkdir()
+    for folder in ("shared", "0"):
+        (tmp_path / folder / "checkpoint-4").mkdir()
+        (tmp_path / folder / "checkpoint-4" / "trainer_state.json").touch()
+    output = run(on_ranks(documented("runs/ddp"), 2, [], before=("tests/ranks/one_checkpoint.py", str(tmp_path))))
+    refusal = "Not every node has checkpoint-4. Give them a folder that all share."
+    found = (refusal, f"{tmp_path}/shared/checkpoint-4")
+    expected = {f"rank {rank}: {line}" for rank in "01" for line in found}
+    assert {line for line in output.splitlines() if line.startswith("rank ")} == expected
+
+
+@pytest.mark.slow
 def test_ddp(one_process, stories, texts, tmp_path):
     command = documented("runs/ddp")
     for word in ("--streaming", "--dataset", "HuggingFaceFW/fineweb-edu"):
