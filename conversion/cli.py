@@ -10,7 +10,7 @@ from hf_hyperconn.errors import HyperConnError, VerificationError
 from hf_hyperconn.kinds import CONVERTIBLE, KINDS
 from hf_hyperconn.models.history_start import HISTORIES
 
-from .comparison import files_now, record_comparison
+from .comparison import ClosedFolderError, files_now, record_comparison
 from .fields import STARTS, HyperConnectionFields
 from .inspection import inspect_checkpoint
 from .interrupts import hearing_interrupts
@@ -135,8 +135,11 @@ def _verify(options: argparse.Namespace) -> int:
         put("\n".join(report.lines()))
     if not report.passed:
         raise VerificationError(f"verification failed: {report.failure}.")
-    if record_comparison(folder, report.as_dict(), compared):
-        _speaker(options)("recorded      the comparison with the base, which was missing")
+    try:
+        if record_comparison(folder, report.as_dict(), compared):
+            _speaker(options)("recorded      the comparison with the base, which was missing")
+    except ClosedFolderError as error:
+        _speaker(options)(f"not recorded  {error}")
     return OK
 
 

@@ -1,5 +1,6 @@
 """A comparison of a conversion with its base, noted in the record of the files that were compared and of no others."""
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -15,6 +16,11 @@ from .source import RECORD, LocalSource
 from .transfer import digest
 
 Seen = dict[str, tuple[int, ...]]
+CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class ClosedFolderError(ConversionError):
+    """A folder that may be read alone."""
 
 
 def files_now(folder: Path) -> Seen | None:
@@ -34,8 +40,9 @@ def record_comparison(folder: Path, report: Mapping, compared: Seen | None) -> b
         base, or of a trained checkpoint, which is no longer what was recorded.
     compared: what `files_now` gave before it.
 
-    Returns whether the record was changed. Raises `ConversionError` when it can't be written, when the folder holds
-    other files than before, and when a conversion or a refresh is at work on it.
+    Returns whether the record was changed. Raises `ClosedFolderError` when the folder may only be read, and
+    `ConversionError` when the record can't be written otherwise, when the folder holds other files than before, and
+    when a conversion or a refresh is at work on it.
     """
     if report["trained"] or report["changed"] != 0:
         return False
@@ -54,7 +61,7 @@ def record_comparison(folder: Path, report: Mapping, compared: Seen | None) -> b
                 )
             replace_file(real / RECORD, (json.dumps(noted, indent=2) + "\n").encode())
     except OSError as error:
-        raise ConversionError(
+        raise (ClosedFolderError if error.errno in CLOSED else ConversionError)(
             f"'{folder}' is equal to its base, but '{folder / RECORD}' can't be written: {error.strerror}. Allow "
             f"that, and verify again."
         ) from error

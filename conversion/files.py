@@ -132,7 +132,11 @@ def _share(path: Path, mode: int, like: os.stat_result) -> None:
 
 def _set_mode(path: Path, mode: int) -> None:
     if stat.S_IMODE(path.stat().st_mode) != mode:
-        path.chmod(mode)
+        try:
+            path.chmod(mode)
+        except PermissionError as error:
+            reason = "permissions can't be set there, and what it is made of is closed to others"
+            raise PermissionError(error.errno, reason, str(path)) from error
 
 
 def _regular(path: Path) -> os.stat_result | None:

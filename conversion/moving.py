@@ -65,6 +65,16 @@ def rename_new(source: Path, target: Path) -> None:
 
     Raises `FileExistsError` when there is a `target`, and `OSError`.
     """
+    try:
+        _rename_new(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:  # both are in one folder
+            raise
+        reason = "a folder in a lower layer of an image can't be renamed: copy it (cp -r), and work on the copy"
+        raise OSError(errno.EXDEV, reason, str(source)) from error
+
+
+def _rename_new(source: Path, target: Path) -> None:
     sys.audit("os.rename", source, target, -1, -1)  # as os.rename does
     if _renamed_exclusively(os.fsencode(source), os.fsencode(target)):
         return

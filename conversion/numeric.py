@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import psutil
 import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
@@ -17,6 +16,7 @@ from hf_hyperconn.pairs.composites import TEXT
 
 from .checkpoint import INDEX, Weights
 from .loading import base_class, loading_fault, refused_by_transformers, while_loading, without_kernels
+from .memory import free_memory
 from .source import CONFIG, Source
 
 TOKENS, NEW_TOKENS, SAMPLES = 64, 16, 8000
@@ -90,7 +90,7 @@ def layers_that_fit(weights: Weights, layers: int) -> int:
             per_layer[int(layer[1])] += 4 * tensor.size
         else:
             rest += 4 * tensor.size
-    free = 0.8 * psutil.virtual_memory().available - rest
+    free = 0.8 * free_memory() - rest
     fitting = 0
     while fitting < layers and (free := free - per_layer[fitting]) > 0:
         fitting += 1

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 from transformers.utils import logging
 
@@ -195,9 +194,11 @@ def check_is_text(name: str) -> None:
 
 
 def _regular_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Path inside a folder and size of each of its files."""
+    """Path inside a folder and size of each of its files, but what a file system keeps for itself."""
 
-    def refuse(error: OSError) -> NoReturn:
+    def refuse(error: OSError) -> None:
+        if Path(str(error.filename)) == folder / "lost+found":  # of a volume, which only root may read
+            return
         raise UnsupportedCheckpointError(
             f"can't read '{error.filename}': {error.strerror}. Allow that, or give another folder."
         ) from error
@@ -211,6 +212,7 @@ def _regular_files(folder: Path) -> Iterator[tuple[str, int]]:
                 if os.path.islink(path):  # to nothing, to itself or to where nobody may look
                     continue
                 refuse(error)
+                continue
             if stat.S_ISREG(found.st_mode):
                 inside = path.relative_to(folder).as_posix()
                 check_is_text(inside)

@@ -58,11 +58,13 @@ def arrange(model: PreTrainedModel, name: str) -> None:
 
     name: "sequential", "parallel" or "two_hop". The dynamic part is left as it is.
 
-    Raises `HyperConnError` for another name, a model without such connections, or a number of streams that the
-    architecture does not take.
+    Raises `HyperConnError` for another name, a model without such connections or with the history start, or a number
+    of streams that the architecture does not take.
     """
     if name not in ARRANGEMENTS:
         raise HyperConnError(f"arrangement {name!r} was asked for; accepted are {', '.join(map(repr, ARRANGEMENTS))}.")
+    if model.config.of_layers.hc_start == "history":
+        raise HyperConnError("the readout of the history start reads one stream alone. Arrange a model without it.")
     for connection in connections_of(model):
         alpha, beta = ARRANGEMENTS[name](connection.hc_mult, connection.sub_layer)
         connection.static_alpha.copy_(alpha)

@@ -89,7 +89,7 @@ def save_hc(model: nn.Module, path: str | os.PathLike) -> Path:
     saved = {"model_type": config.model_type, **{name: getattr(_of_layers(config), name) for name in FIELDS}}
     file = _file(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f"{file.name}.{secrets.token_hex(8)}.part")  # ranks on other machines may have the same pid
+    part = file.with_name(f".hyperconn-{secrets.token_hex(8)}.part")  # ranks on other machines may have the same pid
     try:
         save_file(tensors, part, {"format": "pt", METADATA: json.dumps(saved)})
         part.replace(file)

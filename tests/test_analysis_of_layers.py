@@ -47,6 +47,20 @@ def test_layers_that_do_not_run_or_are_one_are_refused(ids):
             of(model)
 
 
+def test_in_a_wrapper(ids):
+    model = hc_llama(hc_mult=2).eval()
+
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, **inputs):
+            return self.model(**inputs)
+
+    assert torch.equal(study(Wrapper(), [ids]).matrices.inputs, study(model, [ids]).matrices.inputs)
+
+
 def test_a_branch_that_reads_nothing_has_what_was_read_for_it(ids):
     """Cohere's MLP takes what attention took: what that one adds does not reach it."""
     model = convert_model(tiny("cohere"), hc_mult=2)

@@ -112,5 +112,7 @@ def test_what_is_refused():
         arrange(hc_llama(), "zigzag")
     with pytest.raises(HyperConnError, match="takes 2 streams, not 4"):
         arrange(hc_llama(hc_mult=4), "two_hop")
+    with pytest.raises(HyperConnError, match="the readout of the history start reads one stream alone"):
+        arrange(hc_llama(hc_mult=4, hc_start="history", hc_readout="weighted"), "parallel")
     with pytest.raises(HyperConnError, match="has no static or dynamic hyper-connections"):
         arrange(hc_llama(connection="mhc"), "sequential")

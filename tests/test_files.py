@@ -1,11 +1,13 @@
 """Files appear whole or not at all, and only in the folder that they are meant for."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.files import is_part, leads_out, replace_file
+from hf_hyperconn.conversion.files import close_folder, is_part, leads_out, replace_file
 from hf_hyperconn.errors import ConversionError
 
 
@@ -76,6 +78,20 @@ def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         replace_file(tmp_path / "file", b"new")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
+
+
+def test_a_mount_on_which_no_permissions_can_be_set_is_said_to_be_one(tmp_path, monkeypatch):
+    """As of another owner's share, for a base that not everyone may read."""
+
+    def refuse(self, mode):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(self))
+
+    for name, mode in (("base", 0o700), ("mounted", 0o755)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(mode)
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(PermissionError, match="permissions can't be set there, and what it is made of is closed"):
+        close_folder(tmp_path / "mounted", tmp_path / "base")
 
 
 def test_what_leads_out(tmp_path):

@@ -210,6 +210,17 @@ def test_renaming_replaces_nothing(system, monkeypatch, tmp_path):
     assert contents(tmp_path / "free") == {"file": b"new"}
 
 
+def test_a_folder_of_an_image_is_said_to_be_one(source, out, monkeypatch, tmp_path, capsys):
+    """Overlay file systems can't rename what is in a lower layer."""
+
+    def refuse(*arguments):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(moving, "_renamed_exclusively", refuse)
+    assert main(["convert", str(source), str(out), "--force", "--discard"]) == 1
+    assert "in a lower layer of an image can't be renamed: copy it (cp -r)" in capsys.readouterr().err
+
+
 def test_no_content_is_replaced_where_the_system_can_only_rename(monkeypatch, tmp_path):
     """What comes between the look and the renaming."""
     monkeypatch.setattr(moving, "_renamed_exclusively", lambda source, target: False)

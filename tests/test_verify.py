@@ -1,7 +1,9 @@
 """The verifier: what it passes, what it reports and what it fails."""
 
 import copy
+import errno
 import json
+import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +20,7 @@ from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.loading import without_kernels
 from hf_hyperconn.conversion.moving import held
-from hf_hyperconn.conversion.source import LocalSource
+from hf_hyperconn.conversion.source import RECORD, LocalSource
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
 
@@ -221,8 +223,7 @@ def test_runs_the_layers_that_fit(out, llama_folder, monkeypatch):
     weights = read_weights(LocalSource(out))
     total = 4 * weights.parameters
     for free, expected in ((10 * total, 3), (0.85 * total, 1), (0, 1)):
-        memory = type("Memory", (), {"available": free})
-        monkeypatch.setattr(numeric.psutil, "virtual_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(numeric, "free_memory", lambda free=free: free)
         assert numeric.layers_that_fit(weights, 3) == expected
     report = verify_checkpoint(out, str(llama_folder))
     assert report.passed
@@ -230,6 +231,36 @@ def test_runs_the_layers_that_fit(out, llama_folder, monkeypatch):
     assert "layers        the first 1 of 3" in report.lines()
     assert verify_checkpoint(out, str(llama_folder), layers=2).layers == (2, 3)
     assert verify_checkpoint(out, str(llama_folder), mode="full").layers == (3, 3)
+
+
+def test_of_a_folder_that_may_only_be_read_nothing_is_recorded(llama_folder, tmp_path, monkeypatch, capsys):
+    """As where a volume is mounted so; it is equal to its base all the same."""
+    folder = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="off").path
+
+    def refuse(path, content):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr("hf_hyperconn.conversion.comparison.replace_file", refuse)
+    before = (folder / RECORD).read_bytes()
+    assert main(["verify", str(folder), "--against", str(llama_folder), "--mode", "structure"]) == 0
+    assert "not recorded  '" in capsys.readouterr().err
+    assert (folder / RECORD).read_bytes() == before
+
+
+def test_what_a_volume_keeps_for_itself_is_no_part_of_a_checkpoint(llama_folder, tmp_path, monkeypatch):
+    folder = shutil.copytree(llama_folder, tmp_path / "volume")
+    walk = os.walk
+
+    def refusing(top, onerror):
+        onerror(PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder / closed)))
+        return walk(top)
+
+    monkeypatch.setattr(os, "walk", refusing)
+    closed = "lost+found"
+    assert "config.json" in LocalSource(folder).files
+    closed = "notes"
+    with pytest.raises(UnsupportedCheckpointError, match="can't read '.*notes': Permission denied"):
+        LocalSource(folder)
 
 
 def test_how_a_checkpoint_generates_is_not_asked_for(llama_folder, tmp_path):

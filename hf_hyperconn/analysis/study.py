@@ -52,10 +52,10 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
         for meter in (unfolding, similarity, streams, coefficients):
             meter.see(observation)
 
-    empty = True
+    empty, device = True, next(model.parameters()).device
     with in_evaluation_mode(model):
         for inputs in tqdm(batches, desc="Studying", unit="batch", disable=None):
-            empty = not watch(model, inputs, see, stack, model.device) and empty
+            empty = not watch(model, inputs, see, stack, device) and empty
     if empty:
         raise HyperConnError("there was no batch to study. Give a longer text, or more inputs.")
     if not unfolding.rows[-1].count:

@@ -8,6 +8,7 @@ A model is built by its base's `__init__`, whatever that does. Then its layers, 
 are given their classes with hyper-connections (`adopt`).
 """
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
@@ -194,6 +195,8 @@ class HyperConnectionPreTrainedModel(InitialWeights):
             if fields:
                 given = {name: kwargs.pop(name) for name in fields}
                 base_config = AutoConfig.from_pretrained(pretrained_model_name_or_path, **where, **given)
+        elif isinstance(base_config, str | os.PathLike):
+            base_config = AutoConfig.from_pretrained(base_config)
         config = cls.config_class.from_prenorm(
             base_config,
             hc_mult=hc_mult,
