@@ -53,7 +53,16 @@ class DiffusionConfig(HyperConnectionConfig, PreTrainedConfig):
 
 
 class HyperConnectionBlock(HyperConnectionDecoderLayer):
-    """Mixin before a block of diffusers."""
+    """Mixin before a block of diffusers.
+
+    made_of: what `_block_class` was given for its class, which no module has under its name.
+    """
+
+    made_of: "tuple[type[nn.Module], Cut, int]"
+
+    def __reduce_ex__(self, protocol):
+        """As it is pickled and copied."""
+        return _empty_block, self.made_of, self.__dict__
 
     def make_norm(self) -> nn.Module:
         """A copy of the block's first plain norm; an RMSNorm where all depend on the time step."""
@@ -216,7 +225,13 @@ def hyper_connection_class(model_class: Any) -> Any:
 def _block_class(block_class: Any, cut: Cut, positional: int) -> type[nn.Module]:
     names = [*inspect.signature(block_class.forward).parameters][2 : 2 + positional]
     attributes = {"__module__": __name__, "positional": tuple(names), **attributes_of(block_class, cut)}
+    attributes["made_of"] = (block_class, cut, positional)
     return type(f"HC{block_class.__name__}", (HyperConnectionBlock, block_class), attributes)
+
+
+def _empty_block(block_class: Any, cut: Cut, positional: int) -> nn.Module:
+    made = _block_class(block_class, cut, positional)
+    return made.__new__(made)
 
 
 def _sizes(model: Any) -> dict[str, Any]:
@@ -231,8 +246,9 @@ def _sizes(model: Any) -> dict[str, Any]:
     return {"hidden_size": size or heads * of_head, "num_hidden_layers": len(getattr(model, BLOCKS))}
 
 
-def __getattr__(name: str) -> type[ModelMixin]:
-    base = getattr(diffusers, name.removeprefix("HC"), None)
+def __getattr__(name: str) -> Any:
+    base = getattr(diffusers, name.removeprefix("HC").removesuffix("Config"), None)
     if name.startswith("HC") and isinstance(base, type) and issubclass(base, ModelMixin):
-        return hyper_connection_class(base)
+        found = hyper_connection_class(base)
+        return found.hc_config_class if name.endswith("Config") else found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import pickle
 from copy import deepcopy
 
 import numpy as np
@@ -305,3 +306,14 @@ def test_compiled(base):
     """By a backend that keeps every rounding."""
     compiled = torch.compile(convert_model(base()), backend="aot_eager", fullgraph=True)
     assert torch.equal(sample(compiled), sample(base()))
+
+
+@bases
+def test_a_conversion_can_be_pickled_and_copied_as_its_base(base):
+    """As for processes that are not forked; its classes are made when they are asked for."""
+    model = trained(base, hc_mult=2)
+    for again in (pickle.loads(pickle.dumps(model)), deepcopy(model)):
+        assert type(again.transformer_blocks[0]) is type(model.transformer_blocks[0])
+        assert type(again.hc_config) is type(model.hc_config)
+        with torch.no_grad():
+            assert torch.equal(again(**inputs_of(base())).sample, model(**inputs_of(base())).sample)
