@@ -253,7 +253,11 @@ class HyperConnectionModel(Base):
     hc_layerdrop: str | None = None
 
     def connect(self) -> None:
-        """Make every decoder layer one on residual streams."""
+        """Make every decoder layer one on residual streams.
+
+        Raises `ValueError` for a config whose fields, which may have been set since it was made, are not accepted.
+        """
+        self.config.validate_hyper_connections()
         layers, classes = self.decoder_layers, {plain_class(each): each for each in self.layer_classes}
         for index, layer in enumerate(layers):
             layer.__class__ = classes[type(layer)]

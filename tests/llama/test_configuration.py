@@ -56,3 +56,10 @@ def test_parallel_plans():
     model = HCLlamaForCausalLM(config)
     assert model._pp_plan in (None, {})
     assert model._tp_plan == LlamaForCausalLM(base)._tp_plan
+
+
+def test_fields_given_on_loading_are_checked_as_the_config_s_own(tmp_path):
+    config = hc_config(hc_start="history", hc_readout="weighted")
+    HCLlamaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="the history start reads stream 0 alone: set it to 'weighted'"):
+        HCLlamaForCausalLM.from_pretrained(tmp_path, hc_readout="mean")

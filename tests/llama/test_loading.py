@@ -92,6 +92,12 @@ def test_device_map(llama_folder, llama, ids, tmp_path):
         convert_model(LlamaForCausalLM.from_pretrained(llama_folder, device_map=spread, offload_folder=tmp_path))
 
 
+def test_the_config_may_be_a_folder_s(llama_folder, llama, ids):
+    hc = HCLlamaForCausalLM.from_prenorm(llama_folder, config=str(llama_folder))
+    with torch.no_grad():
+        assert torch.equal(hc(ids).logits, llama(ids).logits)
+
+
 def test_a_config_of_ones_own_runs(llama, ids):
     class MyConfig(HCLlamaConfig):
         model_type = "my_llama"
