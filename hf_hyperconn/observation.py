@@ -65,10 +65,12 @@ def connections_of(model: nn.Module) -> dict[str, Any]:
 
     Raises `HyperConnError` for a model with one layer in several places, whose sub-layers can't be told apart.
     """
-    for name, layers in model.named_modules():
-        if isinstance(layers, nn.ModuleList) and len({*map(id, layers)}) < len(layers):
-            raise HyperConnError(f"{name} has one and the same layer in several places. Give each a copy of its own.")
-    return {name: module for name, module in modules_in_use(model) if hasattr(type(module), "matrices")}
+    found = {name: module for name, module in modules_in_use(model) if hasattr(type(module), "matrices")}
+    for path, layers in model.named_modules():
+        has_connections = isinstance(layers, nn.ModuleList) and any(name.startswith(f"{path}.") for name in found)
+        if has_connections and len({*map(id, layers)}) < len(layers):
+            raise HyperConnError(f"{path} has one and the same layer in several places. Give each a copy of its own.")
+    return found
 
 
 def attention_of(model: nn.Module) -> tuple[int, ...]:
