@@ -106,7 +106,7 @@ def fault_of_mode(mode: str, layers: int | None, modes: tuple[str, ...] = MODES)
     if mode not in modes:
         return f"mode {mode!r} was asked for; accepted are {', '.join(map(repr, modes))}."
     if layers is not None and mode in ("structure", "off"):
-        return f"{layers} layers were asked for, but with {mode!r} no layers are run: leave one of them out."
+        return f"layers={layers} was asked for, but with {mode!r} no layers are run: leave one of them out."
     return None
 
 

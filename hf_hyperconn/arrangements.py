@@ -63,9 +63,10 @@ def arrange(model: PreTrainedModel, name: str) -> None:
     """
     if name not in ARRANGEMENTS:
         raise HyperConnError(f"arrangement {name!r} was asked for; accepted are {', '.join(map(repr, ARRANGEMENTS))}.")
-    if model.config.of_layers.hc_start == "history":
+    connections = connections_of(model)
+    if any(connection.written is not None for connection in connections):
         raise HyperConnError("the readout of the history start reads one stream alone. Arrange a model without it.")
-    for connection in connections_of(model):
+    for connection in connections:
         alpha, beta = ARRANGEMENTS[name](connection.hc_mult, connection.sub_layer)
         connection.static_alpha.copy_(alpha)
         connection.static_beta.copy_(beta)

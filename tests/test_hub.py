@@ -1,6 +1,5 @@
 """Converting, verifying and loading from the Hub, and what is said when it refuses, against a stand-in on loopback."""
 
-import errno
 import json
 import os
 import shutil
@@ -19,8 +18,7 @@ import hf_hyperconn
 from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.inspection import inspect_checkpoint
-from hf_hyperconn.conversion.source import RECORD, open_source
-from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.conversion.source import RECORD
 from tests.conftest import llama_config
 from tests.hub import Hub
 
@@ -374,31 +372,3 @@ def test_inspect_refuses(online, work):
         "after 0). Do not trust this checkpoint."
     )
     assert_refused(online["inspect liar"], message, work)
-
-
-@pytest.mark.parametrize(
-    ("error", "taken"),
-    [(PermissionError(errno.EACCES, "Permission denied"), False), (ConnectionResetError("closed"), True)],
-    ids=["cache", "way"],
-)
-def test_only_without_a_way_to_the_hub_an_older_commit_of_the_cache_is_taken(
-    error, taken, llama_folder, tmp_path, monkeypatch, caplog
-):
-    """What can't be written in the cache must not bring what the Hub no longer has."""
-    commit = 40 * "a"
-    cached = tmp_path / "models--org--tiny"
-    shutil.copytree(llama_folder, cached / "snapshots" / commit)
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text(commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-
-    def fail(*args, **kwargs):
-        raise error
-
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", fail)
-    if not taken:
-        with pytest.raises(UnsupportedCheckpointError, match="kept in the cache of the Hub, '.*': Permission"):
-            open_source("org/tiny")
-    else:
-        assert open_source("org/tiny").commit == commit
-        assert f"commit {commit} of the cache is taken" in caplog.text

@@ -206,8 +206,7 @@ class Run:
             for name in ("hc_lr", "rank", "noise", "lane", "layers")
             if getattr(self, name) != usual[name]
         ]
-        words += ["undivided"] * self.undivided + ["divided"] * self.divided
-        words += ["alone"] * self.alone
+        words += ["undivided"] * self.undivided + ["divided"] * self.divided + ["alone"] * self.alone
         words += [self.text] * (self.text != usual["text"])
         return "-".join([*words, f"seed{self.seed}"]).lower().replace(" ", "_").replace(",", "").replace("×", "x")
 

@@ -327,7 +327,7 @@ def warn_of_old_places(layers: Iterable[Any]) -> None:
     connections = [(layer, part) for layer in layers for part in getattr(layer, "parts", ())]
     for k, (layer, part) in enumerate(connections):
         connection: Any = getattr(layer, part.connection)
-        if connection.sub_layer != k:
+        if connection.sub_layer != k and any(hasattr(connection, name) for name in BY_PLACE):
             with torch.device("meta"):
                 new = layer.make_connection(k, len(connections))
             if any(getattr(connection, name, None) != getattr(new, name, None) for name in BY_PLACE):

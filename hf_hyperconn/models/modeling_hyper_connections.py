@@ -95,6 +95,8 @@ class HyperConnectionPreTrainedModel(InitialWeights):
 
     def post_init(self):
         self._tell_config_of_code()
+        with suppress(ImportError, OSError):  # saving tells
+            code_of(self.code_package, modules_in(self.auto_map))  # which keeps it
         # a class of the base's may have collected its own before this class adopted the model
         for name in ("_no_split_modules", "_keep_in_fp32_modules_strict"):
             self.__dict__.pop(name, None)
@@ -124,8 +126,6 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         """Let the config, with which code is saved, find that of the models."""
         config_class: Any = type(self.config)
         config_class.code_package = self.code_package
-        with suppress(ImportError, OSError):  # saving tells
-            code_of(self.code_package, modules_in(self.auto_map))
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""
