@@ -1,9 +1,12 @@
 """What the Hub's refusals of a push mean, and what to do then."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hf_hyperconn.errors import HyperConnError, PushError
+
+from .source import LOCAL
 
 AGAIN = "Run the same command again; what was uploaded stays there."
 
@@ -44,6 +47,9 @@ def refuses_copies(error: Exception, base: str) -> bool:
 def _advice(repo_id: str, error: Exception) -> str:
     from huggingface_hub import errors
 
+    if isinstance(error, OSError) and error.errno in (*LOCAL, errno.ENOENT):
+        where = f"'{error.filename}'" if error.filename else "a file of this machine"
+        return f"{where} can't be read or written: {error.strerror}. Fix that. {AGAIN}"
     if not isinstance(error, errors.HfHubHTTPError):
         return f"the Hub can't be reached ({type(error).__name__}). Go online. {AGAIN}"
     if isinstance(error, errors.RevisionNotFoundError):

@@ -1,6 +1,8 @@
 """What is not pushed, and what is said then."""
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from transformers import LlamaForCausalLM
 from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion.card import write_card
 from hf_hyperconn.conversion.cli import main
+from hf_hyperconn.conversion.hub_refusals import explained
 from hf_hyperconn.conversion.push import push_checkpoint
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import HyperConnError, PushError
@@ -287,6 +290,21 @@ def test_a_refusal_says_what_to_do(case, hub, converted, tmp_path, capsys):
     assert "Traceback" not in printed.err
     assert "(unexpected" not in error
     assert hub.committed == []
+
+
+@pytest.mark.parametrize(
+    ("number", "filename", "where"),
+    [(errno.ENOENT, "model.safetensors", "'model.safetensors'"), (errno.ENOSPC, None, "a file of this machine")],
+)
+def test_a_fault_of_this_machine_is_not_the_hub_s(number, filename, where):
+    """A weight file that is removed during the upload, a cache of the uploads that is full."""
+    error = OSError(number, os.strerror(number), filename)
+    sent_in_a_thread = RuntimeError("Error while uploading")
+    sent_in_a_thread.__cause__ = error
+    for raised in (error, sent_in_a_thread):
+        with pytest.raises(PushError) as caught, explained("me/refused"):
+            raise raised
+        assert str(caught.value) == f"{where} can't be read or written: {os.strerror(number)}. Fix that. {AGAIN}"
 
 
 def test_offline(hub, converted, monkeypatch, capsys):
