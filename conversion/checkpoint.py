@@ -58,6 +58,7 @@ class Weights:
         found = []
         for place in family.source.places:
             named = [each for each in self._lists if f".{each}".endswith(f".{place}.")]
+            named = named or [each for each in self._lists if each.endswith(f"_{place}.")]  # as ..._decoder.layers
             if not named and not family.source.inner:
                 named = [*self._lists]
             found.append(min(named, key=how_unlike, default=f"{place}."))

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+MEL_BINS = 8  # of the tiny models' sounds, where a config in a config says it
+
 
 def kinds_of_inputs(model, prompts) -> Iterator[dict[str, torch.Tensor]]:
     """What a model may take, for rows of tokens, padded on the left; noise for what it sees or hears."""
@@ -30,6 +32,8 @@ def kinds_of_inputs(model, prompts) -> Iterator[dict[str, torch.Tensor]]:
         yield {**text, **begun}
     yield from senses
     if "input_ids" in taken:
+        if "image_embeds_position_mask" in taken:
+            text["image_embeds_position_mask"] = torch.arange(longest).expand(rows, -1) < field("latent_query_num")
         yield from ({**text, **each} for each in senses)
 
 
@@ -63,14 +67,14 @@ def _heard(taken, rows: int, noise: Callable, field: Callable) -> Iterator[dict[
     """Sounds, by the arguments that a model has for them."""
     if "input_features" in taken:
         names = "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", "hidden_size"
-        features, mask = field(*names, default=8), "input_features_mask"
-        for shape in ((features, 2 * field("max_source_positions", default=32)), (64, features)):
+        features, mask = field(*names, default=MEL_BINS), "input_features_mask"
+        for shape in ((features, 2 * field("max_source_positions", default=32)), (64, features), (64, MEL_BINS)):
             heard = {"input_features": noise(rows, *shape)}
             yield heard
             if mask in taken:
                 yield {**heard, mask: torch.ones(rows, max(shape), dtype=torch.long)}
     if "input_values" in taken:
-        for shape in ((8000,), (1, 8000), (64, field("num_mel_bins", default=8))):
+        for shape in ((8000,), (1, 8000), (64, field("num_mel_bins", default=MEL_BINS))):
             yield {"input_values": noise(rows, *shape)}
 
 

@@ -169,6 +169,10 @@ def _stacks(outcomes: dict) -> list[str]:
     ]
 
 
+def _in_order(found: dict) -> dict:
+    return dict(sorted(found.items(), key=lambda item: FamilyName.of(item[0]).own))
+
+
 def _reason(why: str) -> str:
     """A reason without the names of classes."""
     if found := re.search(r"added to the residual stream: (.*)\. So hyper-connections", why):
@@ -209,7 +213,7 @@ def main() -> None:
     if options.write:
         if options.model_types:
             before = json.loads(RECORD.read_text(encoding="utf-8"))
-            record |= {kind: {**before[kind], **record[kind]} for kind in ("outcomes", "stacks")}
+            record |= {kind: _in_order({**before[kind], **record[kind]}) for kind in ("outcomes", "stacks")}
         RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         PAGE.write_text(between_marks(read("docs/model_types.md"), "sweep", tables(record)), encoding="utf-8")
     else:

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, LlavaForConditionalGeneration
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, InstructBlipModel, LlavaForConditionalGeneration
 
 import hf_hyperconn
 from hf_hyperconn import convert_model
@@ -131,6 +131,19 @@ def test_it_learns_from_images_through_the_connections():
     assert connections
     assert [name for name, grad in connections.items() if grad is None] == []
     assert model.get_submodule("model.vision_tower").parameters().__next__().grad is not None
+
+
+def test_a_language_model_may_have_its_layers_in_a_decoder():
+    """As OPT has, the usual one of InstructBLIP."""
+    fields = fields_of("instructblip") | {"image_token_index": IMAGE}
+    fields["qformer_config"] |= {"encoder_hidden_size": 32}
+    base = InstructBlipModel(CONFIG_MAPPING["instructblip"](**fields)).eval()
+    inputs = {"pixel_values": PIXELS, "qformer_input_ids": WORDS, "input_ids": WORDS}
+    converted = convert_model(copy.deepcopy(base), hc_mult=2)
+    with torch.no_grad():
+        found, expected = (model(**inputs).language_model_outputs for model in (converted, base))
+    assert torch.equal(found.last_hidden_state, expected.last_hidden_state)
+    assert converted.language_model.decoder.config.hc_mult == 2
 
 
 def test_another_language_model_than_usual_has_a_name_of_its_own(folder):

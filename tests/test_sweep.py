@@ -12,7 +12,10 @@ from .other_families import RELEASE
 from .pages import read
 from .sweep import RECORD, TITLES, outcomes, tables
 
-SAMPLE = ("gptj", "siglip_vision_model", "aimv2_vision_model", "bert", "clip_vision_model", "llama4", "moshi", "dbrx")
+SAMPLE = (
+    *("gptj", "siglip_vision_model", "aimv2_vision_model", "bert", "clip_vision_model", "llama4", "moshi", "dbrx"),
+    *("cohere_asr", "xclip"),  # a decoder with another name on disk, a config that is read from `self.config`
+)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from ..errors import UnsupportedCheckpointError
 from .source_files import Definition, table
 
 TEXT = "text_config"  # of the config, as Transformers' `get_text_config` has it
-OF_PART = re.compile(r"config\.(\w+_config)")
+OF_PART = re.compile(r"(?:self\.)?config\.(\w+_config)")
 AUTO = "AutoModel.from_config"
 LISTS = ("layers", "layer", "blocks", "block")
 

@@ -148,8 +148,8 @@ def _with_part(known: _Classes, part: Part, model_type: str) -> FamilySource:
         raise UnsupportedCheckpointError(
             f"{known.base.name} has a {part.called} that can't be converted: {error}"
         ) from error
-    if inner.part is not None:
-        raise UnsupportedCheckpointError(f"the {part.called} of {known.base.name} has its layers in a model in it.")
+    if inner.part is not None or len(inner.inner) > 1:
+        raise UnsupportedCheckpointError(f"the {part.called} of {known.base.name} has its layers in models in it.")
     name = part.name or inner.heads["Model"]
     if name not in inner.heads.values():
         raise UnsupportedCheckpointError(f"{known.base.name} has a {name} in it, no model of {inner.model_type!r}.")
@@ -161,7 +161,16 @@ def _with_part(known: _Classes, part: Part, model_type: str) -> FamilySource:
     of_inner = "" if name == inner.heads["Model"] else f".{BASE_OF_HEADS}"
     stack = f"{part.attribute}{of_inner}.{inner.stack}"
     inner_model = InnerModel(part.attribute, name, inner, part.field)
-    return replace(inner, **known.of_family, heads=heads, stack=stack, part=inner_model, of_backbone=())
+    return replace(
+        inner,
+        **known.of_family,
+        heads=heads,
+        stack=stack,
+        part=inner_model,
+        inner=(),
+        outer=frozenset(),
+        of_backbone=(),
+    )
 
 
 def _with_inner_models(known: _Classes, models: Mapping[str, Inner], stack: str | None) -> FamilySource:
