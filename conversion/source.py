@@ -259,6 +259,11 @@ def _hub_errors(repo_id: str, revision: str | None):
             f"the Hub answered {status} for {repo_id!r}. Try again later, or give a local folder."
         ) from error
     except (errors.HTTPError, OSError) as error:  # the HTTP client differs between releases of huggingface_hub
+        if isinstance(error, OSError) and error.filename == constants.HF_TOKEN_PATH:
+            raise _Unreachable(
+                f"the token for the Hub, '{error.filename}', can't be read: {error.strerror}. Allow that, or set "
+                f"HF_TOKEN_PATH to another file."
+            ) from error
         if isinstance(error, OSError) and error.errno in LOCAL:
             raise UnsupportedCheckpointError(
                 f"{repo_id!r} can't be kept in the cache of the Hub, '{constants.HF_HUB_CACHE}': {error.strerror}. "

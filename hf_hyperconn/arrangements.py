@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from .errors import HyperConnError
 from .models.hyper_connections import HyperConnection
+from .observation import connections_of, stacks_of, with_layers
 
 
 def sequential(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,13 +64,17 @@ def arrange(model: PreTrainedModel, name: str) -> None:
     """
     if name not in ARRANGEMENTS:
         raise HyperConnError(f"arrangement {name!r} was asked for; accepted are {', '.join(map(repr, ARRANGEMENTS))}.")
-    connections = connections_of(model)
+    running = [[*connections_of(with_layers(model, stack)).values()] for stack in stacks_of(model)]
+    connections: list[Any] = [connection for each in running for connection in each]
+    if not connections or any(type(each).__name__ != HyperConnection.__name__ for each in connections):
+        raise HyperConnError(f"{type(model).__name__} has no static or dynamic hyper-connections ('shc' or 'dhc').")
     if any(connection.written is not None for connection in connections):
         raise HyperConnError("the readout of the history start reads one stream alone. Arrange a model without it.")
-    for connection in connections:
-        alpha, beta = ARRANGEMENTS[name](connection.hc_mult, connection.sub_layer)
-        connection.static_alpha.copy_(alpha)
-        connection.static_beta.copy_(beta)
+    for each in running:
+        for k, connection in enumerate(each):
+            alpha, beta = ARRANGEMENTS[name](connection.hc_mult, k)
+            connection.static_alpha.copy_(alpha)
+            connection.static_beta.copy_(beta)
 
 
 def post_norm(x: torch.Tensor, branch_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,14 +87,3 @@ def post_norm(x: torch.Tensor, branch_output: torch.Tensor) -> tuple[torch.Tenso
     variance = x.var(-1, correction=0) + branch_output.var(-1, correction=0) + 2 * (x * branch_output).mean(-1)
     beta = torch.rsqrt(variance).unsqueeze(-1)
     return torch.stack([torch.ones_like(beta), beta], dim=-1), beta
-
-
-def connections_of(model: PreTrainedModel) -> list[HyperConnection]:
-    """The static or dynamic hyper-connections of a model, in the order of its modules.
-
-    Raises `HyperConnError` when there are none.
-    """
-    found: list[Any] = [module for module in model.modules() if type(module).__name__ == HyperConnection.__name__]
-    if not found:
-        raise HyperConnError(f"{type(model).__name__} has no static or dynamic hyper-connections ('shc' or 'dhc').")
-    return found

@@ -27,7 +27,7 @@ from .generic import attributes_of, cut_of, source_of_forward
 from .hooks import hooks_of
 from .models.configuration_hyper_connections import OF_CONNECTIONS, HyperConnectionConfig
 from .models.hyper_connections import InitialisedModule, copied
-from .models.hyper_connections_layer import HyperConnectionDecoderLayer, place_layers
+from .models.hyper_connections_layer import HyperConnectionDecoderLayer, place_layers, warn_of_old_places
 from .models.sub_layers import READOUT, is_of_connection
 from .pairs.cuts import Cut
 from .pairs.loops import read_layer_loop
@@ -62,7 +62,7 @@ class HyperConnectionBlock(HyperConnectionDecoderLayer):
 
     def __reduce_ex__(self, protocol):
         """As it is pickled and copied."""
-        return _empty_block, self.made_of, self.__dict__
+        return _empty_block, self.made_of, self.__getstate__()
 
     def make_norm(self) -> nn.Module:
         """A copy of the block's first plain norm; an RMSNorm where all depend on the time step."""
@@ -126,6 +126,11 @@ class HyperConnectionTransformer(Base):
                 f"{cls.__name__.removeprefix('HC')}, and give that to convert_model or load_hc."
             )
         return (model, info) if with_info else model
+
+    def save_pretrained(self, *args, **kwargs):
+        """As diffusers' own."""
+        warn_of_old_places(self)
+        super().save_pretrained(*args, **kwargs)
 
     @torch.no_grad()
     def materialise_connections(self, device: torch.device) -> None:

@@ -24,6 +24,7 @@ from .kinds import FIELDS as DEFAULTS
 from .kinds import KINDS, READOUTS, kind_of, readout_of
 from .models.configuration_hyper_connections import FORMS, NORMS, SELECTIONS, STARTS, HyperConnectionConfig
 from .models.history_start import HISTORIES
+from .models.hyper_connections_layer import warn_of_old_places
 from .models.sub_layers import is_of_connection
 from .outermost import config_of, is_of_diffusers, outermost_model
 from .pairs.family_names import FamilyName
@@ -85,6 +86,7 @@ def save_hc(model: nn.Module, path: str | os.PathLike) -> Path:
             f"save_hc got a {kind!r} model without hyper-connections; give it one that convert_model or from_prenorm "
             f"returned."
         )
+    warn_of_old_places(_model(model))
     tensors = {name: _whole(name, parameter.detach()) for name, parameter in hc_parameters(model).items()}
     saved = {"model_type": config.model_type, **{name: getattr(_of_layers(config), name) for name in FIELDS}}
     file = _file(path)

@@ -13,6 +13,7 @@ from .adapters import modules_in_use
 from .errors import HyperConnError
 from .models.hyper_connections import Connection
 from .models.hyper_connections_step import without_autocast
+from .models.sub_layers import SubLayer
 from .outermost import outermost_model
 
 
@@ -21,20 +22,21 @@ class Observation:
     """One sub-layer in one forward.
 
     connection: around it; its parameters are all there while it is observed.
-    place: among the sub-layers of the model as it is, from zero.
     streams: H as the width connection reads it, `[B, S, N, D]`.
     branch_input: what the branch reads of it, `[B, S, D]`.
     alpha, beta: A `[B, S, N, reads + N]`, reads before mixes, and b `[B, S, N]`, float32.
-
-    Where a branch adds what one before it has made (Cohere's MLP), `branch_input` and the reads are that one's.
+    place: among the sub-layers of the model as it is, from zero.
+    has_read: whether its branch reads the streams. Where it adds what a branch before it has made (Cohere's MLP),
+        `branch_input` and the reads are that one's.
     """
 
     connection: Connection
-    place: int
     streams: torch.Tensor
     branch_input: torch.Tensor
     alpha: torch.Tensor
     beta: torch.Tensor
+    place: int
+    has_read: bool
 
     @property
     def reads(self) -> torch.Tensor:
@@ -66,6 +68,7 @@ def connections_of(model: nn.Module) -> dict[str, Any]:
     Raises `HyperConnError` for a model with one layer in several places, whose sub-layers can't be told apart.
     """
     found = {name: module for name, module in modules_in_use(model) if hasattr(type(module), "matrices")}
+    found = {name: found[name] for name in (*_parts_of(model), *found) if name in found}
     for path, layers in model.named_modules():
         has_connections = isinstance(layers, nn.ModuleList) and any(name.startswith(f"{path}.") for name in found)
         if has_connections and len({*map(id, layers)}) < len(layers):
@@ -73,10 +76,30 @@ def connections_of(model: nn.Module) -> dict[str, Any]:
     return found
 
 
+def _parts_of(model: nn.Module) -> dict[str, SubLayer]:
+    """The sub-layers of a model's layers, in their order, by the names of their connections."""
+    return {
+        f"{path}.{part.connection}" if path else part.connection: part
+        for path, layer in modules_in_use(model)
+        for part in getattr(type(layer), "parts", ())
+    }
+
+
 def attention_of(model: nn.Module) -> tuple[int, ...]:
     """Which sub-layers have attention, in parallel blocks with an MLP beside it; counted from zero."""
     names = [name.rpartition(".")[2] for name in connections_of(model)]
     return tuple(place for place, name in enumerate(names) if re.search("attn|attention", name))
+
+
+def reading_connections(model: nn.Module) -> set[nn.Module]:
+    """The connections whose branches read the streams, and don't add what one before them has made."""
+    parts = _parts_of(model)
+    return {each for name, each in connections_of(model).items() if name not in parts or parts[name].reads}
+
+
+def stacks_of(model: Any) -> list[str | None]:
+    """What `with_layers` takes for each list of layers of a model, without its wrapper."""
+    return [*getattr(getattr(model, "base_model", model), "inner", ())] or [None]
 
 
 def with_layers(model: Any, stack: str | None = None) -> Any:
@@ -88,7 +111,7 @@ def with_layers(model: Any, stack: str | None = None) -> Any:
     """
     model = outermost_model(model) or model
     base = getattr(model, "base_model", model)
-    inner = [*getattr(base, "inner", ())]
+    inner = [each for each in stacks_of(model) if each is not None]
     if stack is not None and stack not in inner:
         raise HyperConnError(
             f"stack {stack!r} was asked for; {type(model).__name__} has {', '.join(inner) or 'one list of layers'}."
@@ -105,11 +128,12 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
 
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
-    connections = connections_of(model).values()
+    connections = connections_of(model)
     if not connections:
         raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to observe.")
 
-    places = {connection: place for place, connection in enumerate(connections)}
+    reading = reading_connections(model)
+    places = {connection: place for place, connection in enumerate(connections.values())}
     last: Observation | None = None  # that read
 
     def record(connection, args, output):
@@ -118,15 +142,16 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
         streams = carry.streams if hasattr(carry, "streams") else args[0].written()
         with torch.no_grad(), without_autocast(streams), with_parameters(connection):
             alpha, beta = connection.matrices(streams)
-            seen = Observation(connection, places[connection], streams.detach(), branch_input.detach(), alpha, beta)
-            if last is not None and not connection.reads:
+            place, has_read = places[connection], connection in reading
+            seen = Observation(connection, streams.detach(), branch_input.detach(), alpha, beta, place, has_read)
+            if last is not None and not has_read:
                 alpha = torch.cat([last.reads.to(alpha.device), seen.mixes], dim=-1)
                 seen = replace(seen, branch_input=last.branch_input, alpha=alpha)
             else:
                 last = seen
             see(seen)
 
-    handles = [connection.register_forward_hook(record, prepend=True) for connection in connections]
+    handles = [connection.register_forward_hook(record, prepend=True) for connection in places]
     try:
         with torch.compiler.set_stance("force_eager"):
             yield

@@ -61,6 +61,18 @@ def test_in_a_wrapper(ids):
     assert torch.equal(study(Wrapper(), [ids]).matrices.inputs, study(model, [ids]).matrices.inputs)
 
 
+def test_sub_layers_are_in_the_order_in_which_they_run(ids):
+    """Also where a connection was put in again, and is registered after the others."""
+    model = randomise_connections(hc_llama(hc_mult=2, connection="shc").eval())
+    expected = unfold_static(model).inputs
+    for layer in model.model.layers:
+        connection = layer.attn_hc
+        del layer.attn_hc
+        layer.attn_hc = connection
+    assert torch.equal(unfold_static(model).inputs, expected)
+    torch.testing.assert_close(study(model, [ids]).matrices.inputs, expected, **FLOAT32)
+
+
 def test_a_branch_that_reads_nothing_has_what_was_read_for_it(ids):
     """Cohere's MLP takes what attention took: what that one adds does not reach it."""
     model = convert_model(tiny("cohere"), hc_mult=2)

@@ -4,11 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+from hf_hyperconn import convert_model
 from hf_hyperconn.arrangements import ARRANGEMENTS, arrange, post_norm
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.models.hyper_connections import HyperConnection, expand_streams, reduce_streams, width_connection
+from hf_hyperconn.observation import connections_of
 
 from .conftest import hc_llama, record_branches
+from .other_families import tiny
 from .tolerances import ANOTHER_ORDER
 
 D, K = 16, 12
@@ -105,6 +108,20 @@ def test_a_model_is_arranged(connection, ids):
         assert torch.equal(mlp[0], x + attention[1])
         x = x + mlp[1]
     assert torch.equal(model.model.norm(x), states[-1])
+
+
+def test_the_sub_layers_that_a_model_has_are_arranged():
+    """By their places among those left, from zero; those of an encoder and of a decoder each for themselves."""
+    model = hc_llama(hc_mult=4, connection="shc")
+    model.model.layers = nn.ModuleList([model.model.layers[place] for place in (0, 2)])
+    pair = convert_model(tiny("t5"), connection="shc", hc_mult=4)
+    for each in (model, pair):
+        arrange(each, "parallel")
+    for stack in (model, pair.encoder, pair.decoder):
+        for k, connection in enumerate(connections_of(stack).values()):
+            alpha, beta = ARRANGEMENTS["parallel"](4, k)
+            assert torch.equal(connection.static_alpha, alpha)
+            assert torch.equal(connection.static_beta, beta)
 
 
 def test_what_is_refused():

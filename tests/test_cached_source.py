@@ -4,6 +4,7 @@ import errno
 import shutil
 
 import pytest
+from huggingface_hub import constants
 
 from hf_hyperconn.conversion.source import open_source
 from hf_hyperconn.errors import UnsupportedCheckpointError
@@ -11,8 +12,12 @@ from hf_hyperconn.errors import UnsupportedCheckpointError
 
 @pytest.mark.parametrize(
     ("error", "taken"),
-    [(PermissionError(errno.EACCES, "Permission denied"), False), (ConnectionResetError("closed"), True)],
-    ids=["cache", "way"],
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), False),
+        (ConnectionResetError("closed"), True),
+        (PermissionError(errno.EACCES, "Permission denied", constants.HF_TOKEN_PATH), True),  # of another user
+    ],
+    ids=["cache", "way", "token"],
 )
 def test_only_without_a_way_to_the_hub_an_older_commit_of_the_cache_is_taken(
     error, taken, llama_folder, tmp_path, monkeypatch, caplog
@@ -35,3 +40,8 @@ def test_only_without_a_way_to_the_hub_an_older_commit_of_the_cache_is_taken(
     else:
         assert open_source("org/tiny").commit == commit
         assert f"commit {commit} of the cache is taken" in caplog.text
+        shutil.rmtree(cached)
+        with pytest.raises(
+            UnsupportedCheckpointError, match=r"can't be reached|the token for the Hub, .* can't be read"
+        ):
+            open_source("org/tiny")

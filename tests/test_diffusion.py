@@ -249,6 +249,13 @@ def test_layers_may_be_removed():
     assert torch.equal(sample(shorter), sample(of_two))
 
 
+def test_removed_layers_that_others_count_are_told_when_it_is_saved(tmp_path, caplog):
+    model = convert_model(dit(), connection="altup", hc_mult=3)
+    model.transformer_blocks = model.transformer_blocks[1:]
+    model.save_pretrained(tmp_path)
+    assert "as layers have been removed or moved" in caplog.text
+
+
 def test_two_streams_are_refused():
     message = (
         "the forward of JointTransformerBlock .* it hands encoder_hidden_states on, too, a second residual stream"
@@ -312,8 +319,12 @@ def test_compiled(base):
 def test_a_conversion_can_be_pickled_and_copied_as_its_base(base):
     """As for processes that are not forked; its classes are made when they are asked for."""
     model = trained(base, hc_mult=2)
+    expected = sample(model)
+    for block in model.transformer_blocks:
+        block.compile(backend="eager")  # which a copy does not take over
     for again in (pickle.loads(pickle.dumps(model)), deepcopy(model)):
         assert type(again.transformer_blocks[0]) is type(model.transformer_blocks[0])
         assert type(again.hc_config) is type(model.hc_config)
-        with torch.no_grad():
-            assert torch.equal(again(**inputs_of(base())).sample, model(**inputs_of(base())).sample)
+        assert torch.equal(sample(again), expected)
+        again.transformer_blocks[0].ff.net[0].proj.weight.data.zero_()
+        assert not torch.equal(sample(again), expected)

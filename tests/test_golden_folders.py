@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from hf_hyperconn import __version__
+from hf_hyperconn.analysis.study import study
+from hf_hyperconn.analysis.unfolding import unfold_static
+from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.conversion.made import MARK
 from hf_hyperconn.conversion.push_folder import open_checked
@@ -19,6 +23,7 @@ from hf_hyperconn.errors import ConversionError, PushError
 from .golden_folders import FOLDERS
 from .marks import few
 from .processes import elsewhere
+from .tolerances import FLOAT32
 
 NAMES = sorted(path.stem for path in FOLDERS.glob("*.zip"))
 PROMPTS = [[3, 4, 5, 6, 7], [8, 9]]
@@ -64,6 +69,18 @@ def test_it_is_read_with_the_package(name, tmp_path):
     assert type(model).__module__.startswith("hf_hyperconn.models.")
     ids = torch.tensor(PROMPTS[:1])
     assert torch.equal(model(ids).logits, base(ids).logits)
+
+
+@named
+def test_with_its_own_code_it_is_studied(name, tmp_path):
+    """As where its code was imported before this package."""
+    folder = unpacked(name, tmp_path)
+    reference = json.loads((folder / "config.json").read_text())["auto_map"]["AutoModelForCausalLM"]
+    model = get_class_from_dynamic_module(reference, folder).from_pretrained(folder)
+    ids = torch.tensor(PROMPTS[:1])
+    assert not type(model).__module__.startswith("hf_hyperconn")
+    torch.testing.assert_close(study(model, [ids]).matrices.inputs, unfold_static(model).inputs, **FLOAT32)
+    assert hc_figures(model, ids)
 
 
 @named

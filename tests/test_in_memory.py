@@ -242,3 +242,15 @@ def test_as_part_of_another_model_it_keeps_its_weights(loaded, llama, llama_fold
     Whole(converted)
     converted.init_weights()
     assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
+
+
+@pytest.mark.parametrize("start", ["copies", "history"])
+def test_a_conversion_of_no_weights_is_started_where_it_gets_memory(start, llama):
+    """As FSDP builds models: on the meta device, then `to_empty` and `init_weights`."""
+    with torch.device("meta"):
+        converted = convert_model(LlamaForCausalLM(llama.config), hc_mult=2, hc_start=start)
+    converted.to_empty(device="cpu")
+    for parameter in converted.parameters():
+        torch.nn.init.constant_(parameter, 7)
+    converted.init_weights()
+    assert [name for name, parameter in converted.named_parameters() if (parameter == 7).all()] == []

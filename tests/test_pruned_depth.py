@@ -8,6 +8,7 @@ from torch import nn
 from transformers import Glm4Config, Glm4ForCausalLM
 
 from hf_hyperconn import convert_model
+from hf_hyperconn.hc_file import save_hc
 
 from .conftest import TINY, hc_llama, randomise_connections
 from .families import FAMILIES
@@ -161,23 +162,28 @@ def test_streams_that_nobody_reads_out_are_refused(llama, ids):
 
 
 @pytest.mark.parametrize(
-    ("fields", "warned"),
+    ("fields", "places", "warned"),
     [
-        ({"connection": "dhc"}, False),
-        ({"connection": "altup", "hc_mult": 4}, True),
-        ({"connection": "attnres", "hc_mult": 1, "hc_block": 3}, True),
+        ({"connection": "dhc"}, [0, 2], False),
+        ({"connection": "altup", "hc_mult": 4}, [0, 2], True),
+        ({"connection": "attnres", "hc_mult": 1, "hc_block": 3}, [0, 2], True),
+        ({"connection": "keel", "hc_mult": 1}, [0, 1], True),
     ],
     ids=str,
 )
-def test_a_pruned_model_that_will_be_another_says_so_when_it_is_saved(fields, warned, ids, tmp_path, caplog):
-    """AltUp and attention residuals with blocks count sub-layers."""
+def test_a_pruned_model_that_will_be_another_says_so_when_it_is_saved(fields, places, warned, ids, tmp_path, caplog):
+    """AltUp and attention residuals with blocks count sub-layers; Keel divides by their number."""
     model = randomise_connections(hc_llama(**fields).eval())
     for name, parameter in model.named_parameters():
         if "hc_head" in name:  # attention residuals read blocks
             nn.init.normal_(parameter)
     model.save_pretrained(tmp_path / "whole")
+    save_hc(model, tmp_path)
     assert "have been removed or moved" not in caplog.text
-    keep(model, [0, 2]).config.num_hidden_layers = 2
+    keep(model, places).config.num_hidden_layers = 2
+    save_hc(model, tmp_path)
+    assert ("now, as layers have been removed or moved" in caplog.text) == warned
+    caplog.clear()
     model.save_pretrained(tmp_path / "pruned")
     assert ("now, as layers have been removed or moved" in caplog.text) == warned
     again = type(model).from_pretrained(tmp_path / "pruned")

@@ -52,7 +52,7 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
         for meter in (unfolding, similarity, streams, coefficients):
             meter.see(observation)
 
-    empty, device = True, next(model.parameters()).device
+    empty, device = True, getattr(model, "device", None) or next(model.parameters()).device
     with in_evaluation_mode(model):
         for inputs in tqdm(batches, desc="Studying", unit="batch", disable=None):
             empty = not watch(model, inputs, see, stack, device) and empty

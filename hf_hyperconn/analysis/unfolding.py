@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from ..adapters import modules_in_use
 from ..errors import HyperConnError
-from ..observation import Observation, attention_of, connections_of, with_layers, with_parameters
+from ..observation import Observation, attention_of, connections_of, reading_connections, with_layers, with_parameters
 from ..outermost import config_of
 from .statistics import Moments
 
@@ -60,7 +60,7 @@ class Unfolding:
 
     def see(self, seen: Observation) -> None:
         """Take in a sub-layer of a forward; they come in order."""
-        self.step(seen.place, seen.alpha, seen.beta, seen.connection.reads)
+        self.step(seen.place, seen.alpha, seen.beta, seen.has_read)
 
     def step(self, k: int, alpha: torch.Tensor, beta: torch.Tensor, reads: bool = True) -> None:
         """Go through sub-layer k with A `[B, S, N, reads + N]` and b `[B, S, N]`.
@@ -121,13 +121,13 @@ def unfold_static(model: PreTrainedModel, stack: str | None = None) -> Connectio
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
     part = with_layers(model, stack)
-    connections = connections_of(part).values()
+    connections, reading = connections_of(part).values(), reading_connections(part)
     if not connections:
         raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to unfold.")
     unfolding = Unfolding(len(connections), readout_of(part))
     for k, connection in enumerate(connections):
         alpha, beta = _static_part(connection)
-        unfolding.step(k, alpha[None], beta[None], connection.reads)
+        unfolding.step(k, alpha[None], beta[None], connection in reading)
     return replace(unfolding.result(), tokens=0, attention=attention_of(part))
 
 

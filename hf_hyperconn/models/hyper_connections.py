@@ -168,14 +168,13 @@ class Connection(WideModule):
     hidden_size: D.
     hc_mult: N, at least 1.
     sub_layer: k.
-    reads: whether the branch reads what the connection gives it; see `SubLayer`.
 
     Parameters are float32 whatever the default dtype, and stay it; the forward casts up whatever they have become.
     """
 
     def __init__(self, hidden_size: int, hc_mult: int, sub_layer: int):
         super().__init__()
-        self.hidden_size, self.hc_mult, self.sub_layer, self.reads = hidden_size, hc_mult, sub_layer, True
+        self.hidden_size, self.hc_mult, self.sub_layer = hidden_size, hc_mult, sub_layer
 
     def expand_streams(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The first streams, `[B, S, N, D]`, of hidden states `[B, S, D]`."""

@@ -115,7 +115,6 @@ class HyperConnectionDecoderLayer(Base):
             self.embedding_scale = EmbeddingScale(config.hidden_size)
         for place, part in enumerate(self.parts):
             connection = self.make_connection(len(self.parts) * layer_idx + place, len(self.parts) * layers)
-            connection.reads = part.reads
             setattr(self, part.connection, connection)
         if self.is_last:
             self.add_readout()
@@ -322,19 +321,26 @@ def place_layers(layers: nn.ModuleList, config, count: int | None = None) -> Non
         last.lent_readout = lent
 
 
-def warn_of_old_places(layers: Iterable[Any]) -> None:
-    """Say so when layers have been removed or moved that, loaded again at their new places, compute something else."""
-    connections = [(layer, part) for layer in layers for part in getattr(layer, "parts", ())]
-    for k, (layer, part) in enumerate(connections):
-        connection: Any = getattr(layer, part.connection)
-        if connection.sub_layer != k and any(hasattr(connection, name) for name in BY_PLACE):
+def warn_of_old_places(model: nn.Module) -> None:
+    """Say so when layers of a model have been removed or moved that, loaded again, compute something else."""
+    for layers in model.modules():
+        if isinstance(layers, nn.ModuleList):
+            _warn_of_old_places(layers)
+
+
+def _warn_of_old_places(layers: Iterable[Any]) -> None:
+    connections = [
+        (layer, getattr(layer, part.connection)) for layer in layers for part in getattr(layer, "parts", ())
+    ]
+    for k, (layer, connection) in enumerate(connections):
+        if any(hasattr(connection, name) for name in BY_PLACE):
             with torch.device("meta"):
                 new = layer.make_connection(k, len(connections))
             if any(getattr(connection, name, None) != getattr(new, name, None) for name in BY_PLACE):
                 logger.warning(
-                    f"sub-layer {connection.sub_layer} is sub-layer {k} now, as layers have been removed or moved, "
-                    f"and this kind of connection computes something else there: the saved model, loaded again, will "
-                    f"not be the one that was saved. Train it on from there, or keep all layers."
+                    f"sub-layer {connection.sub_layer} is sub-layer {k} of {len(connections)} now, as layers have been "
+                    f"removed or moved, and this kind of connection computes something else there: what is saved, "
+                    f"loaded again, will not be this model. Train it on from there, or keep all."
                 )
                 return
 

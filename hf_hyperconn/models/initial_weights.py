@@ -56,8 +56,13 @@ class InitialWeights(Base):
                 module.apply(innermost._init_weights)
 
     def keep_weights(self) -> None:
-        """Take all weights for initialised, also where the model becomes part of another, which starts its parts."""
+        """Take all weights for initialised, also where the model becomes part of another, which starts its parts.
+
+        Those on the meta device are none yet.
+        """
         for module in self.modules():
+            if any(parameter.is_meta for parameter in module.parameters()):
+                continue
             vars(module)["_is_hf_initialized"] = True
             if hasattr(module, "hc_is_scaled"):
                 vars(module)["hc_is_scaled"] = True

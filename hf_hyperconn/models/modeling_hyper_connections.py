@@ -131,9 +131,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""
         self.config.auto_map = dict(self.auto_map)
         self._tell_config_of_code()
-        for part in self.modules():
-            if isinstance(part, HyperConnectionModel):
-                warn_of_old_places(part.decoder_layers)
+        warn_of_old_places(self)
         with without_fsdp_prefix(type(self)):
             super().save_pretrained(save_directory, *args, **kwargs)
 
