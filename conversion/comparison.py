@@ -51,10 +51,16 @@ def record_comparison(folder: Path, report: Mapping, compared: Seen | None) -> b
     record = read_record(source)
     if record is None or (is_verified(record) and not shards_without_digest(record)):
         return False
+    equal = f"'{folder}' is equal to its base, but"
     try:
         with held(real):
-            noted = _noted(source, record, report)
-            if _seen(real) != compared:
+            try:
+                noted, seen = _noted(source, record, report), _seen(real)
+            except OSError as error:
+                raise ConversionError(
+                    f"{equal} '{error.filename}' can't be read: {error.strerror}. Allow that, and verify again."
+                ) from error
+            if seen != compared:
                 raise ConversionError(
                     f"'{folder}' was changed while it was compared with the base, so that nothing is recorded of it. "
                     f"Verify it again."
@@ -62,8 +68,7 @@ def record_comparison(folder: Path, report: Mapping, compared: Seen | None) -> b
             replace_file(real / RECORD, (json.dumps(noted, indent=2) + "\n").encode())
     except OSError as error:
         raise (ClosedFolderError if error.errno in CLOSED else ConversionError)(
-            f"'{folder}' is equal to its base, but '{folder / RECORD}' can't be written: {error.strerror}. Allow "
-            f"that, and verify again."
+            f"{equal} '{folder / RECORD}' can't be written: {error.strerror}. Allow that, and verify again."
         ) from error
     return True
 

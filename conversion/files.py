@@ -30,6 +30,11 @@ def replace_file(path: Path, content: bytes) -> None:
         part.unlink(missing_ok=True)
 
 
+def is_of_volume(error: OSError, folder: Path) -> bool:
+    """Whether what can't be read in a folder is what a file system keeps at its root, which only root may read."""
+    return Path(str(error.filename)) == folder / "lost+found"
+
+
 def is_part(name: str) -> bool:
     """Whether a file has the name of what `replace_file` had not completed when its process was killed."""
     return PART.fullmatch(name) is not None

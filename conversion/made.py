@@ -2,12 +2,13 @@
 
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
-from .files import is_part
+from .files import is_of_volume, is_part
 from .record import read_record
 from .source import RECORD, LocalSource
 from .transfer import digest
@@ -42,7 +43,7 @@ def listing(folder: Path) -> Listing:
     Raises `OSError` when all of it can't be seen.
     """
     found = {}
-    for place, folders, names in os.walk(folder, onerror=_raise):
+    for place, folders, names in _walk(folder):
         links = (name for name in folders if os.path.islink(os.path.join(place, name)))
         for path in (os.path.join(place, name) for name in (*names, *links)):
             status = os.lstat(path)
@@ -58,7 +59,7 @@ def folders_in(folder: Path) -> list[str]:
     Raises `OSError` when all of them can't be seen.
     """
     found = []
-    for place, folders, _ in os.walk(folder, onerror=_raise):
+    for place, folders, _ in _walk(folder):
         paths = (os.path.join(place, name) for name in folders)
         found += [os.path.relpath(path, folder) for path in paths if not os.path.islink(path)]
     return found
@@ -110,5 +111,11 @@ def _not_made(folder: Path, files: Listing, record: dict) -> tuple[tuple[str, ..
     return tuple(found), tuple(not_known)
 
 
-def _raise(error: OSError) -> None:
-    raise error
+def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, but what can't be read is an error, except for what a file system keeps for itself."""
+
+    def refuse(error: OSError) -> None:
+        if not is_of_volume(error, folder):
+            raise error
+
+    return os.walk(folder, onerror=refuse)

@@ -23,7 +23,7 @@ def _left_by_limits() -> list[int]:
     """What each limit on this process, and on the groups that it is in, leaves."""
     left = []
     for line in _text(GROUPS).splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         version = "memory" if "memory" in controllers.split(",") else controllers
         if version not in VERSIONS:
             continue
@@ -41,6 +41,6 @@ def _left_by_limits() -> list[int]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return ""

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
+from .files import is_of_volume
 from .header import TensorInfo, check_offsets, read_header, tensor_info
 from .reading import LARGEST
 
@@ -197,7 +198,7 @@ def _regular_files(folder: Path) -> Iterator[tuple[str, int]]:
     """Path inside a folder and size of each of its files, but what a file system keeps for itself."""
 
     def refuse(error: OSError) -> None:
-        if Path(str(error.filename)) == folder / "lost+found":  # of a volume, which only root may read
+        if is_of_volume(error, folder):
             return
         raise UnsupportedCheckpointError(
             f"can't read '{error.filename}': {error.strerror}. Allow that, or give another folder."

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
-from hf_hyperconn.families import Family, configs_of_stacks
+from hf_hyperconn.families import Family, configs_of_stacks, usual_names
 from hf_hyperconn.kinds import kind_of
 from hf_hyperconn.models.sub_layers import is_of_connection
 
@@ -175,7 +175,9 @@ def verify_checkpoint(
 
     base_weights, base_config = read_weights(base), read_written_config(base)
     refuse_other_weights(base, base_config)
-    failure = _check_against(weights, base_weights, trained)
+    tokens = config.get("vocab_size"), usual_names(base_config).get("vocab_size")
+    is_resized = trained and tokens[0] != tokens[1]  # as for the tokens of a chat
+    failure = _check_against(weights, base_weights, trained, tokens if is_resized else None)
     differences = [f"{CONFIG}: {found}" for found in config_differences(config, base_config, family)]
     if as_converted:
         failure = failure or next(iter(differences), None)
@@ -188,6 +190,8 @@ def verify_checkpoint(
     if changed and not trained:
         failure = failure or f"{changed} tensors differ from the base's, though the hyper-connections are untrained"
     report = replace(report, changed=changed, failure=failure)
+    if is_resized and not failure and mode != "structure":
+        return replace(report, notes=(*report.notes, "logits not compared: they are of other tokens than the base's"))
     if failure or mode == "structure":
         return report
 
@@ -248,10 +252,14 @@ def _digest(source: Source, name: str) -> str:
         raise UnsupportedCheckpointError(f"can't read {name} of {source.name!r}: {error.strerror}.") from error
 
 
-def _check_against(weights: Weights, base_weights: Weights, trained: bool) -> str | None:
+def _check_against(
+    weights: Weights, base_weights: Weights, trained: bool, tokens: tuple[int, int] | None
+) -> str | None:
     """What is wrong with the tensors taken from the base, by their headers.
 
     Training may have changed dtypes, and saving may have left out tensors that the model does not know.
+
+    tokens: how many the checkpoint and the base have, where that may differ.
     """
     ours = {name: tensor for name, tensor in weights.tensors.items() if not is_of_connection(name)}
     for name in sorted(set(ours) ^ set(base_weights.tensors)):
@@ -259,6 +267,8 @@ def _check_against(weights: Weights, base_weights: Weights, trained: bool) -> st
             return f"{name} is missing in {'the base' if name in ours else 'the checkpoint'}"
     for name, tensor in ours.items():
         expected = base_weights.tensors[name]
+        if tokens is not None and (tensor.shape, expected.shape) == tuple((n, *tensor.shape[1:]) for n in tokens):
+            continue
         if tensor.shape != expected.shape or (tensor.dtype != expected.dtype and not trained):
             return (
                 f"{name} is {tensor.dtype} {list(tensor.shape)}, in the base {expected.dtype} {list(expected.shape)}"

@@ -50,10 +50,11 @@ def kept_random_state() -> Iterator[None]:
 
 
 def _unpadded(example: Mapping[str, Any], name: str) -> torch.Tensor:
-    """What an example holds by this name, `[S]`, where its mask is not zero; of labels, those that are learned."""
+    """What an example holds by this name, `[S]`, where its mask is not zero; of labels, those learned, if any are."""
     values = torch.as_tensor(example[name]).flatten()
     if name == "labels":
-        return values[values != IGNORED]
+        learned = values[values != IGNORED]
+        return learned if len(learned) else values
     mask = example.get({"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}.get(name, ""))
     mask = None if mask is None else torch.as_tensor(mask).flatten()
     return values if mask is None or mask.shape != values.shape else values[mask != 0]

@@ -113,11 +113,18 @@ class HCTrainerMixin(Base):
     Checkpoints are resumed from, and the best one loaded, with all weights: also those that have other names on disk.
 
     hc_lr: learning rate of the connections, to be scheduled like that of the rest, which is the default.
+
+    Raises `HyperConnError` when it is given a rate and an optimizer that has been made already.
     """
 
     def __init__(self, *args, hc_lr: float | None = None, **kwargs):
         self.hc_lr = hc_lr
         super().__init__(*args, **kwargs)
+        if hc_lr is not None and self.optimizer is not None:
+            raise HyperConnError(
+                f"hc_lr={hc_lr} has no effect on an optimizer that the Trainer is given. Make that one of "
+                f"hc_param_groups(model, ..., hc_lr={hc_lr}), or leave it to the Trainer."
+            )
 
     def create_accelerator_and_postprocess(self) -> None:
         """As Transformers' own, but FSDP gathers parameters in float32, also when training in 16 bits.

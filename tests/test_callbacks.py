@@ -135,6 +135,8 @@ def test_labels_that_are_not_learned_are_no_text(tmp_path):
     trainer = trainer_of(model, tmp_path)
     trainer.train_dataset = [{**example, "labels": [7, 8, -100, -100]}]
     assert HCMonitorCallback().attach(trainer).inputs["labels"].tolist() == [[7, 8]]
+    trainer.train_dataset = [{**example, "labels": [-100, -100]}]
+    assert HCMonitorCallback().attach(trainer).inputs["labels"].tolist() == [[-100, -100]]
 
 
 def test_an_example_that_the_model_can_not_run_on_is_refused_before_training(tmp_path):

@@ -96,6 +96,11 @@ def test_other_heads(base_class, auto, tmp_path, ids):
         assert torch.equal(auto.from_pretrained(result.path)(ids)[0], base_class.from_pretrained(source)(ids)[0])
 
 
+def test_from_prenorm_takes_a_config_by_its_name_as_from_pretrained_does(llama_folder):
+    model = HCLlamaForCausalLM.from_prenorm(llama_folder, config=str(llama_folder), num_hidden_layers=2)
+    assert len(model.model.layers) == 2
+
+
 def test_converted_equals_from_prenorm(llama_folder, tmp_path):
     """Two ways to one model: every parameter, by name, shape, dtype and value."""
     for connection in ("shc", "dhc"):

@@ -28,6 +28,7 @@ OF_THE_FIRST_NONE = {"memory.limit_in_bytes": 2**63 - 4096, "memory.usage_in_byt
         ("4:memory:/job\n", {"memory/job": OF_THE_FIRST_NONE}, 64 * GIB),
         ("1:name=systemd:/\n", {"": OF_THE_SECOND}, 64 * GIB),
         ("", {}, 64 * GIB),
+        ("no line of this\n\n", {"": NONE}, 64 * GIB),
     ],
 )
 def test_the_strictest_limit_counts(groups, files, expected, tmp_path, monkeypatch):

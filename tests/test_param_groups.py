@@ -153,6 +153,14 @@ def test_the_trainer_has_the_groups_and_schedules_both_rates(tmp_path):
     assert trainer_of(HCTrainer, hc_llama(), tmp_path, hc_lr=1e-2).train().global_step == 2
 
 
+def test_a_rate_is_refused_with_an_optimizer_that_would_not_have_it(tmp_path):
+    model = hc_llama()
+    made = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    assert trainer_of(HCTrainer, model, tmp_path, optimizers=(made, None)).train().global_step == 2
+    with pytest.raises(HyperConnError, match=r"hc_lr=0.01 has no effect on an optimizer that the Trainer is given"):
+        trainer_of(HCTrainer, model, tmp_path, optimizers=(made, None), hc_lr=1e-2)
+
+
 def test_without_a_rate_of_its_own_the_trainer_changes_decay_only(tmp_path):
     rates = {}
     for trainer_class in (Trainer, HCTrainer):

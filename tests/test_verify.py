@@ -19,10 +19,13 @@ from hf_hyperconn.conversion.checkpoint import read_weights
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.loading import without_kernels
+from hf_hyperconn.conversion.made import folders_in, listing
 from hf_hyperconn.conversion.moving import held
 from hf_hyperconn.conversion.source import RECORD, LocalSource
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
+
+from .conftest import randomise_connections
 
 BASE, ADDED = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -68,6 +71,22 @@ def test_reports_a_trained_checkpoint_without_failing(out, llama_folder, ids, tm
     assert 0 <= comparison.top1 <= 1
     assert "trained" in report.lines()[0]
     assert "top-1 agreement" in report.lines()[-1]
+
+
+def test_a_trained_checkpoint_may_have_more_tokens(out, llama_folder, tmp_path):
+    """As for a chat; of an untrained one that is a difference."""
+    model = AutoModelForCausalLM.from_pretrained(out)
+    model.resize_token_embeddings(100, mean_resizing=False)
+    model.save_pretrained(tmp_path / "resized")
+    assert "in the base F32 [96, 32]" in verify_checkpoint(tmp_path / "resized", str(llama_folder)).failure
+    randomise_connections(model).save_pretrained(tmp_path / "trained")
+    report = verify_checkpoint(tmp_path / "trained", str(llama_folder))
+    assert report.passed
+    assert report.changed == 2
+    assert "config.json: vocab_size is 100, in the base 96" in report.notes
+    assert "logits not compared: they are of other tokens than the base's" in report.notes
+    change(tmp_path / "trained" / "model.safetensors", lambda tensors: tensors["model.norm.weight"].resize_(31))
+    assert not verify_checkpoint(tmp_path / "trained", str(llama_folder)).passed
 
 
 def test_a_trained_checkpoint_may_be_saved_in_another_dtype(tmp_path, llama, ids):
@@ -258,9 +277,14 @@ def test_what_a_volume_keeps_for_itself_is_no_part_of_a_checkpoint(llama_folder,
     monkeypatch.setattr(os, "walk", refusing)
     closed = "lost+found"
     assert "config.json" in LocalSource(folder).files
+    assert "config.json" in listing(folder)
+    assert folders_in(folder) == []
     closed = "notes"
     with pytest.raises(UnsupportedCheckpointError, match="can't read '.*notes': Permission denied"):
         LocalSource(folder)
+    for of in (listing, folders_in):
+        with pytest.raises(PermissionError):
+            of(folder)
 
 
 def test_how_a_checkpoint_generates_is_not_asked_for(llama_folder, tmp_path):

@@ -50,13 +50,16 @@ class ShippedConfig(Base):
     """Mixin of configs with which code is saved.
 
     base_model_type: the model type of the base.
-    code_package: where the modules that `auto_map` names are. Models set it, as Transformers may keep the code of a
-        checkpoint twice: for its config, without the modules of models, and for its models, with all. None for the
-        package of this class.
+    code_package: where the modules that `auto_map` names are; None for the package of this class.
+    read_code: the `code_of` that has read them; None for that of this module.
+
+    Models set the last two, as Transformers may keep the code of a checkpoint twice: for its config, without the
+    modules of models, and for its models, with all.
     """
 
     base_model_type: ClassVar[str]
     code_package: ClassVar[str | None] = None
+    read_code: ClassVar[Any] = None
     base_model_pp_plan: ClassVar[Any] = None  # pipeline stages exchange [B, S, D]; streams are [B, S, N, D]
 
     def __init_subclass__(cls, *args, **kwargs):
@@ -100,7 +103,8 @@ class ShippedConfig(Base):
         package, _, own = type(self).__module__.rpartition(".")
         self.auto_map = {"AutoConfig": f"{own}.{type(self).__name__}", **(getattr(self, "auto_map", None) or {})}
         super().save_pretrained(save_directory, **kwargs)
-        for name, source in code_of(self.code_package or package, modules_in(self.auto_map)).items():
+        read_code = type(self).read_code or code_of
+        for name, source in read_code(self.code_package or package, modules_in(self.auto_map)).items():
             Path(save_directory, f"{name}.py").write_text(source, encoding="utf-8", newline="\n")
         if push_to_hub:
             self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)

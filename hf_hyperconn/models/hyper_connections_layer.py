@@ -338,9 +338,9 @@ def _warn_of_old_places(layers: Iterable[Any]) -> None:
                 new = layer.make_connection(k, len(connections))
             if any(getattr(connection, name, None) != getattr(new, name, None) for name in BY_PLACE):
                 logger.warning(
-                    f"sub-layer {connection.sub_layer} is sub-layer {k} of {len(connections)} now, as layers have been "
-                    f"removed or moved, and this kind of connection computes something else there: what is saved, "
-                    f"loaded again, will not be this model. Train it on from there, or keep all."
+                    f"sub-layer {connection.sub_layer} is sub-layer {k} of {len(connections)} now, as layers have "
+                    f"been removed or moved, and this kind of connection computes something else there: what is "
+                    f"saved, loaded again, will not be this model. Train it on from there, or keep all layers."
                 )
                 return
 

@@ -95,7 +95,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
 
     def post_init(self):
         self._tell_config_of_code()
-        with suppress(ImportError, OSError):  # saving tells
+        with suppress(Exception):  # whatever a loader raises, which saving tells
             code_of(self.code_package, modules_in(self.auto_map))  # which keeps it
         # a class of the base's may have collected its own before this class adopted the model
         for name in ("_no_split_modules", "_keep_in_fp32_modules_strict"):
@@ -125,7 +125,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
     def _tell_config_of_code(self) -> None:
         """Let the config, with which code is saved, find that of the models."""
         config_class: Any = type(self.config)
-        config_class.code_package = self.code_package
+        config_class.code_package, config_class.read_code = self.code_package, code_of
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""
@@ -185,16 +185,15 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         """
         hub = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
         base_config = kwargs.pop("config", None)
-        if base_config is None:
+        if base_config is None or isinstance(base_config, str | os.PathLike):
+            its_name = base_config or pretrained_model_name_or_path
             where = {name: kwargs[name] for name in hub if name in kwargs}
-            base_config = AutoConfig.from_pretrained(pretrained_model_name_or_path, **where)
+            base_config = AutoConfig.from_pretrained(its_name, **where)
             of_loading = ("dtype", "torch_dtype", "quantization_config", *where)
             fields = {name for name in kwargs if name not in of_loading and hasattr(base_config, name)}
             if fields:
                 given = {name: kwargs.pop(name) for name in fields}
-                base_config = AutoConfig.from_pretrained(pretrained_model_name_or_path, **where, **given)
-        elif isinstance(base_config, str | os.PathLike):
-            base_config = AutoConfig.from_pretrained(base_config)
+                base_config = AutoConfig.from_pretrained(its_name, **where, **given)
         config = cls.config_class.from_prenorm(
             base_config,
             hc_mult=hc_mult,
