@@ -81,7 +81,8 @@ def _parts_of(model: nn.Module) -> dict[str, SubLayer]:
     return {
         f"{path}.{part.connection}" if path else part.connection: part
         for path, layer in modules_in_use(model)
-        for part in getattr(type(layer), "parts", ())
+        if hasattr(layer, "make_connection")
+        for part in layer.parts
     }
 
 

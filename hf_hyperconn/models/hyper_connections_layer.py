@@ -325,13 +325,11 @@ def warn_of_old_places(model: nn.Module) -> None:
     """Say so when layers of a model have been removed or moved that, loaded again, compute something else."""
     for layers in model.modules():
         if isinstance(layers, nn.ModuleList):
-            _warn_of_old_places(layers)
+            _warn_of_old_places(layer for layer in layers if hasattr(layer, "make_connection"))
 
 
 def _warn_of_old_places(layers: Iterable[Any]) -> None:
-    connections = [
-        (layer, getattr(layer, part.connection)) for layer in layers for part in getattr(layer, "parts", ())
-    ]
+    connections = [(layer, getattr(layer, part.connection)) for layer in layers for part in layer.parts]
     for k, (layer, connection) in enumerate(connections):
         if any(hasattr(connection, name) for name in BY_PLACE):
             with torch.device("meta"):
