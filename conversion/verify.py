@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
 from hf_hyperconn.families import Family, configs_of_stacks, usual_names
@@ -175,7 +175,7 @@ def verify_checkpoint(
 
     base_weights, base_config = read_weights(base), read_written_config(base)
     refuse_other_weights(base, base_config)
-    tokens = config.get("vocab_size"), usual_names(base_config).get("vocab_size")
+    tokens: Any = config.get("vocab_size"), usual_names(base_config).get("vocab_size")
     is_resized = trained and None not in tokens and tokens[0] != tokens[1]  # as for the tokens of a chat
     failure = _check_against(weights, base_weights, trained, tokens if is_resized else None)
     differences = [f"{CONFIG}: {found}" for found in config_differences(config, base_config, family)]

@@ -77,12 +77,15 @@ def connections_of(model: nn.Module) -> dict[str, Any]:
 
 
 def _parts_of(model: nn.Module) -> dict[str, SubLayer]:
-    """The sub-layers of a model's layers, in their order, by the names of their connections."""
+    """The sub-layers of a model's layers, in their order, by the names of their connections.
+
+    Layers of older code do not say theirs.
+    """
+    layers: Any = [(path, layer) for path, layer in modules_in_use(model) if hasattr(layer, "make_connection")]
     return {
         f"{path}.{part.connection}" if path else part.connection: part
-        for path, layer in modules_in_use(model)
-        if hasattr(layer, "make_connection")
-        for part in layer.parts
+        for path, layer in layers
+        for part in getattr(layer, "parts", ())
     }
 
 
