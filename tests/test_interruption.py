@@ -217,6 +217,7 @@ def check_replaced(out: Path, old: dict[str, str], new: dict[str, str]):
         assert contents(out.with_name(f".{out.name}.previous")) == old
 
 
+@pytest.mark.tail
 @pytest.mark.slow
 def test_killed_at_random_moments(convert, source, undisturbed, tmp_path):
     before, moments, out = contents(source), random.Random(0), tmp_path / "out"
@@ -239,6 +240,7 @@ def test_killed_at_random_moments(convert, source, undisturbed, tmp_path):
     assert copying >= KILLS / 10
 
 
+@pytest.mark.tail
 @pytest.mark.slow
 def test_killed_at_random_moments_while_replacing(convert, source, undisturbed, old, tmp_path):
     before, before_out, moments, out = contents(source), contents(old), random.Random(1), tmp_path / "out"
