@@ -138,6 +138,7 @@ def test_the_readme_gives_the_measured_differences():
     assert shown == [
         *measured("deep scratch", "DHC×4", 2),
         *measured("deep scratch", "DHC×4 history by type", 2),
+        *measured("deep scratch long", "DHC×4 history by type, 3× the steps", 2),
         *measured("cpu scratch Llama", "DHC×4", 2),
         *measured("deep other text", "DHC×4 history by type, another text", 4),
         *measured("deep adapters", "DHC×4 history by type, LoRA of rank 8", 4),
