@@ -102,7 +102,8 @@ def reading_connections(model: nn.Module) -> set[nn.Module]:
 
 
 def stacks_of(model: Any) -> list[str | None]:
-    """What `with_layers` takes for each list of layers of a model, without its wrapper."""
+    """What `with_layers` takes for each list of layers of a model, which may be in a wrapper."""
+    model = outermost_model(model) or model
     return [*getattr(getattr(model, "base_model", model), "inner", ())] or [None]
 
 

@@ -112,10 +112,11 @@ def test_a_model_is_arranged(connection, ids):
 
 def test_the_sub_layers_that_a_model_has_are_arranged():
     """By their places among those left, from zero; those of an encoder and of a decoder each for themselves."""
+    peft = pytest.importorskip("peft")
     model = hc_llama(hc_mult=4, connection="shc")
     model.model.layers = nn.ModuleList([model.model.layers[place] for place in (0, 2)])
     pair = convert_model(tiny("t5"), connection="shc", hc_mult=4)
-    for each in (model, pair):
+    for each in (model, peft.get_peft_model(pair, peft.LoraConfig(target_modules=["q"]))):
         arrange(each, "parallel")
     for stack in (model, pair.encoder, pair.decoder):
         for k, connection in enumerate(connections_of(stack).values()):
