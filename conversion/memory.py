@@ -23,7 +23,9 @@ def _left_by_limits() -> list[int]:
     """What each limit on this process, and on the groups that it is in, leaves."""
     left = []
     for line in _text(GROUPS).splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if line.count(":") < 2:  # none of a hierarchy
+            continue
+        _, controllers, path = line.split(":", 2)
         version = "memory" if "memory" in controllers.split(",") else controllers
         if version not in VERSIONS:
             continue

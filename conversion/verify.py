@@ -190,10 +190,10 @@ def verify_checkpoint(
     if changed and not trained:
         failure = failure or f"{changed} tensors differ from the base's, though the hyper-connections are untrained"
     report = replace(report, changed=changed, failure=failure)
-    if is_resized and not failure and mode != "structure":
-        return replace(report, notes=(*report.notes, "logits not compared: they are of other tokens than the base's"))
     if failure or mode == "structure":
         return report
+    if is_resized:
+        return replace(report, notes=(*report.notes, "logits not compared: they are of other tokens than the base's"))
 
     from .numeric import compare_models, layers_that_fit
 

@@ -64,7 +64,8 @@ def arrange(model: PreTrainedModel, name: str) -> None:
     """
     if name not in ARRANGEMENTS:
         raise HyperConnError(f"arrangement {name!r} was asked for; accepted are {', '.join(map(repr, ARRANGEMENTS))}.")
-    running = [[*connections_of(with_layers(model, stack)).values()] for stack in stacks_of(model)]
+    stacks: list[str | None] = [*stacks_of(model)] or [None]
+    running = [[*connections_of(with_layers(model, stack)).values()] for stack in stacks]
     connections: list[Any] = [connection for each in running for connection in each]
     if not connections or any(type(each).__name__ != HyperConnection.__name__ for each in connections):
         raise HyperConnError(f"{type(model).__name__} has no static or dynamic hyper-connections ('shc' or 'dhc').")

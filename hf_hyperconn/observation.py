@@ -95,16 +95,18 @@ def attention_of(model: nn.Module) -> tuple[int, ...]:
     return tuple(place for place, name in enumerate(names) if re.search("attn|attention", name))
 
 
-def reading_connections(model: nn.Module) -> set[nn.Module]:
-    """The connections whose branches read the streams, and don't add what one before them has made."""
-    parts = _parts_of(model)
-    return {each for name, each in connections_of(model).items() if name not in parts or parts[name].reads}
+def without_reads(model: nn.Module) -> set[str]:
+    """The names of the connections whose branches add what one before them has made, and read nothing themselves."""
+    return {name for name, part in _parts_of(model).items() if not part.reads}
 
 
-def stacks_of(model: Any) -> list[str | None]:
-    """What `with_layers` takes for each list of layers of a model, which may be in a wrapper."""
+def stacks_of(model: Any) -> list[str]:
+    """The names of an encoder-decoder's lists of layers, for `with_layers`; of another model none.
+
+    The model may be in a wrapper.
+    """
     model = outermost_model(model) or model
-    return [*getattr(getattr(model, "base_model", model), "inner", ())] or [None]
+    return [*getattr(getattr(model, "base_model", model), "inner", ())]
 
 
 def with_layers(model: Any, stack: str | None = None) -> Any:
@@ -116,7 +118,7 @@ def with_layers(model: Any, stack: str | None = None) -> Any:
     """
     model = outermost_model(model) or model
     base = getattr(model, "base_model", model)
-    inner = [each for each in stacks_of(model) if each is not None]
+    inner = stacks_of(model)
     if stack is not None and stack not in inner:
         raise HyperConnError(
             f"stack {stack!r} was asked for; {type(model).__name__} has {', '.join(inner) or 'one list of layers'}."
@@ -137,8 +139,8 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
     if not connections:
         raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to observe.")
 
-    reading = reading_connections(model)
-    places = {connection: place for place, connection in enumerate(connections.values())}
+    copying = without_reads(model)
+    known = {each: (place, name not in copying) for place, (name, each) in enumerate(connections.items())}
     last: Observation | None = None  # that read
 
     def record(connection, args, output):
@@ -147,7 +149,7 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
         streams = carry.streams if hasattr(carry, "streams") else args[0].written()
         with torch.no_grad(), without_autocast(streams), with_parameters(connection):
             alpha, beta = connection.matrices(streams)
-            place, has_read = places[connection], connection in reading
+            place, has_read = known[connection]
             seen = Observation(connection, streams.detach(), branch_input.detach(), alpha, beta, place, has_read)
             if last is not None and not has_read:
                 alpha = torch.cat([last.reads.to(alpha.device), seen.mixes], dim=-1)
@@ -156,7 +158,7 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
                 last = seen
             see(seen)
 
-    handles = [connection.register_forward_hook(record, prepend=True) for connection in places]
+    handles = [connection.register_forward_hook(record, prepend=True) for connection in known]
     try:
         with torch.compiler.set_stance("force_eager"):
             yield

@@ -1,5 +1,7 @@
 """Every arrangement against the plain architecture, and the ablations of the paper's Table 3."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -115,7 +117,7 @@ def test_the_sub_layers_that_a_model_has_are_arranged():
     peft = pytest.importorskip("peft")
     model = hc_llama(hc_mult=4, connection="shc")
     model.model.layers = nn.ModuleList([model.model.layers[place] for place in (0, 2)])
-    pair = convert_model(tiny("t5"), connection="shc", hc_mult=4)
+    pair = convert_model(deepcopy(tiny("t5")), connection="shc", hc_mult=4)  # whose tensors an adapter freezes
     for each in (model, peft.get_peft_model(pair, peft.LoraConfig(target_modules=["q"]))):
         arrange(each, "parallel")
     for stack in (model, pair.encoder, pair.decoder):

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from ..adapters import modules_in_use
 from ..errors import HyperConnError
-from ..observation import Observation, attention_of, connections_of, reading_connections, with_layers, with_parameters
+from ..observation import Observation, attention_of, connections_of, with_layers, with_parameters, without_reads
 from ..outermost import config_of
 from .statistics import Moments
 
@@ -121,13 +121,13 @@ def unfold_static(model: PreTrainedModel, stack: str | None = None) -> Connectio
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
     part = with_layers(model, stack)
-    connections, reading = connections_of(part).values(), reading_connections(part)
+    connections, copying = connections_of(part), without_reads(part)
     if not connections:
         raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to unfold.")
     unfolding = Unfolding(len(connections), readout_of(part))
-    for k, connection in enumerate(connections):
+    for k, (name, connection) in enumerate(connections.items()):
         alpha, beta = _static_part(connection)
-        unfolding.step(k, alpha[None], beta[None], connection in reading)
+        unfolding.step(k, alpha[None], beta[None], name not in copying)
     return replace(unfolding.result(), tokens=0, attention=attention_of(part))
 
 
