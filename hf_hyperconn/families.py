@@ -35,6 +35,7 @@ SHARED_CODE = (
     "hyper_connections_types.py",
     "initial_weights.py",
     "keel_connection.py",
+    "layer_source.py",
     "manifold_hyper_connections.py",
     "manifold_hyper_connections_triton_kernels.py",
     "manifold_hyper_connections_triton_operators.py",

@@ -1,8 +1,6 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """A decoder layer on residual streams."""
 
-import hashlib
-import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +17,7 @@ from .frac_connections import FracConnection, narrow_norm
 from .history_start import written_streams
 from .hyper_connections import Connection, HyperConnection, InitialisedModule, WeightedReadout, copied
 from .keel_connection import KeelConnection
+from .layer_source import CACHE_NAMES, CacheNamedAs, CutFrom, cache_name, has_other_cache_names
 from .manifold_hyper_connections import LearnedReadout, ManifoldHyperConnection
 from .sub_layers import SUB_LAYERS, SubLayer
 
@@ -62,7 +61,8 @@ class HyperConnectionDecoderLayer(Base):
         None where it returns hidden states alone.
     settings: the value of each field of the config with which the family's layer has these branches.
     absent: arguments that must be None, as what takes them is no branch of this layer.
-    cut_from: the release of Transformers they were cut from, and the digest of that `forward`.
+    cut_from: the source of the branches that were cut; None without any.
+    cache_names: what the model calls the cache, and what the branches call it; None where that is the same.
     predicting_norm: the norm of the layer that dynamic coefficients take a copy of; None for an RMSNorm of torch.
     is_first, is_last: whether it expands the streams and reads them out; the model keeps them right when layers are
         removed or added (`place_layers`).
@@ -83,24 +83,23 @@ class HyperConnectionDecoderLayer(Base):
     returned: tuple[str, ...] | None = None
     settings: dict[str, object] = {}
     absent: tuple[str, ...] = ()
-    cut_from: tuple[str, str] | None = None
+    cut_from: CutFrom | None = None
+    cache_names: tuple[str, str] | None = None
     predicting_norm: str | None = "post_attention_layernorm"
     hc_head: InitialisedModule
     lent_readout: tuple[InitialisedModule, ...] = ()  # in a tuple, so that its parameters keep the one name they have
-
-    def __init_subclass__(cls, **kwargs):
-        super().__init_subclass__(**kwargs)
-        if "cut_from" in vars(cls) and cls.cut_from is not None:
-            warn_of_another_forward(cls.__bases__[-1], *cls.cut_from)
 
     def connect(self, config, layer_idx: int, layers: int) -> None:
         """Give a layer that the family's `__init__` has built its connections.
 
         layers: how many there are.
 
-        Raises `ValueError` when the layer has other branches with this config.
+        Raises `ValueError` when the layer has other branches with this config, and `SourceDiffersError` when the
+        installed Transformers has another layer than they were cut from.
         """
         self.check_settings(config)
+        if self.cut_from is not None and has_other_cache_names(self.cut_from, transformers.__version__):
+            self._name_caches()
         if config.connection == "attnres" and not all(part.reads for part in self.parts):
             raise ValueError(
                 f"connection is 'attnres', which reads values for every sub-layer; one of {type(self).__name__} reads "
@@ -118,6 +117,17 @@ class HyperConnectionDecoderLayer(Base):
             setattr(self, part.connection, connection)
         if self.is_last:
             self.add_readout()
+
+    def _name_caches(self) -> None:
+        """Hand the cache on where the installed Transformers calls it otherwise than the branches do."""
+        given = cache_name(super().forward)
+        branches = (cache_name(getattr(type(self), part.branch)) for part in self.parts)
+        accepted = next((name for name in (*branches, *self.positional) if name in CACHE_NAMES), None)
+        if given is not None and accepted is not None and given != accepted:
+            self.cache_names = given, accepted
+        for module in self.modules():
+            if module is not self and (name := cache_name(type(module).forward)) is not None:
+                module.register_forward_pre_hook(CacheNamedAs(name), with_kwargs=True)
 
     @classmethod
     def check_settings(cls, config) -> None:
@@ -234,6 +244,9 @@ class HyperConnectionDecoderLayer(Base):
                 f"but takes {', '.join(self.positional) or 'none'} so. Give the others by name."
             )
         kwargs.update(zip(self.positional, args, strict=False))
+        if self.cache_names is not None and self.cache_names[0] in kwargs:
+            given, accepted = self.cache_names
+            kwargs[accepted] = kwargs.pop(given)
         if given := [name for name in self.absent if kwargs.get(name) is not None]:
             raise ValueError(
                 f"decoder layer {self.layer_idx} received {', '.join(given)}, for which it has no hyper-connection. "
@@ -341,21 +354,3 @@ def _warn_of_old_places(layers: Iterable[Any]) -> None:
                     f"saved, loaded again, will not be this model. Train it on from there, or keep all layers."
                 )
                 return
-
-
-def warn_of_another_forward(layer_class: type[nn.Module], release: str, digest: str) -> None:
-    """Say so when the `forward` of a layer is not the one, of a release of Transformers, that branches were cut from.
-
-    digest: the first 16 digits of the SHA-256 of its source from `def` on, with single spaces.
-    """
-    try:
-        source = inspect.getsource(inspect.unwrap(layer_class.forward))
-    except (OSError, TypeError):
-        return  # there is no source to compare
-    text = " ".join(source[source.index("def forward") :].split())
-    if hashlib.sha256(text.encode()).hexdigest()[:16] != digest:
-        logger.warning_once(
-            f"{layer_class.__name__}.forward of Transformers {transformers.__version__} is not the one that the "
-            f"branches of this model's code were cut from ({release}). `hf-hyperconn verify` says whether it still "
-            f"computes what its base does."
-        )

@@ -123,6 +123,15 @@ def returned_at_once(statement: ast.stmt, before: ast.stmt) -> ast.Return | None
     return None
 
 
+def with_sum_before_return(statements: list[Statement]) -> list[Statement]:
+    """`hidden_states = X + Y` and `return hidden_states` for a last statement `return X + Y`."""
+    match statements[-1].node:
+        case ast.Return(ast.BinOp(op=ast.Add()) as total):
+            written = f"hidden_states = {ast.unparse(total)}", "return hidden_states"
+            return [*statements[:-1], *(statement_of(text, statements[-1].given) for text in written)]
+    return statements
+
+
 def names_returned(statement: ast.stmt) -> list[str] | None:
     """The names in `return stream` or `return stream, name`; None for another statement."""
     match statement:

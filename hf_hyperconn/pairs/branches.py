@@ -10,7 +10,6 @@ the second line. The stream is followed by name: what is given to the layer, its
 """
 
 import ast
-import hashlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from .additions import (
     reshapes,
     returned_at_once,
     widens,
+    with_sum_before_return,
 )
 from .cuts import STREAM, Branch, Cut
 from .inlining import Inliner
@@ -125,6 +125,7 @@ def cut_branches(
         settings=tuple(settled.required.items()),
         absent=tuple(sorted(settled.absent)),
         inlined=tuple(inliner.inlined) if inliner else (),
+        sources=tuple(inliner.sources) if inliner else (),
     )
 
 
@@ -136,7 +137,7 @@ def _cut(statements: list[Statement], forward: ast.FunctionDef, layer: str, inli
     streams, widened = {taken[1]}, None
     parts: list[_Part] = []
     part = _Part({taken[1]})
-    *others, (last, *_) = statements
+    *others, (last, *_) = with_sum_before_return(statements)
     match returned_at_once(last, others[-1].node) if others else None:
         case ast.Return(ast.Tuple()) as last:
             others.pop()
@@ -271,12 +272,6 @@ def _handed_on(parts: list[_Part], place: int, layer: str) -> set[str]:
 def _assured(parts: list[_Part]) -> set[str]:
     """What has been made after these parts whatever their conditions are."""
     return {name for part in parts if part.given is None for name in part.assured}
-
-
-def digest(forward: str) -> str:
-    """A short digest of the source of a `forward`, whatever stands above its `def` and however it is spaced."""
-    text = " ".join(forward[forward.index("def forward") :].split())
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def refusal(layer: str, reason: str) -> UnsupportedCheckpointError:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..models.sub_layers import SUB_LAYERS, SubLayer
-from .source_files import Definition
+from .source_files import Definition, Source
 
 STREAM = "hidden_states"
 # in the names of modules that a branch isn't named after
@@ -78,6 +78,7 @@ class Cut:
     settings: the value of each field of the config with which a layer has these branches.
     absent: arguments of the layer that must be None.
     inlined: the classes of modules of which the branches have statements, so that these are not called.
+    sources: the functions, besides the layer's forward, that they have statements of.
     """
 
     branches: tuple[Branch, ...]
@@ -86,6 +87,7 @@ class Cut:
     settings: tuple[tuple[str, object], ...] = ()
     absent: tuple[str, ...] = ()
     inlined: tuple[Definition, ...] = ()
+    sources: tuple[Source, ...] = ()
 
     @property
     def sub_layers(self) -> tuple[SubLayer, ...]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ..models.layer_source import CutFrom
 from ..models.sub_layers import SubLayer
 from .composites import TEXT
 from .cuts import Cut
@@ -93,7 +94,7 @@ class LayerSource:
 
     name: of the class.
     cut: its branches.
-    cut_from: digest of its `forward`.
+    cut_from: the source of its branches.
     positional: names of the arguments, besides the stream, that the model gives a layer by their place.
     packed: whether it takes the tokens of all sequences one after the other.
     channels_first: whether its hidden states lie channel after channel in memory.
@@ -103,7 +104,7 @@ class LayerSource:
 
     name: str
     cut: Cut
-    cut_from: str
+    cut_from: CutFrom
     positional: tuple[str, ...]
     packed: bool
     channels_first: bool

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from .additions import added_to, is_copy, returned_at_once
 from .names import made, read
 from .settings import Settled
-from .source_files import Definition, SourceFile
+from .source_files import Definition, Source, SourceFile
 from .statements import Statement, statement_of
 
 
@@ -20,16 +20,22 @@ from .statements import Statement, statement_of
 class Callee:
     """What is called.
 
-    body: of a function, without its docstring. arguments: of it, without `self`.
+    node: its definition. body: of it, without its docstring. arguments: of it, without `self`.
     file: in which it stands. owner: the class that it is a method of; None for a function.
     path: what `self` is there, seen from the layer; None for a function.
     """
 
+    node: ast.FunctionDef
     body: list[ast.stmt]
     arguments: ast.arguments
     file: SourceFile
     owner: Definition | None
     path: str | None
+
+    @property
+    def source(self) -> Source:
+        """Where it stands."""
+        return Source.of(self.node, self.owner.file if self.owner else self.file, self.owner)
 
 
 @dataclass
@@ -39,11 +45,13 @@ class Inliner:
     layer: whose forward it is.
     settled: the choice between its statements.
     inlined: the classes of modules of which it has put statements there.
+    sources: of all statements that it has put there.
     """
 
     layer: Definition
     settled: Settled
     inlined: list[Definition] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
 
     def expanded(self, statement: Statement, streams: set[str]) -> list[Statement] | None:
         """The statements that stand for one that calls what adds to the stream; None for another."""
@@ -67,6 +75,7 @@ class Inliner:
             return None
         if (arguments := _assignments(bound, of_stream, body)) is None or (ends := _ends(target, body)) is None:
             return None
+        self.sources.append(callee.source)
         if callee.owner is not None and callee.path == ast.unparse(call.func):
             self.inlined.append(callee.owner)
         before, after = ends
@@ -144,7 +153,7 @@ def _callee_of(
     taken = ast.arguments(
         [], arguments, None, node.args.kwonlyargs, node.args.kw_defaults, node.args.kwarg, node.args.defaults
     )
-    return Callee(node.body[1:] if has_docstring else node.body, taken, file, owner, path)
+    return Callee(node, node.body[1:] if has_docstring else node.body, taken, file, owner, path)
 
 
 def assigned_classes(owner: Definition, name: str) -> Iterator[Definition]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from ..models.layer_source import CutFrom
 from ..models.sub_layers import SUB_LAYERS, SubLayer
 from .family_source import FamilySource, LayerSource
-from .source_files import release
 from .writing import class_with, listed, shown
 
 
@@ -28,8 +28,6 @@ def layer_class(layer: LayerSource, family: FamilySource) -> str:
 def _body(layer: LayerSource, count: str) -> str:
     """What follows the docstring."""
     settings: dict[str, object] = {}
-    if is_cut(layer):
-        settings["cut_from"] = (release(), layer.cut_from)
     if layer.predicting_norm != "post_attention_layernorm":
         settings["predicting_norm"] = layer.predicting_norm
     if count != "num_hidden_layers":
@@ -49,6 +47,8 @@ def _body(layer: LayerSource, count: str) -> str:
     if layer.cut.absent:
         settings["absent"] = layer.cut.absent
     lines = [_setting(name, value) for name, value in settings.items()]
+    if is_cut(layer):
+        lines.insert(0, _cut_from(layer.cut_from))
     if layer.cut.sub_layers != SUB_LAYERS:
         lines.insert(0, f"    parts = {_parts(layer.cut.sub_layers)}")
     text = "\n\n" + "\n".join(lines) if lines else ""
@@ -64,6 +64,12 @@ def _body(layer: LayerSource, count: str) -> str:
             head = f"def {sub_layer.after}(self, hidden_states):"
             text += _method(f"{head}\n{docstring}\n{body}    return hidden_states")
     return text
+
+
+def _cut_from(cut: CutFrom) -> str:
+    functions = listed("", map(shown, cut.functions), depth=2, is_tuple=True).lstrip()
+    items = [shown(cut.release), functions, f"same={shown(cut.same)}", f"spelled={shown(cut.spelled)}"]
+    return "    cut_from = CutFrom(\n" + "".join(f"        {each},\n" for each in items) + "    )"
 
 
 def _setting(name: str, value: object) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import UnsupportedCheckpointError
 
@@ -174,6 +174,26 @@ class SourceFile:
                 elif isinstance(child, ast.Dict):
                     found |= _strings(child.keys, child.values)
         return found
+
+
+class Source(NamedTuple):
+    """A function of Transformers that something was read from.
+
+    name: as `CutFrom.functions` has it.
+    node: its definition.
+    layers: the attribute of the layers that it runs, where only its loop over them was read; "" for all of it.
+    """
+
+    name: str
+    node: ast.FunctionDef
+    layers: str = ""
+
+    @classmethod
+    def of(cls, node: ast.FunctionDef, file: SourceFile, owner: Definition | None, layers: str = "") -> "Source":
+        """That of a function in a file, or of a method that a class in the file has, its own or inherited."""
+        module = ".".join(file.path.relative_to(package() / "models").with_suffix("").parts)
+        path = node.name if owner is None else f"{owner.name}.{node.name}"
+        return cls(":".join([module, path, *([layers] if layers else [])]), node, layers)
 
 
 @cache

@@ -7,16 +7,18 @@ from functools import cache
 from typing import Any
 
 from ..errors import UnsupportedCheckpointError
-from .branches import cut_branches, digest, refusal
+from ..models.layer_source import CutFrom, digest
+from .branches import cut_branches, refusal
 from .classes import class_names, first_with, made_by, module_of, path_of, within_another
 from .composites import TEXT, Part, find_part, find_parts, type_of_part, usual_type
+from .cuts import Cut
 from .family_names import FamilyName
 from .family_source import INNER, FamilySource, InnerModel, LayerSource
 from .inlining import assigned_classes
 from .loops import LayerLoop, read_layer_loop
 from .norms import norm_of
 from .recorders import moved_recorders
-from .source_files import Definition, release, source_file, table
+from .source_files import Definition, Source, release, source_file, table
 from .stacks import Inner, Stack, find_inner_models, find_stack
 
 SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
@@ -239,7 +241,8 @@ def _of_stack(
     how = read_layer_loop(loop[0], stack.owner.name, stack.path.rpartition(".")[2], stack.owner)
     if how.between and "." in stack.path:
         raise refusal(stack.layers[0].name, f"{stack.owner.name}.{how.between} changes the stream between layers")
-    layers = tuple(_of_layer(layer, base.name, of_config, how, known) for layer in stack.layers)
+    run_by = Source.of(loop[0], stack.owner.file, stack.owner, stack.path.rpartition(".")[2])
+    layers = tuple(_of_layer(layer, base.name, of_config, how, run_by, known) for layer in stack.layers)
     for each in layers[1:]:
         connections = [[part.connection for part in layer.cut.sub_layers] for layer in (layers[0], each)]
         if connections[0] != connections[1] or layers[0].norm.keys() != each.norm.keys():
@@ -264,7 +267,12 @@ def _of_stack(
 
 
 def _of_layer(
-    layer: Definition, model: str, of_config: Definition, how: LayerLoop, known: Mapping[str, object] | None
+    layer: Definition,
+    model: str,
+    of_config: Definition,
+    how: LayerLoop,
+    run_by: Source,
+    known: Mapping[str, object] | None,
 ) -> LayerSource:
     forward, of_forward = layer.own_method("forward")
     cut = cut_branches(forward, of_forward.text, layer.name, layer, of_config, known)
@@ -277,7 +285,7 @@ def _of_layer(
     return LayerSource(
         name=layer.name,
         cut=cut,
-        cut_from=digest(_lines_of(forward, of_forward.text)),
+        cut_from=_cut_from(layer, forward, cut, run_by),
         positional=tuple(argument.arg for argument in forward.args.args[2 : 2 + how.positional]),
         packed=model in PACKED
         or any(argument.arg == "cu_seqlens" for argument in (*forward.args.args, *forward.args.kwonlyargs)),
@@ -287,9 +295,14 @@ def _of_layer(
     )
 
 
-def _lines_of(function: ast.FunctionDef, text: str) -> str:
-    """Its source as `inspect.getsource` gives it, with a comment behind its last statement."""
-    return "\n".join(text.splitlines()[function.lineno - 1 : function.end_lineno])
+def _cut_from(layer: Definition, forward: ast.FunctionDef, cut: Cut, run_by: Source) -> CutFrom:
+    """What the branches of a layer depend on: its forward, what was read with it, and the loop that runs layers."""
+    sources = [Source.of(forward, layer.file, layer), *cut.sources]
+    if cut.settings:  # which are read from the attributes that it sets
+        sources.append(Source.of(layer.own_method("__init__")[0], layer.file, layer))
+    by_name = {source.name: source for source in (*sources, run_by)}
+    functions = [(source.node, source.layers) for source in by_name.values()]
+    return CutFrom(release(), tuple(by_name), digest(functions), digest(functions, spelled=True))
 
 
 def _attributes(base: Definition) -> dict[str, str]:

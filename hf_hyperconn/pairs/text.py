@@ -117,16 +117,18 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
         "HyperConnectionPreTrainedModel",
     ]
     of_streams = [*(["for_every_stream"] if between else []), "reduce_recorded_streams"]
+    cuts = any(is_cut(layer) for each in sources for layer in each.layers)
     names_sub_layers = any(layer.cut.sub_layers != SUB_LAYERS for each in sources for layer in each.layers)
     return "\n".join(
         [
             LICENCE,
-            *(_origin(family) if any(is_cut(layer) for each in sources for layer in each.layers) else []),
+            *(_origin(family) if cuts else []),
             f'"""{title}{f", whose {_called(part)} has hyper-connections" if part else " with hyper-connections"}."""',
             "",
             *(["from transformers import GenerationMixin", ""] if any(_classes(family).values()) else []),
             import_of(f".configuration_{stem(family.model_type)}", [f"HC{family.config}"]),
             *(["from .hyper_connections_layer import HyperConnectionDecoderLayer"] if sources else []),
+            *(["from .layer_source import CutFrom"] if cuts else []),
             *([import_of(f".modeling_{stem(part.source.model_type)}", [f"HC{part.name}"])] if part else []),
             import_of(".modeling_hyper_connections", sorted(mixins)),
             *([import_of(".residual_streams", of_streams)] if sources else []),

@@ -1,0 +1,150 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""Whether the installed Transformers has the functions that the branches of a layer were cut from.
+
+The proof is their source: no weights are read and nothing is computed. Two sources are the same if they differ only in
+comments, layout, docstrings, annotations, decorators and the name of the cache, which releases call differently.
+"""
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+# what releases of Transformers, and its modules, call the argument that has the keys and values of earlier tokens
+CACHE_NAMES = ("cache", "past_key_values", "past_key_value", "cache_params", "layer_past")
+IGNORED_FIELDS = ("annotation", "returns", "decorator_list", "type_comment", "type_params", "ctx", "kind", "simple")
+
+
+class CutFrom(NamedTuple):
+    """What branches were cut from.
+
+    release: of Transformers.
+    functions: what was read, as `module:Class.function`, with modules from `transformers.models`. Of a function that
+        runs layers only the loop over them counts: `module:Class.function:attribute of the layers`.
+    same: digest of their source, whatever the cache is called in it.
+    spelled: digest of their source with the names that the cache has in it.
+    """
+
+    release: str
+    functions: tuple[str, ...]
+    same: str
+    spelled: str
+
+
+class SourceDiffersError(ImportError):
+    """The installed Transformers has another source than branches were cut from."""
+
+
+@cache
+def has_other_cache_names(cut: CutFrom, installed: str) -> bool:
+    """Whether the installed Transformers calls the cache otherwise in the functions of `cut`.
+
+    installed: its release. The release of `cut` itself is taken at its word.
+
+    Raises `SourceDiffersError` where these functions differ by more, or their source can't be read.
+    """
+    if cut.release == installed:
+        return False
+    try:
+        found = [_parsed(function) for function in cut.functions]
+    except (ImportError, AttributeError, OSError, TypeError, SyntaxError, ValueError) as error:
+        raise SourceDiffersError(_refusal(cut, installed, f"can't be read there ({error})")) from error
+    if digest(found, spelled=True) == cut.spelled:
+        return False
+    if digest(found) == cut.same:
+        return True
+    raise SourceDiffersError(_refusal(cut, installed, "differ"))
+
+
+def digest(functions: Iterable[tuple[ast.AST, str]], *, spelled: bool = False) -> str:
+    """The first 16 digits of the SHA-256 of what functions do.
+
+    functions: each with the attribute of the layers that it runs; "" for a function that counts as a whole.
+    spelled: whether the names of the cache count.
+    """
+    names = () if spelled else CACHE_NAMES
+    lines = [line for function, layers in functions for line in _facts(function, layers, names)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def cache_name(function: Callable) -> str | None:
+    """The name of the cache among the arguments of a function; None without any, or without a signature."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+    return next((name for name in CACHE_NAMES if name in parameters), None)
+
+
+class CacheNamedAs:
+    """A hook before a module's forward that gives it the cache by the name that it accepts."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return args, {self.name if key in CACHE_NAMES else key: value for key, value in kwargs.items()}
+
+
+def _parsed(function: str) -> tuple[ast.AST, str]:
+    module, path, *layers = function.split(":")
+    found: Any = import_module(f"transformers.models.{module}")
+    for name in path.split("."):
+        found = getattr(found, name)
+    return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(found)))).body[0], "".join(layers)
+
+
+def _facts(function: ast.AST, layers: str, names: tuple[str, ...]) -> Iterator[str]:
+    """What counts of a function, in lines that no release of Python writes differently."""
+    if not layers:
+        yield _written(function, names)
+        return
+    for node in ast.walk(function):
+        if isinstance(node, ast.For) and any(_is_attribute(child, layers) for child in ast.walk(node.iter)):
+            targets = {child.id for child in ast.walk(node.target) if isinstance(child, ast.Name)}
+            yield _written(node, names, targets)
+
+
+def _is_attribute(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == name
+
+
+def _written(node: Any, names: tuple[str, ...], called: Collection[str] = ()) -> str:
+    """A node as text.
+
+    names: all of which are written alike.
+    called: names of layers; the values of keyword arguments that a layer is given don't count.
+    """
+    if isinstance(node, list):
+        return f"[{','.join(_written(each, names, called) for each in node)}]"
+    if not isinstance(node, ast.AST):
+        return repr(names[0] if isinstance(node, str) and node in names else node)
+    fields = dict(ast.iter_fields(node))
+    if isinstance(node, ast.AnnAssign):
+        if node.value is None:
+            return ""
+        return _written(ast.Assign([node.target], node.value), names, called)
+    if isinstance(node, ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
+        fields["body"] = node.body[1:]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in called:
+        keywords = sorted(_written(keyword.arg, names) for keyword in node.keywords)
+        return f"{node.func.id}({_written(node.args, names, called)},{keywords})"
+    written = (
+        f"{name}={_written(value, names, called)}"
+        for name, value in fields.items()
+        if name not in IGNORED_FIELDS and value not in (None, [])
+    )
+    return f"{type(node).__name__}({','.join(written)})"
+
+
+def _refusal(cut: CutFrom, installed: str, how: str) -> str:
+    functions = ", ".join(function.split(":")[1] for function in cut.functions)
+    return (
+        f"the code of this model was cut from Transformers {cut.release}, whose {functions} {how} in the installed "
+        f"{installed}. Install transformers=={cut.release}; or `pip install hf_hyperconn` and run `hf-hyperconn "
+        f"refresh FOLDER`, which writes code for the installed release."
+    )
