@@ -22,6 +22,7 @@ from hf_hyperconn.pairs.family_names import FamilyName
 
 from .checkpoint import Weights, open_tensors, read_config, read_weights
 from .hyper_config import family_of
+from .model_code import cuts_of
 from .plan import gigabytes
 from .record import base_of, read_record
 from .sizes import is_size
@@ -48,6 +49,7 @@ class Inspection:
     dtype: that of most of its weights, as safetensors spells it.
     quantised: the method, of a quantised checkpoint; None otherwise.
     base, commit: what it was converted from, where that is recorded.
+    cut_from: the releases of Transformers that its code was cut from; empty where its branches are of no release.
     parameters: stored ones, all of them; None when they are packed by quantisation.
     added_parameters: those of the connections among them.
     flops: operations of one token's forward; None like `parameters`.
@@ -72,6 +74,7 @@ class Inspection:
     quantised: str | None
     base: str | None
     commit: str | None
+    cut_from: tuple[str, ...]
     parameters: int | None
     added_parameters: int
     flops: int | None
@@ -91,6 +94,7 @@ class Inspection:
             ("model", f"{model}, quantised by {self.quantised}" if self.quantised else model),
             ("connection", ", ".join([self.connection, *kind_of(self.fields).settings(self.fields)])),
             ("base", f"{self.base}{commit}" if self.base else "not recorded"),
+            ("code", code_origin(self.cut_from)),
             ("parameters", _share(self.parameters, self.added_parameters, lambda count: f"{count:,}")),
             ("FLOPs", f"{_share(self.flops, self.added_flops, _scaled)}, a token, forward"),
             ("activations", f"+{gigabytes(self.added_memory)} a token kept for the backward, without recomputation"),
@@ -110,6 +114,13 @@ class Inspection:
         if self.trained is None:
             return f"not known: {self.not_known}"
         return f"the hyper-connections are {'trained' if self.trained else 'at the equivalent initialisation'}"
+
+
+def code_origin(cut_from: tuple[str, ...]) -> str:
+    """Which releases of Transformers run the code of a checkpoint."""
+    if not cut_from:
+        return "of no release of Transformers: all that it supports run it"
+    return f"cut from Transformers {', '.join(cut_from)}; releases with the same layers run it, others refuse it"
 
 
 def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
@@ -149,6 +160,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
         quantised=quantised,
         base=base,
         commit=commit,
+        cut_from=tuple(dict.fromkeys(cut.release for cut in cuts_of(source, config))),
         parameters=None if quantised else weights.parameters,
         added_parameters=sum(tensor.size for name, tensor in weights.tensors.items() if is_of_connection(name)),
         flops=None if quantised else of_base + added_flops,

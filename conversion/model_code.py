@@ -1,10 +1,15 @@
 """The model code that a checkpoint brings, judged by what it names itself and not by what this release writes."""
 
+import ast
 import re
+from collections.abc import Iterable, Iterator
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import Family
+from hf_hyperconn.models.layer_source import CutFrom, digest
 from hf_hyperconn.pairs.modules import code_text
+from hf_hyperconn.pairs.source_files import Source as Function
+from hf_hyperconn.pairs.source_files import release
 
 from .reading import read_text
 from .source import CONFIG, Source
@@ -30,14 +35,51 @@ def code_of(source: Source, config: dict) -> tuple[str, ...]:
 
 
 def code_fault(source: Source, config: dict, family: Family) -> str | None:
-    """What is wrong with the code that a checkpoint brings: classes not named, or files missing."""
+    """What is wrong with the code of a checkpoint: classes not named, files missing, or cut from other layers."""
     named, expected = _named(config), family.auto_map
     wrong = [auto for auto, (file, name) in named.items() if expected.get(auto, f"{file}.{name}") != f"{file}.{name}"]
     if wrong or not {"AutoConfig", "AutoModel"} <= named.keys() or len(named) != len(config.get("auto_map") or ()):
         return f"{CONFIG} does not name the classes of {family.hc_model_type} in auto_map"
     if absent := [name for name in code_of(source, config) if name not in source.files]:
         return f"the code file {absent[0]} is missing"
+    return cut_fault(cuts_of(source, config))
+
+
+def cuts_of(source: Source, config: dict) -> tuple[CutFrom, ...]:
+    """What branches in the code of a checkpoint say that they were cut from."""
+    texts = [_text(source, name) for name in code_of(source, config) if name in source.files]
+    return tuple(cut for text in texts if "CutFrom(" in text for cut in _cuts(text))
+
+
+def cut_fault(cuts: Iterable[CutFrom]) -> str | None:
+    """What branches were cut from that the installed Transformers has otherwise; None for nothing."""
+    for cut in cuts:
+        found = [each for name in cut.functions if (each := Function.named(name)) is not None]
+        same = digest([(each.node, each.layers) for each in found])
+        if len(found) != len(cut.functions) or same != cut.same:
+            return (
+                f"the code was cut from Transformers {cut.release}, and {cut.functions[0].partition(':')[2]} of the "
+                f"installed {release()} is another. Install transformers=={cut.release}, or run `hf-hyperconn refresh`"
+            )
     return None
+
+
+def _cuts(text: str) -> Iterator[CutFrom]:
+    """What is written as `cut_from = CutFrom(...)` in a file of code."""
+    try:
+        nodes = [*ast.walk(ast.parse(text))]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in nodes:
+        match node:
+            case ast.Assign([ast.Name("cut_from")], ast.Call(ast.Name("CutFrom"), arguments, keywords)):
+                try:
+                    named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
+                    cut = CutFrom(*map(ast.literal_eval, arguments), **named)
+                except (TypeError, ValueError):
+                    continue
+                if all(isinstance(name, str) for name in (cut.release, cut.same, *cut.functions)):
+                    yield cut
 
 
 def written_by(config: dict, record: dict | None) -> tuple[str | None, str | None]:

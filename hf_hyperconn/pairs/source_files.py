@@ -195,6 +195,18 @@ class Source(NamedTuple):
         path = node.name if owner is None else f"{owner.name}.{node.name}"
         return cls(":".join([module, path, *([layers] if layers else [])]), node, layers)
 
+    @classmethod
+    def named(cls, name: str) -> "Source | None":
+        """The function of such a name in the installed Transformers; None where there is none."""
+        match = re.fullmatch(r"([\w.]+):(?:(\w+)\.)?(\w+)(?::(\w+))?", name)
+        path = (package() / "models").joinpath(*match[1].split(".")).with_suffix(".py") if match else None
+        if match is None or path is None or not path.is_file():
+            return None
+        file = source_file(path)
+        owner = file.find(match[2]) if match[2] else None
+        found = file.function(match[3]) if match[2] is None else owner and (owner.method(match[3]) or (None,))[0]
+        return cls(name, found, match[4] or "") if found else None
+
 
 @cache
 def source_file(path: Path) -> SourceFile:
