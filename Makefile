@@ -63,11 +63,13 @@ sweep: $(INSTALLED)
 # what loads, converts and saves every family, on the oldest supported release of Transformers
 test-oldest: $(INSTALLED)
 	$(BIN)/python -m tests.run_range transformers==5.16.1 --tests $(addprefix tests/test_,golden_folders.py \
-		transformers_seam.py families.py other_families.py exactness.py remote_code.py)
+		layer_source.py transformers_seam.py families.py other_families.py exactness.py remote_code.py)
 
-# the fast tests on every minor release of Transformers and torch that is supported; hours, and 3 GB a release of torch
+# the fast tests on every minor release of Transformers and torch that is supported, and folders made on one release and
+# run on another; hours, and 3 GB a release of torch
 test-range: $(INSTALLED)
 	$(BIN)/python -m tests.run_range --write
+	$(BIN)/python -m tests.releases --write
 
 # the documentation as a site, in build/site; a warning is an error
 docs: $(INSTALLED_DOCS)

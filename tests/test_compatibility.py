@@ -4,6 +4,8 @@ from importlib.metadata import requires
 
 from packaging.requirements import Requirement
 
+from .releases.__main__ import ACCEPTED
+from .releases.__main__ import FIGURES as RELEASES
 from .run_range import FIGURES, RANGE
 
 
@@ -20,3 +22,11 @@ def test_the_range_begins_where_support_does():
         assert list(supported[package].filter(releases)) == list(releases)
         (oldest,) = (each.version for each in supported[package] if each.operator == ">=")
         assert releases[0] in (oldest, f"{oldest}.0")
+
+
+def test_the_page_has_what_became_of_folders_on_other_releases():
+    record = RELEASES.read()
+    assert record
+    assert RELEASES.rendered() == RELEASES.written()
+    outcomes = [each for by_release in record.values() for found in by_release.values() for each in found.values()]
+    assert {kind for kind, _ in outcomes} <= {*ACCEPTED}
