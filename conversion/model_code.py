@@ -76,9 +76,10 @@ def _cuts(text: str) -> Iterator[CutFrom]:
                 try:
                     named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
                     cut = CutFrom(*map(ast.literal_eval, arguments), **named)
+                    is_written_so = all(isinstance(name, str) for name in (cut.release, cut.same, *cut.functions))
                 except (TypeError, ValueError):
                     continue
-                if all(isinstance(name, str) for name in (cut.release, cut.same, *cut.functions)):
+                if is_written_so:
                     yield cut
 
 

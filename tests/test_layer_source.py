@@ -201,7 +201,7 @@ def test_what_counts_of_a_source():
 
     plain = of("def forward(self, x, cache=None):\n    y: int = self.a(x, cache=cache)\n    return x + y")
     same = """
-    @decorated(past_key_values=1)
+    @deprecate_kwarg('past_key_values', new_name='cache')
     def forward(self, x: Tensor, past_key_values: Cache | None = None) -> Tensor:
         '''Of a layer.'''
         y = self.a(x, past_key_values=past_key_values)  # attention
@@ -211,6 +211,35 @@ def test_what_counts_of_a_source():
     assert of(same, spelled=True) != plain
     for change in (("x + y", "y + x"), ("=past_key_values)", "=None)"), ("= None", "= 0"), ("x: Tensor", "z: Tensor")):
         assert of(same.replace(*change)) != plain
+    assert of(same.replace("@deprecate_kwarg", "@no_grad")) != plain
+
+
+def test_what_counts_of_a_loop_over_layers():
+    def of(text: str) -> str:
+        return digest([(ast.parse(text).body[0], "layers")])
+
+    loop = """
+def forward(self, x, mask):
+    x = self.embedded(x)
+    for layer in self.layers:
+        if self.training and self.layerdrop > 0.0:
+            drawn = torch.rand([])
+            if drawn < self.layerdrop:
+                continue
+        x = layer(x, mask=mask)
+"""
+    same = {"embedded(x)": "scaled(x)", "mask=mask": "mask=self.masks[0]", " and self.layerdrop > 0.0": ""}
+    for change in same.items():
+        assert of(loop.replace(*change)) == of(loop)
+    others = {"mask=mask": "bias=mask", "x = layer(x": "x = x + layer(x", "drawn = torch.rand([])": "x = self.drop(x)"}
+    for change in {**others, "self.layerdrop": "self.drop", "self.layers": "self.layers[1:]"}.items():
+        assert of(loop.replace(*change)) != of(loop)
+
+
+def test_what_counts_of_an_init():
+    text = "def __init__(self, config):\n    self.a = config.a\n    self.mlp = MLP(config, {})"
+    found = [digest([(ast.parse(text.format(which)).body[0], "")]) for which in ("1", "2")]
+    assert found[0] == found[1] != digest([(ast.parse(text.replace("config.a", "config.b")).body[0], "")])
 
 
 def test_the_release_of_the_cut_is_not_proved(monkeypatch):

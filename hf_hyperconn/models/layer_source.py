@@ -2,7 +2,7 @@
 """Whether the installed Transformers has the functions that the branches of a layer were cut from.
 
 The proof is their source: no weights are read and nothing is computed. Two sources are the same if they differ only in
-comments, layout, docstrings, annotations, decorators and the name of the cache, which releases call differently.
+comments, layout, docstrings, annotations, decorators that only deprecate or document, and the name of the cache.
 """
 
 import ast
@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 # what releases of Transformers, and its modules, call the argument that has the keys and values of earlier tokens
 CACHE_NAMES = ("cache", "past_key_values", "past_key_value", "cache_params", "layer_past")
-IGNORED_FIELDS = ("annotation", "returns", "decorator_list", "type_comment", "type_params", "ctx", "kind", "simple")
+IGNORED_FIELDS = ("annotation", "returns", "type_comment", "type_params", "ctx", "kind")
+IGNORED_DECORATORS = ("deprecate_kwarg", "auto_docstring")
 
 
 class CutFrom(NamedTuple):
@@ -24,7 +25,8 @@ class CutFrom(NamedTuple):
 
     release: of Transformers.
     functions: what was read, as `module:Class.function`, with modules from `transformers.models`. Of a function that
-        runs layers only the loop over them counts: `module:Class.function:attribute of the layers`.
+        runs layers only the loop over them counts: `module:Class.function:attribute of the layers`. Of an `__init__`
+        only what it takes from the config counts.
     same: digest of their source, whatever the cache is called in it.
     spelled: digest of their source with the names that the cache has in it.
     """
@@ -100,17 +102,48 @@ def _parsed(function: str) -> tuple[ast.AST, str]:
 
 def _facts(function: ast.AST, layers: str, names: tuple[str, ...]) -> Iterator[str]:
     """What counts of a function, in lines that no release of Python writes differently."""
-    if not layers:
-        yield _written(function, names)
-        return
     for node in ast.walk(function):
-        if isinstance(node, ast.For) and any(_is_attribute(child, layers) for child in ast.walk(node.iter)):
+        if layers and isinstance(node, ast.For) and any(_is_attribute(child, layers) for child in ast.walk(node.iter)):
             targets = {child.id for child in ast.walk(node.target) if isinstance(child, ast.Name)}
             yield _written(node, names, targets)
+        elif getattr(function, "name", "") == "__init__" and _takes_from_config(node):
+            yield _written(node, names)
+    if not layers and getattr(function, "name", "") != "__init__":
+        yield _written(function, names)
 
 
 def _is_attribute(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == name
+
+
+def _takes_from_config(node: ast.AST) -> bool:
+    """Whether it is `self.name = ...` without a call, as what makes a module is."""
+    match node:
+        case ast.Assign([ast.Attribute(ast.Name("self"))], value):
+            return not any(isinstance(child, ast.Call) for child in ast.walk(value))
+    return False
+
+
+def _only_drops_layers(node: ast.AST) -> bool:
+    """Whether it is an `if` that draws which layers to leave out in training, which connections never do."""
+    if not isinstance(node, ast.If) or not any(_is_attribute(child, "training") for child in ast.walk(node.test)):
+        return False
+    for child in (inner for statement in node.body for inner in ast.walk(statement)):
+        match child:
+            case ast.Assign([ast.Name()], value):
+                if any(isinstance(part, ast.Name) for part in _arguments(value)):
+                    return False
+            case ast.stmt() if not isinstance(child, ast.If | ast.Continue):
+                return False
+    return not node.orelse
+
+
+def _arguments(value: ast.expr) -> Iterator[ast.AST]:
+    """All that an expression is made of; of a call without what is called."""
+    if isinstance(value, ast.Call):
+        yield from (part for argument in (*value.args, *value.keywords) for part in ast.walk(argument))
+    else:
+        yield from ast.walk(value)
 
 
 def _written(node: Any, names: tuple[str, ...], called: Collection[str] = ()) -> str:
@@ -128,8 +161,13 @@ def _written(node: Any, names: tuple[str, ...], called: Collection[str] = ()) ->
         if node.value is None:
             return ""
         return _written(ast.Assign([node.target], node.value), names, called)
-    if isinstance(node, ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
-        fields["body"] = node.body[1:]
+    if called and _only_drops_layers(node):
+        own = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute) and _is_self(each.value)}
+        return f"drops by {sorted(own)}"
+    if isinstance(node, ast.FunctionDef):
+        has_docstring = ast.get_docstring(node, clean=False) is not None
+        fields["body"] = node.body[1:] if has_docstring else node.body
+        fields["decorator_list"] = [each for each in node.decorator_list if not _is_ignored(each)]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in called:
         keywords = sorted(_written(keyword.arg, names) for keyword in node.keywords)
         return f"{node.func.id}({_written(node.args, names, called)},{keywords})"
@@ -139,6 +177,15 @@ def _written(node: Any, names: tuple[str, ...], called: Collection[str] = ()) ->
         if name not in IGNORED_FIELDS and value not in (None, [])
     )
     return f"{type(node).__name__}({','.join(written)})"
+
+
+def _is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _is_ignored(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(called, ast.Name) and called.id in IGNORED_DECORATORS
 
 
 def _refusal(cut: CutFrom, installed: str, how: str) -> str:
