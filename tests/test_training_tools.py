@@ -120,6 +120,7 @@ def test_a_folder_tells_it_without_this_package(tmp_path):
     assert printed("\n".join(lines), tmp_path / "out", place=tmp_path).count(TOLD) == 1
 
 
+@pytest.mark.slow
 def test_a_compiled_forward_does_not_look(ids, told):
     model = hc_llama()
     expected = model(ids).logits

@@ -30,7 +30,7 @@ class Float32Connections(Base):
     @classmethod
     def _load_pretrained_model(cls, model, state_dict, checkpoint_files, *args, **kwargs):
         warn_of_narrow(dtypes_in(state_dict, checkpoint_files))
-        load: Any = super()._load_pretrained_model  # type: ignore[misc]
+        load: Any = super()._load_pretrained_model
         return load(model, state_dict, checkpoint_files, *args, **kwargs)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
