@@ -40,7 +40,6 @@ from transformers.distributed import DistributedConfig
 from hf_hyperconn import HCMonitorCallback, HCTrainer
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.families import find_family
-from hf_hyperconn.kinds import KINDS
 
 
 @dataclass
@@ -50,9 +49,7 @@ class Recipe:
     model: str = field(metadata={"help": "A converted model or a base to convert on loading: a folder or a Hub id."})
     hc_mult: int = field(default=4, metadata={"help": "Number of streams, for a base."})
     connection: str = field(default="dhc", metadata={"help": "Kind of connection, for a base; none: as it is."})
-    hc_start: str | None = field(
-        default=None, metadata={"help": "Streams at the start, for a base: copies or history; that, if the kind can."}
-    )
+    hc_start: str = field(default="copies", metadata={"help": "Streams at the start, for a base: copies or history."})
     hc_lr: float | None = field(default=None, metadata={"help": "Learning rate of the connections."})
     train_files: list[str] | None = field(default=None, metadata={"help": "Text files or patterns, a document each."})
     dataset: str | None = field(default=None, metadata={"help": "Instead of files: a data set on the Hub."})
@@ -95,9 +92,7 @@ def load_model(recipe: Recipe) -> PreTrainedModel:
         return AutoModelForCausalLM.from_pretrained(recipe.model, **settings)
     family = find_family(config.model_type)
     hc_class = getattr(family.modeling_module(), family.architectures[family.usual_architecture])
-    kind = KINDS.get(recipe.connection)
-    start = recipe.hc_start or ("history" if kind is not None and kind.no_history is None else "copies")
-    settings |= {"hc_mult": recipe.hc_mult, "connection": recipe.connection, "hc_start": start}
+    settings |= {"hc_mult": recipe.hc_mult, "connection": recipe.connection, "hc_start": recipe.hc_start}
     return hc_class.from_prenorm(recipe.model, **settings)
 
 
@@ -197,6 +192,7 @@ def main(arguments: list[str]) -> None:
         model = load_model(recipe)
     if args.torch_compile:  # layer by layer: all but the first and the last share one graph
         os.environ.setdefault("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "true")
+    has_connections = hasattr(model.config, "hc_mult")
     trainer = HCTrainer(
         model,
         args,
@@ -204,9 +200,9 @@ def main(arguments: list[str]) -> None:
         eval_dataset=held_out,
         processing_class=tokenizer,
         data_collator=default_data_collator,
-        hc_lr=recipe.hc_lr,
+        hc_lr=recipe.hc_lr if has_connections else None,
     )
-    if hasattr(trainer.model.config, "hc_mult"):
+    if has_connections:
         HCMonitorCallback().attach(trainer)
     with without_traceback():
         checkpoint = checkpoint_of_all(args.output_dir)

@@ -202,7 +202,7 @@ def main(arguments: list[str]) -> None:
     if recipe.model is None:
         of_base = replace(args, output_dir=f"{args.output_dir}/base", max_steps=recipe.base_steps)
         train(Trainer(base, of_base, **data))
-    train(HCTrainer(model, args, **data, hc_lr=recipe.hc_lr))
+    train(HCTrainer(model, args, **data, hc_lr=recipe.hc_lr if hasattr(model.config, "hc_mult") else None))
     if hasattr(model.config, "hc_mult"):
         draw(model, held_out, Path(args.output_dir, "figures"))
 

@@ -26,6 +26,7 @@ from .errors import UnsupportedCheckpointError
 from .generic import attributes_of, cut_of, source_of_forward
 from .hooks import hooks_of
 from .models.configuration_hyper_connections import OF_CONNECTIONS, HyperConnectionConfig
+from .models.float32_connections import warn_of_narrow, warn_of_training
 from .models.hyper_connections import InitialisedModule, copied
 from .models.hyper_connections_layer import HyperConnectionDecoderLayer, place_layers, warn_of_old_places
 from .models.sub_layers import READOUT, is_of_connection
@@ -130,6 +131,7 @@ class HyperConnectionTransformer(Base):
     def save_pretrained(self, *args, **kwargs):
         """As diffusers' own."""
         warn_of_old_places(self)
+        warn_of_narrow({name: parameter.dtype for name, parameter in self.named_parameters()})
         super().save_pretrained(*args, **kwargs)
 
     @torch.no_grad()
@@ -204,6 +206,7 @@ def hyper_connection_class(model_class: Any) -> Any:
     @wraps(model_class.forward)
     def forward(self, *args, **kwargs):
         place_layers(self.decoder_layers, self.hc_config)
+        warn_of_training(self.decoder_layers)
         return model_class.forward(self, *args, **kwargs)
 
     # diffusers reads there what a config may hold

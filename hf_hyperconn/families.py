@@ -23,6 +23,7 @@ SHARED_CODE = (
     "configuration_hyper_connections.py",
     "dual_residual.py",
     "dynamic_activations.py",
+    "float32_connections.py",
     "frac_connections.py",
     "history_start.py",
     "hyper_connections.py",
@@ -46,6 +47,7 @@ SHARED_CODE = (
     "peft_defaults.py",
     "residual_streams.py",
     "sinkhorn.py",
+    "split_parameters.py",
     "sub_layers.py",
     "transformers_seam.py",
 )

@@ -23,8 +23,10 @@ from .in_memory import convert_with_fields
 from .kinds import FIELDS as DEFAULTS
 from .kinds import KINDS, READOUTS, kind_of, readout_of
 from .models.configuration_hyper_connections import FORMS, NORMS, SELECTIONS, STARTS, HyperConnectionConfig
+from .models.float32_connections import warn_of_narrow
 from .models.history_start import HISTORIES
 from .models.hyper_connections_layer import warn_of_old_places
+from .models.split_parameters import whole
 from .models.sub_layers import is_of_connection
 from .outermost import config_of, is_of_diffusers, outermost_model
 from .pairs.family_names import FamilyName
@@ -87,8 +89,11 @@ def save_hc(model: nn.Module, path: str | os.PathLike) -> Path:
             f"returned."
         )
     warn_of_old_places(_model(model))
-    tensors = {name: _whole(name, parameter.detach()) for name, parameter in hc_parameters(model).items()}
+    parameters = hc_parameters(model)
+    with whole(parameters.values()):
+        tensors = {name: _whole(name, parameter.detach()) for name, parameter in parameters.items()}
     saved = {"model_type": config.model_type, **{name: getattr(_of_layers(config), name) for name in FIELDS}}
+    warn_of_narrow({name: tensor.dtype for name, tensor in tensors.items()})
     file = _file(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".hyperconn-{secrets.token_hex(8)}.part")  # ranks on other machines may have the same pid
@@ -140,10 +145,11 @@ def load_hc(model: nn.Module, path: str | os.PathLike) -> nn.Module:
             raise HyperConnectionFileError(f"no hyper-connections can be built as '{file}' says: {error}") from error
     parameters = _matched(file, shapes, model)
     for name, parameter in parameters.items():
-        if parameter.is_meta or isinstance(parameter, DTensor):
+        if parameter.is_meta or isinstance(parameter, DTensor) or hasattr(parameter, "ds_shape"):
             raise HyperConnectionFileError(f"{name!r} of the model is offloaded or sharded. Call load_hc before that.")
     with torch.no_grad(), safe_open(file, framework="pt") as opened:
         values = {name: opened.get_tensor(name) for name in parameters}
+        warn_of_narrow({name: value.dtype for name, value in values.items()})
         for name, parameter in parameters.items():
             parameter.copy_(values[name])
     return model

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel, Trainer
+from transformers.utils import logging
 
 from .adapters import modules_in_use
 from .checkpoints import is_saved_whole, load_weights
 from .errors import HyperConnError
 from .models.sub_layers import is_of_connection
+
+logger = logging.get_logger(__name__)
 
 WIDTH = ("static_alpha", "dynamic_alpha_fn", "dynamic_alpha_scale")
 DEPTH = ("static_beta", "dynamic_beta_fn", "dynamic_beta_scale")
@@ -31,7 +34,10 @@ def hc_param_groups(
     hc_lr: learning rate of the connections; by default that of the base.
 
     Frozen parameters are in no group, groups without parameters are left out.
+
+    Raises `HyperConnError` when a model without hyper-connections is given a rate for them.
     """
+    _tell_of_no_connections(model, hc_lr)
     of_no_training = Trainer.__new__(Trainer)  # its rule reads nothing but the model
     decayed = set(decayed_names(model, of_no_training.get_decay_parameter_names(model)))
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
@@ -97,6 +103,16 @@ def freeze_hc(model: nn.Module, *, width: bool = True, depth: bool = True) -> No
             parameter.requires_grad_(False)
 
 
+def _tell_of_no_connections(model: nn.Module, hc_lr: float | None) -> None:
+    """Say so when a model has no hyper-connections, as the base to compare with; an error with a rate for them."""
+    # some have no parameters, as Keel's with a norm that has none
+    if any(is_of_connection(path) for path, _ in model.named_modules()):
+        return
+    if hc_lr is not None:
+        raise _no_connections(model)
+    logger.warning(f"{_no_connections(model)} It is trained as the base that it is.")
+
+
 def _no_connections(model: nn.Module) -> HyperConnError:
     return HyperConnError(f"{type(model).__name__} has no hyper-connections. Convert it first (`convert_model`).")
 
@@ -114,12 +130,18 @@ class HCTrainerMixin(Base):
 
     hc_lr: learning rate of the connections, to be scheduled like that of the rest, which is the default.
 
-    Raises `HyperConnError` when it is given a rate and an optimizer that has been made already.
+    Raises `HyperConnError` when it is given a rate and a model without hyper-connections, a rate and an optimizer that
+    has been made already, or a model whose connections DeepSpeed has cast.
     """
 
     def __init__(self, *args, hc_lr: float | None = None, **kwargs):
         self.hc_lr = hc_lr
         super().__init__(*args, **kwargs)
+        model: Any = self.model
+        _tell_of_no_connections(model, hc_lr)
+        if self.is_deepspeed_enabled:
+            refuse_cast_by_zero_init(model)
+        self._has_its_optimizer = self.optimizer is not None
         if hc_lr is not None and self.optimizer is not None:
             raise HyperConnError(
                 f"hc_lr={hc_lr} has no effect on an optimizer that the Trainer is given. Make that one of "
@@ -127,13 +149,16 @@ class HCTrainerMixin(Base):
             )
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As Transformers' own, but FSDP gathers parameters in float32, also when training in 16 bits.
+        """As Transformers' own, but 16 bits are autocast's under FSDP and DeepSpeed, too.
 
-        Its own mixed precision casts all that it gathers, which would round the coefficients of the connections.
+        Their own mixed precision casts every parameter, FSDP's while it gathers them, which would round the
+        coefficients of the connections.
         """
         from accelerate.utils import AutocastKwargs  # comes with the extra "train", which the rest can do without
 
         super().create_accelerator_and_postprocess()
+        if self.is_deepspeed_enabled:
+            use_autocast(self.accelerator.state.deepspeed_plugin)
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         if plugin is not None and self.accelerator.mixed_precision != "no":
             plugin.set_mixed_precision("fp32", override=True)
@@ -172,11 +197,48 @@ class HCTrainerMixin(Base):
     def create_optimizer(self, model: PreTrainedModel | None = None) -> torch.optim.Optimizer:
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(model)
+        whole: Any = model or self.model
         if is_new and self.hc_lr is not None:
-            whole: Any = model or self.model
             named = whole.named_parameters()
             _give_rate(optimizer, {id(parameter) for name, parameter in named if is_of_connection(name)}, self.hc_lr)
+        if not self._has_its_optimizer:
+            self._refuse_lost_settings(whole, optimizer)
         return optimizer
+
+    def _refuse_lost_settings(self, model: nn.Module, optimizer: Any) -> None:
+        """Make sure that an optimizer has what the connections are to have.
+
+        Raises `HyperConnError` where their rate is lost, or a weight decay meets what should not decay.
+        """
+        if self.is_deepspeed_enabled:
+            config = self.accelerator.state.deepspeed_plugin.deepspeed_config
+            made = [name for name in ("optimizer", "scheduler") if name in config]
+            decays = "optimizer" in made and config["optimizer"].get("params", {}).get("weight_decay", 0) != 0
+            if made and (self.hc_lr is not None or decays):
+                raise HyperConnError(
+                    f"DeepSpeed's config has a section {' and a section '.join(made)}, which "
+                    f"{'gives' if len(made) == 1 else 'give'} all parameters one learning rate and one weight decay. "
+                    f"Remove it, so that HCTrainer gives the connections theirs; or, without hc_lr and with a "
+                    f"weight_decay of 0, keep it."
+                )
+        made_by = getattr(self.args.optim, "value", self.args.optim)
+        groups = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+        decayed = set(self.get_decay_parameter_names(model))
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad or not is_of_connection(name):
+                continue
+            group = groups.get(id(parameter), {})
+            if self.hc_lr is not None and group.get("lr") != self.hc_lr:
+                raise HyperConnError(
+                    f"hc_lr={self.hc_lr} has no effect on {name} with optim={made_by!r}, which "
+                    f"{'has no group with it' if not group else 'has a rate of its own for it'}. Leave hc_lr out, or "
+                    f"choose another optim, such as 'adamw_torch'."
+                )
+            if name not in decayed and group.get("weight_decay", 0) != 0:
+                raise HyperConnError(
+                    f"optim={made_by!r} applies a weight decay to {name}, which pulls it to zero, where "
+                    f"there is no residual connection. Set weight_decay=0, or choose another optim."
+                )
 
 
 class HCTrainer(HCTrainerMixin, Trainer):
@@ -184,6 +246,36 @@ class HCTrainer(HCTrainerMixin, Trainer):
 
     For another Trainer, such as trl's: `class HCSFTTrainer(HCTrainerMixin, SFTTrainer): pass`.
     """
+
+
+def use_autocast(plugin: Any) -> None:
+    """Put DeepSpeed's training in bfloat16 by autocast in the place of that which casts every parameter.
+
+    plugin: accelerate's, with DeepSpeed's config.
+
+    Raises `HyperConnError` for float16, in which DeepSpeed's training by autocast did not learn.
+    """
+    config = plugin.deepspeed_config
+    if config.get("fp16", {}).get("enabled") is True:
+        raise HyperConnError(
+            "DeepSpeed's fp16 casts every parameter, and connections can't learn in 16 bits. Use bf16=True, or train "
+            "in float32."
+        )
+    if config.get("bf16", {}).get("enabled") is True:
+        config["bf16"]["enabled"] = False
+        config["torch_autocast"] = {"dtype": "bfloat16", **config.get("torch_autocast", {}), "enabled": True}
+        plugin.hf_ds_config._dtype = torch.float32  # of the inputs
+
+
+def refuse_cast_by_zero_init(model: nn.Module) -> None:
+    """Raise `HyperConnError` when DeepSpeed's ZeRO-3 has loaded the connections of a model in 16 bits."""
+    for name, parameter in model.named_parameters():
+        if is_of_connection(name) and hasattr(parameter, "ds_shape") and parameter.dtype.itemsize < 4:
+            raise HyperConnError(
+                f"DeepSpeed has loaded {name} in {str(parameter.dtype).removeprefix('torch.')}, where it can't learn: "
+                f"1.003 is 1. Leave bf16 and fp16 out of TrainingArguments, and write in DeepSpeed's config, instead "
+                f'of its sections bf16 and fp16: "torch_autocast": {{"enabled": true, "dtype": "bfloat16"}}'
+            )
 
 
 def _give_rate(optimizer: torch.optim.Optimizer, parameters: set[int], lr: float) -> None:

@@ -99,11 +99,6 @@ class EngineNorm(nn.Module):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon))
 
 
-class NormOfADevice(EngineNorm):
-    def forward(self, x):
-        raise RuntimeError("runs on a GPU alone")
-
-
 class OtherFunction(EngineNorm):
     def forward(self, x):
         return self.weight * torch.tanh(x)
@@ -126,9 +121,8 @@ def replaced(ids, norm_class) -> tuple[list[HyperConnection], torch.Tensor, torc
     return connections, expected, model(ids).logits
 
 
-@pytest.mark.parametrize("norm_class", [EngineNorm, NormOfADevice])
-def test_an_engine_may_replace_norms_and_steps_are_taken_still(norm_class, ids):
-    connections, expected, found = replaced(ids, norm_class)
+def test_an_engine_may_replace_norms_and_steps_are_taken_still(ids):
+    connections, expected, found = replaced(ids, EngineNorm)
     assert all(connection.coefficient_parameters(torch.float32) is not None for connection in connections)
     assert torch.equal(found, expected)
 

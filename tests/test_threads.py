@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import logging
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCLlamaForSequenceClassification, HCLlamaModel
+from hf_hyperconn.pairs.modules import PACKAGE
 
 from .conftest import TINY, llama_config
 
@@ -104,3 +106,12 @@ def test_a_subclass_is_not_registered_by_building_it():
     config = HCLlamaConfig(**TINY)
     assert type(MyClassifier(config).model) is MyModel
     assert type(AutoModel.from_config(config)) is HCLlamaModel
+
+
+def test_copies_of_the_code_take_turns(llama_folder, tmp_path):
+    """As of two folders in one process: what loading exchanges is the process's."""
+    HCLlamaForCausalLM.from_prenorm(llama_folder).save_pretrained(tmp_path)
+    copy = get_class_from_dynamic_module("modeling_hc_llama.HCLlamaModel", tmp_path).__module__.rpartition(".")[0]
+    assert copy.startswith("transformers_modules.")
+    locks = [sys.modules[f"{package}.modeling_hyper_connections"]._loading for package in (copy, PACKAGE)]
+    assert locks[0] is locks[1]

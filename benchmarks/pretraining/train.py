@@ -179,7 +179,8 @@ def train(
 
 def optimizer_of(model: nn.Module, run: Run) -> torch.optim.Optimizer:
     """AdamW, with a learning rate for the connections."""
-    groups = hc_param_groups(model, run.learning_rate, WEIGHT_DECAY, hc_lr=run.hc_lr * run.learning_rate)
+    hc_lr = run.hc_lr * run.learning_rate if hasattr(model.config, "hc_mult") else None
+    groups = hc_param_groups(model, run.learning_rate, WEIGHT_DECAY, hc_lr=hc_lr)
     return torch.optim.AdamW(groups, betas=BETAS, fused=True)
 
 

@@ -14,7 +14,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig
 
 from .history_start import HISTORIES
-from .peft_defaults import share_peft_defaults
+from .peft_defaults import share_peft_defaults, tell_scale_of_logits
 from .transformers_seam import (
     implementations,
     share_class_names,
@@ -37,6 +37,7 @@ ONE_STREAM = {
     "attnres": "'attnres' has values of earlier sub-layers instead of streams",
 }
 SOURCES: dict[str, str] = {}  # of modules, as they were when they were first asked for
+OF_A_CONVERSION = ("hc_base_model", "hc_base_commit", "hc_version")  # in config.json beside the fields below
 OF_A_FOLDER = ("model_type", "architectures", "auto_map", "transformers_version")
 
 
@@ -71,6 +72,15 @@ class ShippedConfig(Base):
         share_processors(cls.__name__, cls.base_model_type)
         share_class_names(cls.model_type, cls.base_model_type)
         share_peft_defaults(cls.model_type, cls.base_model_type)
+        tell_scale_of_logits(cls, cls.base_model_type)
+
+    def __post_init__(self, **kwargs):
+        if strange := [name for name in kwargs if _is_mistaken(name, type(self))]:
+            raise ValueError(
+                f"{type(self).__name__} has no field {', '.join(strange)}. Use hc_mult for the number of streams; all "
+                f"fields are {', '.join(OF_CONNECTIONS)}."
+            )
+        super().__post_init__(**kwargs)
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
@@ -84,7 +94,8 @@ class ShippedConfig(Base):
                 f"{cls.__name__} is of model_type {cls.model_type!r}, and this is a {found!r:.80}. Load it by the "
                 f"Auto class, which finds its own."
             )
-        return super().from_dict(config_dict, **kwargs)
+        known = {name: value for name, value in config_dict.items() if not _is_mistaken(name, cls)}
+        return super().from_dict(known, **kwargs)
 
     def to_dict(self) -> dict:
         """As Transformers' own. PEFT reads a model's type from here, and then finds its defaults for the base."""
@@ -268,7 +279,7 @@ class HyperConnectionConfig(ShippedConfig):
             "hc_mult": 1 if fields.get("connection") in ONE_STREAM else 4,
         }
         fields = {**fields, **{name: value for name, value in follow.items() if fields.get(name) is None}}
-        base = _without_its_folder(config.to_dict())
+        base = _without_its_folder(config.to_dict(), cls)
         return cls(**{**base, **fields, **_base_on_the_hub(config)}, **implementations(config))
 
 
@@ -301,11 +312,15 @@ class HyperConnectionCompositeConfig(ShippedConfig):
         if given and isinstance(found, wanted):
             raise ValueError(f"{', '.join(given)} belong in {field}, which is a {wanted.__name__}. Set them there.")
         if isinstance(found, dict):
-            setattr(self, field, wanted(**{**_without_its_folder(found), **given}))
+            setattr(self, field, wanted(**{**_without_its_folder(found, wanted), **given}))
         super().__post_init__(**kwargs)
         made = self.of_layers
         if made.model_type != wanted.model_type:  # one without hyper-connections, or made by the base
-            setattr(self, field, wanted(**{**_without_its_folder(made.to_dict()), **given}, **implementations(made)))
+            setattr(
+                self,
+                field,
+                wanted(**{**_without_its_folder(made.to_dict(), wanted), **given}, **implementations(made)),
+            )
 
     def to_diff_dict(self) -> dict:
         """As Transformers' own, but with all that the config of the model with the layers has."""
@@ -323,7 +338,7 @@ class HyperConnectionCompositeConfig(ShippedConfig):
             )
         base = {
             name: deepcopy(getattr(config, name)) if name in config.sub_configs else value
-            for name, value in _without_its_folder(config.to_dict()).items()
+            for name, value in _without_its_folder(config.to_dict(), cls).items()
         }
         base[cls.part_field] = cls.part_class.from_prenorm(getattr(config, cls.part_field), **fields)
         # other parts keep theirs
@@ -331,8 +346,14 @@ class HyperConnectionCompositeConfig(ShippedConfig):
         return cls(**base, **_base_on_the_hub(config), **own)
 
 
-def _without_its_folder(config: dict) -> dict:
-    return {name: value for name, value in config.items() if name not in OF_A_FOLDER}
+def _is_mistaken(name: str, config_class: Any) -> bool:
+    """Whether somebody who gives a config a field of this name means one of its connections."""
+    known = (*config_class.__dataclass_fields__, *OF_CONNECTIONS, "hc_format", *OF_A_CONVERSION)
+    return name == "n" or (name.startswith("hc_") and name not in known)
+
+
+def _without_its_folder(config: dict, config_class: type) -> dict:
+    return {k: value for k, value in config.items() if k not in OF_A_FOLDER and not _is_mistaken(k, config_class)}
 
 
 def _base_on_the_hub(config: PreTrainedConfig) -> dict[str, Any]:

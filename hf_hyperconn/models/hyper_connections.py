@@ -35,6 +35,7 @@ from .hyper_connections_step import StepCarry, Streams, step, without_autocast
 from .hyper_connections_torch import compute_dtype, products_on
 from .hyper_connections_types import CoefficientParameters
 from .norm_forms import NormForm, form_of
+from .split_parameters import whole
 
 
 class Written(Protocol):
@@ -130,7 +131,8 @@ class InitialisedModule(nn.Module):
 
 def copied(module: nn.Module) -> nn.Module:
     """A deep copy; also of a module whose tensors are fake, of which `deepcopy` alone would copy the mode."""
-    parameters = {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in module.parameters()}
+    with whole(module.parameters()):
+        parameters = {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in module.parameters()}
     return deepcopy(module, parameters | {id(buffer): buffer.clone() for buffer in module.buffers()})
 
 
@@ -279,14 +281,14 @@ class HyperConnection(Connection):
     ):
         super().__init__(hidden_size, hc_mult, sub_layer)
         self.tanh, self.written = tanh, written
-        self.norm_form: NormForm | None = None
+        self.norm_form: NormForm | None
         self.norm = norm if norm is None else in_float32(norm)
         self.register_initial_values()
 
     def __setattr__(self, name: str, value) -> None:
         super().__setattr__(name, value)
         if name == "norm":
-            self.norm_form = None if value is None else form_of(value, self.stream_size, before=self.norm_form)
+            self.norm_form = None if value is None else form_of(value, self.stream_size)
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """The equivalent initialisation of every parameter but the norm's, float32 (Eq. 14, Algorithm 2)."""

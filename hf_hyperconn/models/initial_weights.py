@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .hyper_connections import InitialisedModule
+from .split_parameters import whole
 
 if TYPE_CHECKING:  # what the mixin stands before
     Base = PreTrainedModel
@@ -29,14 +30,16 @@ class InitialWeights(Base):
             if isinstance(part, PreTrainedModel) and not isinstance(part, InitialWeights):
                 for module in part.modules():
                     if isinstance(module, InitialisedModule):
-                        self._initialize_weights(module)
+                        with whole(module.parameters(recurse=False), changes=True):
+                            self._initialize_weights(module)
         super().initialize_weights()
         scaled: Any = [each for each in self.modules() if getattr(each, "hc_is_scaled", None) is False]
         for module in scaled:
             module.hc_is_scaled = True
             parameter = getattr(module, module.hc_output_projection)
             if not getattr(parameter, "_is_hf_initialized", False):  # it was not loaded
-                parameter.mul_(self.config.of_layers.hc_mult**-0.5)
+                with whole([parameter], changes=True):
+                    parameter.mul_(self.config.of_layers.hc_mult**-0.5)
 
     def _init_weights(self, module):
         super()._init_weights(module)

@@ -16,12 +16,14 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import transformers
 from torch import nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedModel
 from transformers.utils import logging
 
 from .configuration_hyper_connections import code_of, modules_in
 from .dynamic_activations import replace_norms
+from .float32_connections import Float32Connections
 from .hyper_connections_layer import HyperConnectionDecoderLayer, has_readout_module, warn_of_old_places
 from .initial_weights import InitialWeights
 from .layer_source import SourceDiffersError
@@ -32,7 +34,8 @@ logger = logging.get_logger(__name__)
 
 # whether this thread is loading a base, whose checkpoint lacks them
 _loads_a_base: ContextVar[bool] = ContextVar("_loads_a_base", default=False)
-_loading = threading.RLock()
+# one for all copies of this file, as of several folders in a process
+_loading = vars(transformers).setdefault("_hf_hyperconn_loading", threading.RLock())
 
 if TYPE_CHECKING:  # what the mixins below stand before
     Base = PreTrainedModel
@@ -41,7 +44,7 @@ else:
 Model = TypeVar("Model", bound="HyperConnectionPreTrainedModel")
 
 
-class HyperConnectionPreTrainedModel(InitialWeights):
+class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
     """Mixin before a family's `PreTrainedModel`.
 
     config_class: the family's config, with the fields of hyper-connections.

@@ -2,7 +2,8 @@
 """Norms by what they compute, whatever class they are of, so that a step can compute them by itself.
 
 A norm is run once, on a few vectors and with known parameters. Nothing depends on its name: families, engines and
-kernels have classes of their own for the same function.
+kernels have classes of their own for the same function. Where its kernels can't run, as on a CPU, what it says of
+itself is taken, of a few libraries; any other one is unknown, and called.
 """
 
 from collections.abc import Iterator
@@ -44,11 +45,6 @@ class NormForm(NamedTuple):
     added: float | None
     has_bias: bool
 
-    def fits(self, norm: nn.Module) -> bool:
-        """Whether a norm has the parameters of this form."""
-        names = {name for name, _ in norm.named_parameters()}
-        return names == {name for name, has in (("weight", self.added is not None), ("bias", self.has_bias)) if has}
-
     def fold(self, norm: nn.Module) -> FoldedNorm | None:
         """The norm, with the parameters that it has now.
 
@@ -64,24 +60,37 @@ class NormForm(NamedTuple):
         return FoldedNorm(weight, bias, self.eps, self.centred)
 
 
-def form_of(norm: nn.Module, size: int, before: NormForm | None = None) -> NormForm | None:
-    """What a norm of `size` channels computes; None when it is another function than `FoldedNorm` can be.
+def form_of(norm: nn.Module, size: int) -> NormForm | None:
+    """What a norm of `size` channels computes; None when that is another function than `FoldedNorm`, or not known.
 
     Its own tensors may be on any device, the meta device included.
-    before: the form of the norm that it replaces, for which an engine's own is taken that does not run on a CPU.
     """
-    try:
-        return _form_seen(norm, size)
-    except Exception:  # whatever somebody else's norm raises there
-        return before._replace(of=type(norm)) if before is not None and before.fits(norm) else None
-
-
-def _form_seen(norm: nn.Module, size: int) -> NormForm | None:
-    from torch._subclasses.fake_tensor import unset_fake_temporarily  # torch's own: a folder must load without it
-
     tensors = dict(norm.named_parameters()) | dict(norm.named_buffers())
     if not tensors.keys() <= {"weight", "bias"} or any(tensor.shape != (size,) for tensor in tensors.values()):
         return None
+    try:
+        return _form_seen(norm, size, tensors)
+    except Exception:  # whatever somebody else's norm raises where its kernels can't run
+        return _form_declared(norm, tensors)
+
+
+def _form_declared(norm: nn.Module, tensors: dict[str, torch.Tensor]) -> NormForm | None:
+    """What an RMSNorm of a library of kernels says of itself."""
+    said, name = vars(norm), type(norm).__name__
+    package = type(norm).__module__.partition(".")[0]
+    eps, added = said.get("variance_epsilon"), None
+    if package == "liger_kernel" and name.startswith("LigerRMSNorm"):
+        added = said.get("offset")
+    elif package in ("vllm", "sglang") and name == "RMSNorm" and said.get("variance_size_override") is None:
+        added = 0.0
+    if tensors.keys() != {"weight"} or not isinstance(eps, float) or not isinstance(added, float):
+        return None
+    return NormForm(type(norm), eps, centred=False, added=added, has_bias=False)
+
+
+def _form_seen(norm: nn.Module, size: int, tensors: dict[str, torch.Tensor]) -> NormForm | None:
+    from torch._subclasses.fake_tensor import unset_fake_temporarily  # torch's own: a folder must load without it
+
     with unset_fake_temporarily(), torch.device("cpu"), torch.no_grad(), torch.autocast("cpu", enabled=False):
         channels = torch.arange(1, size + 1, dtype=torch.float32)
         vectors = torch.stack([scale * (torch.sin(channels * (i + 1)) + 0.5) for i, scale in enumerate(SCALES)])

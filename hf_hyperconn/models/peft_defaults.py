@@ -1,11 +1,12 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""What PEFT looks up by model type: a hyper-connection type has what its base has.
+"""What training tools look up by model type: a hyper-connection type has what its base has.
 
-Nothing here imports PEFT, which takes a second: its tables are filled once something else has imported it.
+Nothing here imports these tools: their tables are filled once something else has imported them.
 """
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from .transformers_seam import share_names_of_experts
 
@@ -35,12 +36,19 @@ def share_peft_defaults(model_type: str, base_model_type: str) -> None:
         getattr(constants, LORA_TABLE).setdefault(model_type, LORA_TARGETS[base_model_type])
 
 
+def tell_scale_of_logits(config_class: Any, base_model_type: str) -> None:
+    """Let TRL multiply the logits of HyperCLOVA X by their scale; by its model type it would divide them."""
+    if base_model_type == "hyperclovax":
+        config_class.logit_scale = property(lambda config: config.logits_scaling)
+
+
 def _tables() -> Iterator[dict]:
-    """Every table by model type that PEFT has."""
+    """Every table by model type that PEFT has, and LLaMA-Factory's of models with a vision tower."""
     for module_name, prefix in (
         ("peft.utils.transformers_weight_conversion", "_MODEL_TO_CONVERSION_PATTERN"),
         ("peft.tuners.adaption_prompt.config", "TRANSFORMERS_MODEL_CONFIG"),
         ("peft.utils.constants", "TRANSFORMERS_MODELS_TO_"),
+        ("llamafactory.model.model_utils.visual", "COMPOSITE_MODELS"),
     ):
         if (module := sys.modules.get(module_name)) is not None:
             yield from [table for name, table in vars(module).items() if name.startswith(prefix)]

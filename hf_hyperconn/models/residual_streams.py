@@ -6,6 +6,7 @@ from inspect import unwrap
 
 import torch
 
+from .float32_connections import warn_of_training
 from .hyper_connections_layer import place_layers
 
 
@@ -26,6 +27,7 @@ def reduce_recorded_streams(forward):
         may_exit_early = names_count and self.layer_classes[0].count == "num_hidden_layers"
         self.keep_every_layer()
         place_layers(self.decoder_layers, self.config, self.config.num_hidden_layers if may_exit_early else None)
+        warn_of_training(self.decoder_layers)
         outputs = forward(self, *args, return_dict=True, **kwargs)
         are_streams = self.layer_classes[0].are_streams
         if are_streams(outputs[0]):

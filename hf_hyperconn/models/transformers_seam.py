@@ -11,6 +11,7 @@ from functools import wraps
 from importlib import import_module
 from typing import Any
 
+import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
@@ -167,6 +168,18 @@ def declare(cls: type[PreTrainedModel], base: type[PreTrainedModel], **values) -
             lost = DECLARED[name]
             logger.warning_once(f"Transformers {transformers.__version__} has changed (no {name}): {lost}.")
         setattr(cls, name, value(getattr(base, name, None)))
+
+
+def dtypes_in(state_dict: dict[str, torch.Tensor] | None, files: list[str] | None) -> dict[str, torch.dtype]:
+    """The dtype of each tensor that Transformers is about to load, by its name; none where it can't be read so."""
+    try:
+        from transformers.modeling_utils import load_state_dict
+
+        whole = [file for file in files or () if str(file).endswith(".safetensors")]
+        states = [state_dict] if state_dict is not None else [load_state_dict(file, "meta") for file in whole]
+        return {name: tensor.dtype for state in states for name, tensor in state.items()}
+    except Exception:  # whatever a broken file raises, which the loading itself refuses
+        return {}
 
 
 def implementations(config: PreTrainedConfig) -> dict[str, Any]:
