@@ -9,11 +9,14 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .errors import UnsupportedCheckpointError
-from .families import find_family, name_of_family, refuse_other_stacks
+from .families import Family, find_family, name_of_family, refuse_other_stacks
 from .generic import hyper_connection_class
 from .hooks import hooks_of
+from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel, plain_class
 from .models.sub_layers import is_of_connection
 from .outermost import config_of, is_of_diffusers
+from .pairs.digests import digest_in
+from .running_code import LIBRARIES, package_of, patched, running_code
 
 Model = TypeVar("Model", bound=nn.Module)
 # Transformers' own, for recorded outputs and `enable_input_require_grads`, which a conversion gets anew
@@ -112,6 +115,7 @@ def convert_with_fields(
         config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
     with torch.device("meta"):
         converted = hc_class(config)
+    _refuse_patched_since(converted)
     converted.train(model.training)
     _carry_over(model, converted)
     check(converted)
@@ -134,10 +138,41 @@ def _class_of_family(model_class: type[PreTrainedModel], config: PreTrainedConfi
     if model_class.__module__.startswith("transformers.models."):
         family = find_family(name_of_family(config.to_dict(), stack))
         if name in family.architectures:
+            _refuse_patched(family)
             return getattr(family.modeling_module(), f"HC{name}")
     if stack is not None:
         raise UnsupportedCheckpointError(f"stack {stack!r:.40} was asked for, and can't be chosen in a {name}.")
     return None
+
+
+def _refuse_patched(family: Family) -> None:
+    """Make sure that the forwards of which a family's files were made are those that run.
+
+    Raises `UnsupportedCheckpointError`.
+    """
+    for stack in (family.of_layers or family).stacks:
+        for name, digest in stack.source.read.items():
+            runs_layers = name == stack.source.loop[0]  # whose forward is called, with its decorators
+            code = running_code(
+                stack.base_class(name), decorated_by=(*LIBRARIES, "torch") if runs_layers else LIBRARIES
+            )
+            if package_of(code.function) not in LIBRARIES or digest_in(code.source, code.definition) != digest:
+                raise patched(f"{name}.forward", f"{code.function.__qualname__} runs in its place")
+
+
+def _refuse_patched_since(converted: nn.Module) -> None:
+    """Make sure that methods which connections were put around are still those of their classes.
+
+    Raises `UnsupportedCheckpointError`.
+    """
+    classes = {each for module in converted.modules() for each in type(module).__mro__}
+    for hc_class in classes:
+        if issubclass(hc_class, HyperConnectionPreTrainedModel) and issubclass(hc_class, nn.Module):
+            base = plain_class(hc_class)
+            for name, own in vars(hc_class).items():
+                inner = getattr(own, "__wrapped__", None)
+                if not name.startswith("__") and inner is not None and inner is not getattr(base, name, inner):
+                    raise patched(f"{base.__name__}.{name}", "it was replaced since this process converted another")
 
 
 def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:

@@ -10,7 +10,6 @@ the second line. The stream is followed by name: what is given to the layer, its
 """
 
 import ast
-import hashlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -271,12 +270,6 @@ def _handed_on(parts: list[_Part], place: int, layer: str) -> set[str]:
 def _assured(parts: list[_Part]) -> set[str]:
     """What has been made after these parts whatever their conditions are."""
     return {name for part in parts if part.given is None for name in part.assured}
-
-
-def digest(forward: str) -> str:
-    """A short digest of the source of a `forward`, whatever stands above its `def` and however it is spaced."""
-    text = " ".join(forward[forward.index("def forward") :].split())
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def refusal(layer: str, reason: str) -> UnsupportedCheckpointError:

@@ -7,9 +7,10 @@ from functools import cache
 from typing import Any
 
 from ..errors import UnsupportedCheckpointError
-from .branches import cut_branches, digest, refusal
+from .branches import cut_branches, refusal
 from .classes import class_names, first_with, made_by, module_of, path_of, within_another
 from .composites import TEXT, Part, find_part, find_parts, type_of_part, usual_type
+from .digests import digest_of
 from .family_names import FamilyName
 from .family_source import INNER, FamilySource, InnerModel, LayerSource
 from .inlining import assigned_classes
@@ -255,6 +256,7 @@ def _of_stack(
         stack=stack.path,
         count=stack.count,
         modules=_attributes(base),
+        loop=(stack.owner.name, digest_of(stack.owner)),
         between=how.between,
         layerdrop=how.layerdrop,
         recorders=moved_recorders(base, (each for layer in layers for each in layer.cut.inlined)),
@@ -277,7 +279,7 @@ def _of_layer(
     return LayerSource(
         name=layer.name,
         cut=cut,
-        cut_from=digest(_lines_of(forward, of_forward.text)),
+        cut_from=digest_of(layer),
         positional=tuple(argument.arg for argument in forward.args.args[2 : 2 + how.positional]),
         packed=model in PACKED
         or any(argument.arg == "cu_seqlens" for argument in (*forward.args.args, *forward.args.kwonlyargs)),
@@ -285,11 +287,6 @@ def _of_layer(
         predicting_norm=norm,
         norm=values,
     )
-
-
-def _lines_of(function: ast.FunctionDef, text: str) -> str:
-    """Its source as `inspect.getsource` gives it, with a comment behind its last statement."""
-    return "\n".join(text.splitlines()[function.lineno - 1 : function.end_lineno])
 
 
 def _attributes(base: Definition) -> dict[str, str]:
