@@ -17,6 +17,7 @@ from .models.sub_layers import is_of_connection
 from .outermost import config_of, is_of_diffusers
 from .pairs.digests import digest_in
 from .running_code import LIBRARIES, package_of, patched, running_code
+from .set_by_hand import LOST, SetByHand
 
 Model = TypeVar("Model", bound=nn.Module)
 # Transformers' own, for recorded outputs and `enable_input_require_grads`, which a conversion gets anew
@@ -194,8 +195,9 @@ def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
             )
     targets = dict(converted.named_modules(remove_duplicate=False))
     sources = dict(model.named_modules(remove_duplicate=False))
+    by_hand = SetByHand((source, targets[path]) for path, source in sources.items() if path in targets)
     for path, source in sources.items():
-        for obstacle in _obstacles(source, targets.get(path)):
+        for obstacle in _obstacles(source, targets.get(path), by_hand):
             raise UnsupportedCheckpointError(
                 f"{path or 'the model'} has {obstacle}, which a conversion of this {name} would lose. Convert first, "
                 f"and do that to the converted model; after training in mixed precision, "
@@ -203,13 +205,14 @@ def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
             )
     for path, source in sources.items():
         _share(source, targets[path])
+        vars(targets[path]).update(by_hand.settings(source))
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:
     return {key: parameter.shape for key, parameter in model.named_parameters(remove_duplicate=False)}
 
 
-def _obstacles(source: nn.Module, target: nn.Module | None) -> Iterator[str]:
+def _obstacles(source: nn.Module, target: nn.Module | None, by_hand: SetByHand) -> Iterator[str]:
     """What a module of a base has that its counterpart would not have."""
     if not isinstance(target, type(source)):
         place = "" if target is None else f" in the place of {type(target).__name__}"
@@ -222,6 +225,9 @@ def _obstacles(source: nn.Module, target: nn.Module | None) -> Iterator[str]:
     for name, value in vars(source).items():
         if name not in vars(target) and callable(value) and _is_another(value, getattr(type(source), name, None)):
             yield f"another {name!r} than its class"
+    for name, value in by_hand.settings(source).items():
+        if value is LOST:
+            yield f"another {name!r} than its config says"
 
 
 def _is_another(own: Callable, of_class: object) -> bool:
@@ -242,6 +248,5 @@ def _share(source: nn.Module, target: nn.Module) -> None:
     target._buffers.update(source._buffers)
     target._non_persistent_buffers_set |= source._non_persistent_buffers_set
     for name, value in vars(source).items():
-        is_setting = not name.startswith("_") and name in vars(target)
-        if name in CARRIED or (is_setting and isinstance(value, bool | int | float | str | None)):
+        if name in CARRIED:
             vars(target)[name] = value

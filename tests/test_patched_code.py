@@ -165,7 +165,10 @@ def not_as_in_its_file() -> type[nn.Module]:
 
 OTHER_CODE = {
     "a decorator": (lambda: layer(decorate=halving), "it is wrapped by a function of tests"),
-    "autocast": (lambda: layer(decorate=torch.autocast("cpu", torch.bfloat16)), "it is wrapped by a function of torch"),
+    "autocast": (
+        lambda: layer(decorate=torch.autocast("cpu", torch.bfloat16)),
+        "it is wrapped by a function of torch",
+    ),
     "a closure": (in_a_closure, "it reads gain of the function that it was made in"),
     "other code": (not_as_in_its_file, "its file has no function of this code"),
 }
@@ -178,7 +181,9 @@ def test_a_layer_whose_source_is_not_what_runs_is_refused(make, reason):
 
 
 def fast_layer(self, hidden_states, **kwargs):
-    hidden_states = hidden_states + 0.5 * self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)[0]
+    hidden_states = (
+        hidden_states + 0.5 * self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)[0]
+    )
     return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
