@@ -296,6 +296,11 @@ def test_what_would_be_lost_is_refused(change, message, base):
     assert [(name, id(parameter)) for name, parameter in base.named_parameters()] == before
 
 
+def test_layers_of_further_tokens_are_refused(llama, ids):
+    with pytest.raises(ValueError, match=r"use_mtp must be False \(got True\)"):
+        convert_model(llama).generate(ids[:1], max_new_tokens=2, use_mtp=True)
+
+
 @pytest.mark.parametrize("loaded", [True, False])
 def test_as_part_of_another_model_it_keeps_its_weights(loaded, llama, llama_folder):
     """`post_init` of the whole starts all parts that nobody has said to be started."""
