@@ -23,7 +23,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from .errors import UnsupportedCheckpointError
-from .generic import attributes_of, cut_of, source_of_forward
+from .generic import attributes_of, cut_of
 from .hooks import hooks_of
 from .models.configuration_hyper_connections import OF_CONNECTIONS, HyperConnectionConfig
 from .models.float32_connections import warn_of_narrow, warn_of_training
@@ -32,6 +32,7 @@ from .models.hyper_connections_layer import HyperConnectionDecoderLayer, place_l
 from .models.sub_layers import READOUT, is_of_connection
 from .pairs.cuts import Cut
 from .pairs.loops import read_layer_loop
+from .running_code import running_code
 
 # what a mixin stands before
 Base: Any = object
@@ -185,15 +186,18 @@ def convert(model: Any, fields: Mapping[str, object], check: Callable[[Any], obj
     return converted
 
 
-@cache
 def hyper_connection_class(model_class: Any) -> Any:
     """The hyper-connection class for a class of diffusers.
 
     Raises `UnsupportedCheckpointError` when it does more with the stream than to pass it from block to block.
     """
+    return _made_of(model_class, model_class.forward)
+
+
+@cache
+def _made_of(model_class: Any, forward_that_runs: Callable) -> Any:
     name = model_class.__name__
-    source, *_ = source_of_forward(model_class)
-    loop = read_layer_loop(source, name, BLOCKS)
+    loop = read_layer_loop(running_code(model_class, decorated_by=None).definition, name, BLOCKS)
     if loop.takes_first or loop.between:
         raise UnsupportedCheckpointError(f"{name} takes more than a stream from its blocks, so it can't be converted.")
     types = {"model_type": f"hc_{name}", "base_model_type": name, "__module__": __name__}

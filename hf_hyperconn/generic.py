@@ -6,11 +6,10 @@ this process only: no file could import what they are made of.
 
 import ast
 import inspect
-import sys
-import textwrap
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
+import torch
 from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
@@ -27,6 +26,7 @@ from .models.residual_streams import for_every_stream, reduce_recorded_streams
 from .pairs.branches import cut_branches, refusal
 from .pairs.cuts import Cut
 from .pairs.loops import read_layer_loop
+from .running_code import RunningCode, patched, running_code
 
 
 class _GenericDecoderLayer(HyperConnectionDecoderLayer):
@@ -74,16 +74,16 @@ def hyper_connection_class(model: PreTrainedModel) -> type[HyperConnectionPreTra
             f"{type(model).__name__} has no `layers` of one class, so it can't be converted."
         )
     classes: list[Any] = [type(part) for part in (model, model.base_model, layers[0], model.config)]
-    return _make_class(*classes)
+    return _make_class(*classes, classes[1].forward, classes[2].forward)
 
 
 @cache
 def _make_class(
-    model_class: type, base_class: Any, layer_class: Any, config_class: Any
+    model_class: type, base_class: Any, layer_class: Any, config_class: Any, *forwards: object
 ) -> type[HyperConnectionPreTrainedModel]:
+    """`hyper_connection_class` for these classes; made anew when one of them has got another forward."""
     attributes = layer_attributes(layer_class)
-    forward, *_ = source_of_forward(base_class)
-    loop = read_layer_loop(forward, base_class.__name__)
+    loop = read_layer_loop(running_code(base_class, decorated_by=None).definition, base_class.__name__)
     if loop.takes_first != (attributes["returned"] is not None):
         raise refusal(layer_class.__name__, "it returns other than its model takes")
     names = [*inspect.signature(layer_class.forward).parameters][2 : 2 + loop.positional]
@@ -122,41 +122,65 @@ def cut_of(layer_class: type[nn.Module], layer: nn.Module | None = None) -> Cut:
 
     Raises `UnsupportedCheckpointError` when its forward is of another form than `cut_branches` takes.
     """
-    forward, source, _ = source_of_forward(layer_class)
-    return cut_branches(forward, source, layer_class.__name__, module=layer)
+    code = _code_of_layer(layer_class)
+    return cut_branches(code.definition, code.source, layer_class.__name__, module=layer)
 
 
 def attributes_of(layer_class: type[nn.Module], cut: Cut) -> dict[str, object]:
     """`layer_attributes`, of branches that have been cut."""
-    *_, owner = source_of_forward(layer_class)
-    namespace = dict(vars(sys.modules[owner.__module__]))
-    for sub_layer, branch in zip(cut.sub_layers, cut.branches, strict=True):
-        method = branch.method(sub_layer.branch)
-        exec(compile(method, f"<{sub_layer.branch} of {owner.__qualname__}>", "exec"), namespace)
-    methods = {sub_layer.branch: namespace[sub_layer.branch] for sub_layer in cut.sub_layers}
+    code = _code_of_layer(layer_class)
+    pairs = [*zip(cut.sub_layers, cut.branches, strict=True)]
+    methods = {part.branch: branch.method(part.branch) for part, branch in pairs}
+    after = {part.after: branch.method_after(part.after) for part, branch in pairs if part.after is not None}
     return {
         "parts": cut.sub_layers,
         "widened": cut.widened,
         "returned": cut.returned,
         "absent": cut.absent,
-        **methods,
+        **{name: _compiled(source, code) for name, source in methods.items()},
+        **{name: _of_each_stream(_compiled(source, code)) for name, source in after.items()},
     }
 
 
-def source_of_forward(cls: type) -> tuple[ast.FunctionDef, str, type]:
-    """The forward of `cls`, the source it was parsed from, and the class that defines it.
+def _of_each_stream(method: Any) -> Any:
+    """A method that does to each of the streams `[B, S, N, D]` what one does to `[B, S, D]`."""
 
-    Raises `UnsupportedCheckpointError` when there is no source.
+    @wraps(method)
+    def wrapper(self, streams: torch.Tensor) -> torch.Tensor:
+        return torch.stack([method(self, stream) for stream in streams.unbind(-2)], dim=-2)
+
+    return wrapper
+
+
+def _code_of_layer(layer_class: type[nn.Module]) -> RunningCode:
+    code = running_code(layer_class)
+    free = {*code.function.__code__.co_freevars} - {"__class__"}  # which no branch may read
+    if free:
+        names = ", ".join(sorted(free))
+        raise patched(f"{layer_class.__name__}.forward", f"it reads {names} of the function that it was made in")
+    return code
+
+
+def _compiled(source: str, code: RunningCode) -> Any:
+    """A method that was cut from a layer's forward, as if it stood in the same class.
+
+    It has the module's variables themselves, and the defaults that the forward has.
     """
-    owner = next(base for base in cls.__mro__ if "forward" in vars(base))
-    return *_parsed_forward(owner), owner
-
-
-@cache
-def _parsed_forward(owner: type) -> tuple[ast.FunctionDef, str]:
-    try:
-        source = textwrap.dedent(inspect.getsource(owner))
-    except (OSError, TypeError) as error:
-        raise UnsupportedCheckpointError(f"the source of {owner.__name__} can't be read.") from error
-    tree: Any = ast.parse(source).body[0]
-    return next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "forward"), source
+    tree: Any = ast.parse(source)
+    (definition,) = tree.body
+    given = definition.args
+    positional = given.args[len(given.args) - len(given.defaults) :]
+    named = [name for name, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is not None]
+    given.defaults = [ast.Constant(None) for _ in given.defaults]
+    given.kw_defaults = [default and ast.Constant(None) for default in given.kw_defaults]
+    if code.class_name:
+        tree = ast.parse(f"class {code.class_name}: pass")
+        tree.body[0].body = [definition]
+    made: dict[str, Any] = {}
+    path = f"<{definition.name} of {code.function.__qualname__}>"
+    exec(compile(ast.fix_missing_locations(tree), path, "exec"), code.function.__globals__, made)
+    method = getattr(made[code.class_name], definition.name) if code.class_name else made[definition.name]
+    defaults = inspect.signature(code.function).parameters
+    method.__defaults__ = tuple(defaults[each.arg].default for each in positional) or None
+    method.__kwdefaults__ = {each.arg: defaults[each.arg].default for each in named} or None
+    return method

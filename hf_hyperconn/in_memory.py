@@ -9,11 +9,15 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .errors import UnsupportedCheckpointError
-from .families import find_family, name_of_family, refuse_other_stacks
+from .families import Family, find_family, name_of_family, refuse_other_stacks
 from .generic import hyper_connection_class
 from .hooks import hooks_of
+from .models.layer_source import digest
+from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel, plain_class
 from .models.sub_layers import is_of_connection
 from .outermost import config_of, is_of_diffusers
+from .running_code import LIBRARIES, package_of, patched, running_code
+from .set_by_hand import LOST, SetByHand
 
 Model = TypeVar("Model", bound=nn.Module)
 # Transformers' own, for recorded outputs and `enable_input_require_grads`, which a conversion gets anew
@@ -112,6 +116,7 @@ def convert_with_fields(
         config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
     with torch.device("meta"):
         converted = hc_class(config)
+    _refuse_patched_since(converted)
     converted.train(model.training)
     _carry_over(model, converted)
     check(converted)
@@ -134,10 +139,42 @@ def _class_of_family(model_class: type[PreTrainedModel], config: PreTrainedConfi
     if model_class.__module__.startswith("transformers.models."):
         family = find_family(name_of_family(config.to_dict(), stack))
         if name in family.architectures:
+            _refuse_patched(family)
             return getattr(family.modeling_module(), f"HC{name}")
     if stack is not None:
         raise UnsupportedCheckpointError(f"stack {stack!r:.40} was asked for, and can't be chosen in a {name}.")
     return None
+
+
+def _refuse_patched(family: Family) -> None:
+    """Make sure that the forwards of which a family's files were made are those that run.
+
+    Raises `UnsupportedCheckpointError`.
+    """
+    for stack in (family.of_layers or family).stacks:
+        for name, read in stack.source.read.items():
+            runs_layers = name == stack.source.loop[0]  # whose forward is called, with its decorators
+            code = running_code(
+                stack.base_class(name), decorated_by=(*LIBRARIES, "torch") if runs_layers else LIBRARIES
+            )
+            found = digest([(code.definition, "")], spelled=True)
+            if package_of(code.function) not in LIBRARIES or found != read:
+                raise patched(f"{name}.forward", f"{code.function.__qualname__} runs in its place")
+
+
+def _refuse_patched_since(converted: nn.Module) -> None:
+    """Make sure that methods which connections were put around are still those of their classes.
+
+    Raises `UnsupportedCheckpointError`.
+    """
+    classes = {each for module in converted.modules() for each in type(module).__mro__}
+    for hc_class in classes:
+        if issubclass(hc_class, HyperConnectionPreTrainedModel) and issubclass(hc_class, nn.Module):
+            base = plain_class(hc_class)
+            for name, own in vars(hc_class).items():
+                inner = getattr(own, "__wrapped__", None)
+                if not name.startswith("__") and inner is not None and inner is not getattr(base, name, inner):
+                    raise patched(f"{base.__name__}.{name}", "it was replaced since this process converted another")
 
 
 def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
@@ -159,8 +196,9 @@ def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
             )
     targets = dict(converted.named_modules(remove_duplicate=False))
     sources = dict(model.named_modules(remove_duplicate=False))
+    by_hand = SetByHand((source, targets[path]) for path, source in sources.items() if path in targets)
     for path, source in sources.items():
-        for obstacle in _obstacles(source, targets.get(path)):
+        for obstacle in _obstacles(source, targets.get(path), by_hand):
             raise UnsupportedCheckpointError(
                 f"{path or 'the model'} has {obstacle}, which a conversion of this {name} would lose. Convert first, "
                 f"and do that to the converted model; after training in mixed precision, "
@@ -168,13 +206,14 @@ def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
             )
     for path, source in sources.items():
         _share(source, targets[path])
+        vars(targets[path]).update(by_hand.settings(source))
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:
     return {key: parameter.shape for key, parameter in model.named_parameters(remove_duplicate=False)}
 
 
-def _obstacles(source: nn.Module, target: nn.Module | None) -> Iterator[str]:
+def _obstacles(source: nn.Module, target: nn.Module | None, by_hand: SetByHand) -> Iterator[str]:
     """What a module of a base has that its counterpart would not have."""
     if not isinstance(target, type(source)):
         place = "" if target is None else f" in the place of {type(target).__name__}"
@@ -187,6 +226,9 @@ def _obstacles(source: nn.Module, target: nn.Module | None) -> Iterator[str]:
     for name, value in vars(source).items():
         if name not in vars(target) and callable(value) and _is_another(value, getattr(type(source), name, None)):
             yield f"another {name!r} than its class"
+    for name, value in by_hand.settings(source).items():
+        if value is LOST:
+            yield f"another {name!r} than its config says"
 
 
 def _is_another(own: Callable, of_class: object) -> bool:
@@ -207,6 +249,5 @@ def _share(source: nn.Module, target: nn.Module) -> None:
     target._buffers.update(source._buffers)
     target._non_persistent_buffers_set |= source._non_persistent_buffers_set
     for name, value in vars(source).items():
-        is_setting = not name.startswith("_") and name in vars(target)
-        if name in CARRIED or (is_setting and isinstance(value, bool | int | float | str | None)):
+        if name in CARRIED:
             vars(target)[name] = value

@@ -67,6 +67,32 @@ class TestWhereKernelsFail:
             assert step.implementation(streams) == "torch"
         assert caplog.text.count("a kernel failed on cuda:0") == 1
 
+    def test_a_reason_is_told_after_another(self, streams, caplog, monkeypatch):
+        monkeypatch.setattr(logging.getLogger("hf_hyperconn"), "propagate", True)
+        assert step.implementation(torch.empty(1, 3, 4, 24)) == "torch"
+        assert step.implementation(streams) == "torch"
+        assert caplog.text.count("a kernel failed on cuda:0") == 1
+
+    def test_what_failed_is_tried_again(self, streams, monkeypatch):
+        results = iter(["it was busy", None])
+        monkeypatch.setattr(step, "_try_kernels", lambda device: next(results))
+        assert [step.implementation(streams) for _ in range(3)] == ["torch", "triton", "triton"]
+
+    def test_what_never_runs_is_tried_three_times_and_when_it_is_asked_for(self, streams, monkeypatch):
+        tried = []
+        monkeypatch.setattr(step, "_try_kernels", lambda device: tried.append(device) or "it is old")
+        assert {step.implementation(streams) for _ in range(9)} == {"torch"}
+        assert len(tried) == 3
+        set_hc_implementation("auto")
+        assert step.implementation(streams) == "torch"
+        assert len(tried) == 4
+
+    def test_nothing_is_tried_while_a_graph_is_captured(self, streams, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert step.implementation(streams) == "triton"
+        assert step._failures == {}
+
     def test_asked_for_they_raise(self, streams):
         set_hc_implementation("triton")
         with pytest.raises(RuntimeError, match="a kernel failed on cuda:0"):

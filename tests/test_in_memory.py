@@ -2,13 +2,18 @@
 
 import types
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     PreTrainedModel,
     Trainer,
     TrainingArguments,
@@ -16,6 +21,8 @@ from transformers import (
 
 from hf_hyperconn import convert_model
 from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.set_by_hand import LOST as LOST_SETTING
+from hf_hyperconn.set_by_hand import SetByHand
 
 from .conftest import llama_config, randomise_connections
 
@@ -195,6 +202,10 @@ def pruned(base):
     base.model.layers = base.model.layers[:2]
 
 
+def given_an_object(base):
+    base.model.layers[1].self_attn.scaling = types.SimpleNamespace(value=1.0)
+
+
 LOST = {
     "a forward hook": (lambda base: base.model.norm.register_forward_hook(print), "model.norm has a hook"),
     "a forward pre-hook": (lambda base: base.register_forward_pre_hook(print), "the model has a hook"),
@@ -209,10 +220,71 @@ LOST = {
     "an added module": (lambda base: base.model.add_module("extra", torch.nn.Dropout()), "has a module of class Drop"),
     "a parametrisation": (lambda base: torch.nn.utils.parametrizations.orthogonal(base.lm_head), "no counterpart"),
     "weight norm": (lambda base: torch.nn.utils.parametrizations.weight_norm(base.lm_head), "no counterpart"),
+    "another object": (given_an_object, r"layers.1.self_attn has another 'scaling' than its config says"),
     "offloading": (offloaded, "accelerate moves the weights of this LlamaForCausalLM between devices"),
     "another shape": (resized, r"lm_head.weight is \[4, 32\] where its config says \[96, 32\]"),
     "a layer less than its config": (pruned, "model.layers.2.self_attn.q_proj.weight is missing"),
 }
+
+
+class Helper:
+    """What remote code may keep in a module."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+
+def with_another_config(base):
+    own = deepcopy(base.config)
+    own._attn_implementation = "eager"
+    base.model.layers[1].self_attn.config = own
+
+
+def test_what_was_set_by_hand_comes_along(base):
+    attention = base.model.layers[0].self_attn
+    attention.sizes, attention.table, attention.activation = (1, [2]), torch.ones(2), partial(torch.clamp, min=0)
+    attention.helper, attention.method, attention.itself = Helper(1.0), attention.forward, [attention]
+    sources = dict(base.named_modules())
+    targets = dict(deepcopy(base).named_modules())
+    target = targets["model.layers.0.self_attn"]
+    by_hand = SetByHand((module, targets[path]) for path, module in sources.items())
+    assert {*by_hand.settings(attention)} == {
+        "table"
+    }  # whatever it holds, as on the meta device it would hold nothing
+
+    changed = {"sizes": (1, [3]), "activation": torch.relu, "scaling": 0.5, "table": torch.zeros(2)}
+    vars(attention).update(changed)
+    assert by_hand.settings(attention) == changed
+    target.helper.scale, target.method, target.itself = 2.0, target.extra_repr, [None]
+    assert {name for name, value in by_hand.settings(attention).items() if value is LOST_SETTING} == {
+        *("helper", "method", "itself")
+    }
+
+
+@torch.no_grad()
+def test_the_config_of_a_module_comes_along(base, ids):
+    with_another_config(base)
+    model = convert_model(base)
+    assert [each.self_attn.config._attn_implementation for each in model.model.layers[:2]] == ["sdpa", "eager"]
+    assert model.model.layers[1].self_attn.config.connection == "dhc"
+    assert equal(model, base, ids)
+
+
+@torch.no_grad()
+def test_settings_of_other_families_come_along(ids):
+    sizes = {"vocab_size": 96, "num_hidden_layers": 2, "head_dim": 8, "initializer_range": 0.5}
+    of_mamba = {"hidden_size": 32, "num_heads": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8}
+    of_gemma = {"hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2}
+    mamba = Mamba2ForCausalLM(Mamba2Config(**sizes, **of_mamba)).eval()
+    gemma = GemmaForCausalLM(GemmaConfig(**sizes, **of_gemma)).eval()
+    before = [mamba(ids).logits, gemma(ids).logits]
+    for layer in mamba.backbone.layers:
+        layer.mixer.time_step_limit = (0.5, 1.0)
+    for layer in gemma.model.layers:
+        layer.mlp.act_fn.act = torch.relu
+    for base, was in zip((mamba, gemma), before, strict=True):
+        assert equal(convert_model(base), base, ids)
+        assert not torch.equal(base(ids).logits, was)
 
 
 @pytest.mark.parametrize(("change", "message"), LOST.values(), ids=LOST)
@@ -222,6 +294,11 @@ def test_what_would_be_lost_is_refused(change, message, base):
     with pytest.raises(UnsupportedCheckpointError, match=message):
         convert_model(base)
     assert [(name, id(parameter)) for name, parameter in base.named_parameters()] == before
+
+
+def test_layers_of_further_tokens_are_refused(llama, ids):
+    with pytest.raises(ValueError, match=r"use_mtp must be False \(got True\)"):
+        convert_model(llama).generate(ids[:1], max_new_tokens=2, use_mtp=True)
 
 
 @pytest.mark.parametrize("loaded", [True, False])

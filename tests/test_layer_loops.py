@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.generic import source_of_forward
 from hf_hyperconn.pairs.loops import read_layer_loop
+from hf_hyperconn.running_code import running_code
 
 
 class SkipsLayers(nn.Module):
@@ -101,7 +101,7 @@ class PassesAnotherName(nn.Module):
     ],
 )
 def test_loops_over_layers(model, layers, expected):
-    forward, *_ = source_of_forward(model)
+    forward = running_code(model).definition
     loop = read_layer_loop(forward, model.__name__, layers)
     assert (loop.positional, loop.takes_first) == expected
 
@@ -110,6 +110,6 @@ def test_loops_over_layers(model, layers, expected):
     "model", [SkipsLayers, AddsBetweenLayers, KeepsTheStream, UsesWhatLayersReturn, CheckpointsAnother]
 )
 def test_a_base_model_that_uses_the_stream_between_layers_is_refused(model):
-    forward, *_ = source_of_forward(model)
+    forward = running_code(model).definition
     with pytest.raises(UnsupportedCheckpointError, match=f"the forward of {model.__name__} does more"):
         read_layer_loop(forward, model.__name__)

@@ -26,6 +26,7 @@ from torch import nn
 from .hyper_connections import Connection, WideModule, compute_dtype, expand_streams
 from .hyper_connections_autograd import returned
 from .hyper_connections_step import without_autocast
+from .hyper_connections_types import of_every_token
 
 
 @dataclass(eq=False)
@@ -56,6 +57,7 @@ class Values:
 
     def write(self, branch_output: torch.Tensor) -> "Values":
         """With a branch output `[B, S, D]` added to r, and to the last value unless it is the first of its block."""
+        branch_output = of_every_token(branch_output, self.residual.shape)
         residual, value = self.residual + branch_output, branch_output.unsqueeze(-2)
         if self.opens_block:
             return Values(residual, (*self.values, value))

@@ -23,7 +23,7 @@ class FracCarry(Carry):
     """A carry to which a branch output `[B, S, D]` is written part by part, `[B, S, m, D / m]`."""
 
     def added(self, branch_output: torch.Tensor) -> torch.Tensor:
-        parts = branch_output.to(self.mixed.dtype).unflatten(-1, self.mixed.shape[-2:])
+        parts = branch_output.unflatten(-1, self.mixed.shape[-2:])
         return self.mixed + self.beta.unsqueeze(-1) * parts
 
 

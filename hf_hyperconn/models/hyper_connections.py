@@ -33,7 +33,7 @@ from torch import nn
 from .hyper_connections_autograd import is_transformed
 from .hyper_connections_step import StepCarry, Streams, step, without_autocast
 from .hyper_connections_torch import compute_dtype, products_on
-from .hyper_connections_types import CoefficientParameters
+from .hyper_connections_types import CoefficientParameters, of_every_token, without_overflow
 from .norm_forms import NormForm, form_of
 from .split_parameters import whole
 
@@ -70,11 +70,13 @@ class Carry:
 
         They have the dtype that `streams + branch_output` would have.
         """
-        return Streams(self.added(branch_output).to(torch.promote_types(self.dtype, branch_output.dtype)))
+        dtype = torch.promote_types(self.dtype, branch_output.dtype)
+        return Streams(self.added(without_overflow(branch_output.to(self.mixed.dtype), dtype)).to(dtype))
 
     def added(self, branch_output: torch.Tensor) -> torch.Tensor:
-        """The next streams before they are rounded, `[B, S, N, D]`. Eq. 5."""
-        return self.mixed + self.beta.unsqueeze(-1) * branch_output.to(self.mixed.dtype).unsqueeze(-2)
+        """The next streams before they are rounded, `[B, S, N, D]`, of an output in their dtype. Eq. 5."""
+        *tokens, _, size = self.mixed.shape
+        return self.mixed + self.beta.unsqueeze(-1) * of_every_token(branch_output, (*tokens, size)).unsqueeze(-2)
 
 
 def expand_streams(hidden_states: torch.Tensor, hc_mult: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.autograd import forward_ad
 
-from .hyper_connections_types import CoefficientParameters
+from .hyper_connections_types import CoefficientParameters, without_overflow
 
 # none of these is public; without them a transform meets the functions of our own, and says that it can't pass
 _interpreters = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
@@ -65,7 +65,8 @@ def gradients(
 
 def write(coefficients: torch.Tensor, branch_output: torch.Tensor) -> torch.Tensor:
     """What a branch adds to the streams: b (outer) f, `[B, S, N, D]`, in the dtype of the coefficients."""
-    return coefficients[..., -1:] * branch_output.to(coefficients.dtype).unsqueeze(-2)
+    output = without_overflow(branch_output.to(coefficients.dtype), branch_output.dtype)
+    return coefficients[..., -1:] * output.unsqueeze(-2)
 
 
 def write_and_read(

@@ -28,7 +28,7 @@ from transformers.utils import logging
 
 from .hyper_connections_autograd import gradients, needs_autograd, returned, write, write_and_read
 from .hyper_connections_torch import BY_MATRIX_PRODUCTS, BY_SUMS, uses_matrix_products
-from .hyper_connections_types import CoefficientParameters, Kernels, Read
+from .hyper_connections_types import CoefficientParameters, Kernels, Read, of_every_token
 
 logger = logging.get_logger(__name__)
 
@@ -39,7 +39,8 @@ _TRITON_IS_INSTALLED = find_spec("triton") is not None
 _TRITON_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 _asked = "auto"
 _logged: set[str] = set()
-_failures: dict[torch.device, str | None] = {}  # of kernels that were tried
+_TRIES = 3  # of a kernel that fails, before it counts as one that never runs
+_failures: dict[torch.device, list[str]] = {}  # of kernels that were tried; none of those that ran
 
 
 def set_hc_implementation(name: str) -> None:
@@ -47,6 +48,8 @@ def set_hc_implementation(name: str) -> None:
 
     name: "torch"; "triton", the fused kernels, which need a GPU (or `TRITON_INTERPRET=1`) and never fall back; or
         "auto", the kernels on a GPU. The environment variable `HF_HYPERCONN_IMPLEMENTATION` sets it at start.
+
+    Kernels that have failed are tried again from here on.
 
     Raises `ValueError` for another name, `RuntimeError` for "triton" where Triton is not installed.
     """
@@ -60,6 +63,7 @@ def set_hc_implementation(name: str) -> None:
             'implementation "triton" was asked for, but Triton is not installed. Run: pip install triton'
         )
     _asked = name
+    _failures.clear()
 
 
 set_hc_implementation(os.environ.get("HF_HYPERCONN_IMPLEMENTATION", "auto"))
@@ -79,10 +83,11 @@ def implementation(streams: torch.Tensor, most_values: int | None = None) -> str
     if _asked == "triton" and obstacle is not None:
         raise RuntimeError(f'implementation "triton" was asked for, but {obstacle}. Use "auto" or "torch" there.')
     taken = "triton" if obstacle is None else "torch"
-    if not torch.compiler.is_compiling() and taken not in _logged:
-        _logged.add(taken)
+    message = f"hyper-connections are computed by {taken}{f', because {obstacle}' if obstacle else ''}."
+    if not torch.compiler.is_compiling() and message not in _logged:
+        _logged.add(message)
         log = logger.warning if on_gpu and obstacle else logger.info
-        log(f"hyper-connections are computed by {taken}{f', because {obstacle}' if obstacle else ''}.")
+        log(message)
     return taken
 
 
@@ -104,10 +109,17 @@ def _triton_obstacle(streams: torch.Tensor, has_device: bool, most_values: int |
 
 @torch.compiler.assume_constant_result
 def _why_kernels_fail(device: torch.device) -> str | None:
-    """What a small kernel on a GPU fails with, as where there is no C compiler or the GPU is old; None if it runs."""
-    if device not in _failures:
-        _failures[device] = _try_kernels(device)
-    return _failures[device]
+    """What a small kernel on a GPU fails with, as where there is no C compiler or the GPU is old; None if it runs.
+
+    What fails once may pass: it is tried again. While a CUDA graph is captured nothing can be tried.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return None
+    failures = _failures.get(device)
+    if failures is None or 0 < len(failures) < _TRIES:
+        failure = _try_kernels(device)
+        _failures[device] = failures = [] if failure is None else [*(failures or ()), failure]
+    return failures[-1] if failures else None
 
 
 def _try_kernels(device: torch.device) -> str | None:
@@ -124,7 +136,8 @@ def _try_kernels(device: torch.device) -> str | None:
     except torch.OutOfMemoryError:  # which may pass
         raise
     except Exception as error:  # of a driver, a compiler, or Triton
-        return f"a kernel failed on {device} ({type(error).__name__}: {next(iter(str(error).splitlines()), '')})"
+        first_line = next(iter(str(error).splitlines()), "")
+        return f"a kernel failed on {device} ({type(error).__name__}: {first_line}); set_hc_implementation tries again"
     return None
 
 
@@ -166,7 +179,8 @@ class StepCarry:
 
     def write(self, branch_output: torch.Tensor) -> Streams:
         """The next streams, to which the next step writes a branch output `[B, S, D]`."""
-        return Streams(self.streams, self.coefficients, branch_output)
+        *tokens, _, size = self.streams.shape
+        return Streams(self.streams, self.coefficients, of_every_token(branch_output, (*tokens, size)))
 
 
 def step(streams: Streams, parameters: CoefficientParameters | None = None) -> tuple[torch.Tensor, ...]:

@@ -14,7 +14,14 @@ from typing import NamedTuple
 
 import torch
 
-from .hyper_connections_types import CoefficientGrads, CoefficientParameters, Kernels, Read, StepGrads
+from .hyper_connections_types import (
+    CoefficientGrads,
+    CoefficientParameters,
+    Kernels,
+    Read,
+    StepGrads,
+    without_overflow,
+)
 
 EXACT_AT_HIGHEST = ("cpu", "cuda", "xpu", "mps", "meta")  # whose float32 matrix products then are; a TPU's are not
 
@@ -91,8 +98,8 @@ def write(
     streams: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor, products: Products
 ) -> torch.Tensor:
     """H = A_r^T S + b (outer) f, `[B, S, N, D]`, in the dtype that `streams + branch_output` would have."""
-    values, output = streams.to(coefficients.dtype), branch_output.to(coefficients.dtype)
     dtype = torch.promote_types(streams.dtype, branch_output.dtype)
+    values, output = streams.to(coefficients.dtype), without_overflow(branch_output.to(coefficients.dtype), dtype)
     mix, beta = coefficients[..., 1:-1], coefficients[..., -1:]
     return products.mixed(mix, values).addcmul_(beta, output.unsqueeze(-2)).to(dtype)
 
@@ -101,9 +108,9 @@ def write_backward(
     grad: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor, products: Products
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """From the gradient of H, those of b `[B, S, N]` and of f `[B, S, D]`; that of A_r^T S is the gradient of H."""
-    values, output = grad.to(coefficients.dtype), branch_output.to(coefficients.dtype).unsqueeze(-2)
+    values, output = grad.to(coefficients.dtype), without_overflow(branch_output.to(coefficients.dtype), grad.dtype)
     grad_output = products.mixed(coefficients[..., -1:], values).squeeze(-2)
-    return products.dots(values, output).squeeze(-1), grad_output.to(branch_output.dtype)
+    return products.dots(values, output.unsqueeze(-2)).squeeze(-1), grad_output.to(branch_output.dtype)
 
 
 def read(streams: torch.Tensor, parameters: CoefficientParameters, products: Products) -> Read:

@@ -22,6 +22,10 @@ try:
 except ImportError as error:
     raise ImportError("the fused kernels need Triton. Run: pip install triton") from error
 
+from .hyper_connections_types import OVERFLOW as _OVERFLOW
+
+OVERFLOW = tl.constexpr(_OVERFLOW)
+
 
 @triton.jit
 def _values(pointer, stream, N: tl.constexpr, stride: tl.constexpr = 1):
@@ -38,6 +42,15 @@ def _store_values(pointer, values, stream, N: tl.constexpr, stride: tl.constexpr
 def _row(pointer, d, size):
     """A row `[1, D]`, float32, padded with zeros."""
     return tl.load(pointer + d, mask=d < size, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _output(pointer, d, size, rounding):
+    """A branch's output `[1, D]`, float32; as of `without_overflow`, for streams of the dtype of `rounding`."""
+    row = _row(pointer, d, size)
+    if rounding.dtype.element_ty == tl.float16:
+        row = tl.where(tl.abs(row) == float("inf"), tl.where(row > 0, OVERFLOW, -OVERFLOW), row)
+    return row
 
 
 @triton.jit
@@ -68,7 +81,7 @@ def _streams(
     if WRITES:
         written += token * written_stride
         beta = _values(written + N + 1, stream, N, N + 2)
-        values = beta[:, None] * _row(output + token * output_stride, d, size)
+        values = beta[:, None] * _output(output + token * output_stride, d, size, rounding)
         for i in tl.static_range(N):
             weights = _values(written + i * (N + 2) + 1, stream, N)
             values = tl.fma(weights[:, None], _row(streams + i * stream_stride, d, size), values)
@@ -185,7 +198,7 @@ def _backward(
         grad = _rows(grad_streams, grad_stream_stride, stream, d, size, N)
     if WRITES:
         beta = _values(written + token * written_stride + N + 1, stream, N, N + 2)
-        branch_output = _row(output + token * output_stride, d, size)
+        branch_output = _output(output + token * output_stride, d, size, rounding)
         _store_values(grad_written_beta + token * N, tl.sum(grad * branch_output, axis=1), stream, N)
         _store_row(grad_output + token * size, tl.sum(beta[:, None] * grad, axis=0, keep_dims=True), d, size)
 

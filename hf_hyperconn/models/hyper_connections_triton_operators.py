@@ -27,6 +27,19 @@ def _tokens(tensor: torch.Tensor | None, inner: int) -> torch.Tensor | None:
     return tensor if tensor.stride(-1) == 1 and to_last_stream < 2**31 else tensor.contiguous()
 
 
+def refuse_shape(branch_output: torch.Tensor | None, streams: torch.Tensor) -> None:
+    """Make sure that a kernel, which knows the shape of the streams alone, stays within a branch output.
+
+    Raises `ValueError`.
+    """
+    expected = (*streams.shape[:-2], streams.shape[-1])
+    if branch_output is not None and branch_output.shape != expected:
+        raise ValueError(
+            f"a branch output for streams of shape {tuple(streams.shape)} must be of shape {expected} (got "
+            f"{tuple(branch_output.shape)}). Expand it."
+        )
+
+
 def _dense(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
@@ -73,6 +86,7 @@ def _step_forward(
     centred: bool,
     tanh: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    refuse_shape(branch_output, streams)
     results = _forward_results(streams, branch_output, static_alpha, fn, centred)
     h, f = _tokens(streams, 2), _tokens(branch_output, 1)
     if h.numel() == 0:
@@ -129,6 +143,8 @@ def _step_backward(
     grad_input: torch.Tensor | None,
     grad_beta: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    refuse_shape(branch_output, grad_streams)
+    refuse_shape(grad_input, grad_streams)
     results = _backward_results(grad_streams, branch_output, coefficients, fn)
     of_h, of_x, f = _tokens(grad_streams, 2), _tokens(grad_input, 1), _tokens(branch_output, 1)
     if of_h.numel() == 0:
@@ -181,6 +197,7 @@ def _projection_backward(
     mean: torch.Tensor | None,
     grad_predicted: torch.Tensor,
 ) -> torch.Tensor:
+    refuse_shape(branch_output, streams)
     n, size = streams.shape[-2:]
     h, f = _tokens(streams, 2), _tokens(branch_output, 1)
     sizes = _projection_sizes(n, size)

@@ -6,6 +6,23 @@ from typing import NamedTuple
 
 import torch
 
+OVERFLOW = 2.0**100  # beyond what float16 holds
+
+
+def of_every_token(branch_output: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A branch output of the shape that an addition would broadcast it to, `[B, S, D]`."""
+    if not torch.jit.is_tracing() and branch_output.shape == shape:
+        return branch_output
+    return branch_output.expand(shape)
+
+
+def without_overflow(branch_output: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A branch output in the compute dtype, whose products with 0 are 0, to be written to streams of a dtype.
+
+    Families that train in float16 clamp streams that overflow; a branch that did so leaves others as they are.
+    """
+    return branch_output.clamp(-OVERFLOW, OVERFLOW) if dtype == torch.float16 else branch_output
+
 
 class CoefficientParameters(NamedTuple):
     """What a width connection computes its coefficients with, in the compute dtype.

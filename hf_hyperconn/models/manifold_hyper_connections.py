@@ -27,6 +27,7 @@ from .hyper_connections import Connection, WideModule, Writer, compute_dtype, st
 from .hyper_connections_autograd import gradients, is_transformed, needs_autograd
 from .hyper_connections_step import Streams, implementation, without_autocast
 from .hyper_connections_torch import products_on
+from .hyper_connections_types import of_every_token
 from .manifold_start import FAVOURED_READ, KEPT
 from .sinkhorn import sinkhorn
 
@@ -50,6 +51,8 @@ class ManifoldCarry:
 
     def write(self, branch_output: torch.Tensor) -> Streams:
         """The depth connection: the next streams, of a branch output `[B, S, D]`."""
+        *tokens, _, size = self.streams.shape
+        branch_output = of_every_token(branch_output, (*tokens, size))
         with without_autocast(branch_output):
             return Streams(_Depth.apply(self.mixes, self.streams, self.beta, self.mix, branch_output))
 

@@ -7,7 +7,7 @@ Streams are `[B, S, N, D]` with any strides. Coefficients are float32: reads and
 
 import torch
 
-from .hyper_connections_triton_operators import _tokens
+from .hyper_connections_triton_operators import _tokens, refuse_shape
 from .manifold_hyper_connections_triton_kernels import (
     _coefficients,
     _coefficients_backward,
@@ -126,6 +126,7 @@ def width_backward(
     grad_write: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of streams, of logits and of products with `fn`, `[B, S, M]`, from that of the mixed streams."""
+    refuse_shape(grad_input, streams)
     results = _width_backward_results(streams, predicted)
     h, of_h, of_x, n, d = _tokens(streams, 2), _tokens(grad_streams, 2), _tokens(grad_input, 1), *streams.shape[-2:]
     count = h.shape[0]
@@ -192,6 +193,7 @@ def depth_forward(
     streams: torch.Tensor, write: torch.Tensor, mix: torch.Tensor, mixes: bool, branch_output: torch.Tensor
 ) -> torch.Tensor:
     """The next streams, in the dtype that `streams + branch_output` would have."""
+    refuse_shape(branch_output, streams)
     results = _depth_results(streams, branch_output)
     h, f = _tokens(streams, 2), _tokens(branch_output, 1)
     if h.numel() > 0:
@@ -220,6 +222,7 @@ def depth_backward(
     grad: torch.Tensor, write: torch.Tensor, branch_output: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of writes and branch output from that of the next streams, which is that of the mixed streams."""
+    refuse_shape(branch_output, grad)
     results = _depth_backward_results(grad, branch_output)
     of_next, f = _tokens(grad, 2), _tokens(branch_output, 1)
     if of_next.numel() > 0:

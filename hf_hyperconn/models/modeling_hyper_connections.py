@@ -148,6 +148,12 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
             batch_size, model_input_name, model_kwargs, *args, **kwargs
         )
 
+    def _get_candidate_generator(self, generation_config, *args, **kwargs):
+        if getattr(generation_config, "use_mtp", None):  # it would build layers of these classes, without connections
+            raise ValueError("use_mtp must be False (got True): layers that predict further tokens take one stream.")
+        of_generation: Any = super()
+        return of_generation._get_candidate_generator(generation_config, *args, **kwargs)
+
     @classmethod
     def from_pretrained(cls: type[Model], *args, **kwargs) -> Model:
         """As Transformers' own, but threads load one after the other.

@@ -68,6 +68,11 @@ class Branch:
         body = [*([f'"""{docstring}"""'] if docstring else []), *f"{self.statements}\n{result}".strip().splitlines()]
         return "\n".join([head, *(f"    {line}".rstrip() for line in body)]) + "\n"
 
+    def method_after(self, name: str, docstring: str = "") -> str:
+        """The source of a method that does to a stream what follows the addition."""
+        body = [*([f'"""{docstring}"""'] if docstring else []), *self.after.splitlines(), f"return {STREAM}"]
+        return "\n".join([f"def {name}(self, {STREAM}):", *(f"    {line}".rstrip() for line in body)]) + "\n"
+
 
 @dataclass(frozen=True)
 class Cut:

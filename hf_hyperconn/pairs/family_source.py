@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-from ..models.layer_source import CutFrom
+from ..models.layer_source import CutFrom, digest
 from ..models.sub_layers import SubLayer
 from .composites import TEXT
 from .cuts import Cut
 from .recorders import Recorder
+from .source_files import Source
 
 INNER = ":"  # in the name of a model that another has in it and that has no model type of its own
 
@@ -25,6 +26,7 @@ class FamilySource:
     stack: where the base model has its layers, as `layers` or `encoder.layers`.
     count: the field of the config that says how many.
     modules: the attributes that the base model's own `__init__` sets, and how its source writes what it sets them to.
+    loop: the class whose forward runs the layers, and the digest of that.
     between: a method of the base model that its forward may call on the stream between layers; None without any.
     layerdrop: the attribute of what has the layers that says how often one is left out in training; None without any.
     recorders: of what Transformers records at modules that are not called, by what that is.
@@ -51,6 +53,7 @@ class FamilySource:
     stack: str
     count: str
     modules: dict[str, str]
+    loop: tuple[str, str]
     between: str | None
     layerdrop: str | None
     recorders: dict[str, Recorder]
@@ -81,6 +84,14 @@ class FamilySource:
     def norm(self) -> dict[str, float]:
         """The initial value of each parameter of the norm that dynamic coefficients take."""
         return self.layers[0].norm
+
+    @property
+    def read(self) -> dict[str, str]:
+        """The digest of the forward that was read, by the name of each class."""
+        layers = {layer.name: layer.cut_from.functions[0] for layer in self.layers}
+        nodes = {name: source.node for name, each in layers.items() if (source := Source.named(each))}
+        nodes |= {each.name: each.own_method("forward")[0] for layer in self.layers for each in layer.cut.inlined}
+        return {**dict([self.loop]), **{name: digest([(node, "")], spelled=True) for name, node in nodes.items()}}
 
     @property
     def settings(self) -> dict[str, object]:

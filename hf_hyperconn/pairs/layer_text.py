@@ -58,11 +58,9 @@ def _body(layer: LayerSource, count: str) -> str:
             docstring = f"What {what} adds to the residual stream, `[B, S, D]` to `[B, S, D]`."
             method = branch.method(sub_layer.branch, docstring)
             text += _method(method)
-        if branch.after:
-            body = "".join(f"    {line}\n" for line in branch.after.splitlines())
-            docstring = '    """What then becomes of each of the streams, `[B, S, N, D]` to `[B, S, N, D]`."""'
-            head = f"def {sub_layer.after}(self, hidden_states):"
-            text += _method(f"{head}\n{docstring}\n{body}    return hidden_states")
+        if sub_layer.after is not None:
+            docstring = "What then becomes of each of the streams, `[B, S, N, D]` to `[B, S, N, D]`."
+            text += _method(branch.method_after(sub_layer.after, docstring))
     return text
 
 

@@ -40,13 +40,7 @@ def read_layer_loop(
 
     Raises `UnsupportedCheckpointError` when the loop over the layers in its forward skips some, or uses the stream.
     """
-    over_layers = re.compile(rf"\bself\.{layers}\b")
-    loops = [
-        node
-        for node in ast.walk(forward)
-        if isinstance(node, ast.For) and over_layers.search(ast.unparse(node.iter)) is not None
-    ]
-    for loop in loops:
+    for loop in _only_loop(forward, f"self.{layers}"):
         layerdrop = _layerdrop(loop)
         body = [*_without_layerdrop(loop.body, layerdrop)] if layerdrop else loop.body
         if any(isinstance(node, ast.Continue | ast.Break) for statement in body for node in ast.walk(statement)):
@@ -78,6 +72,32 @@ def read_layer_loop(
         f"the forward of {model} does more with the residual stream than to pass it from layer to layer, so its "
         f"layers can't hand on several."
     )
+
+
+def _only_loop(forward: ast.FunctionDef, layers: str) -> list[ast.For]:
+    """The loop over all layers in their order; none where layers may run elsewhere, too."""
+    found = [node for node in ast.walk(forward) if isinstance(node, ast.For) and _are_all(node.iter, layers)]
+    uses = sum(isinstance(node, ast.Attribute) and ast.unparse(node) == layers for node in ast.walk(forward))
+    harmless = sum(_runs_none(node, layers) for node in ast.walk(forward))
+    return found if len(found) == 1 == uses - harmless else []
+
+
+def _are_all(iterated: ast.expr, layers: str) -> bool:
+    """Whether it is `self.layers`, `self.layers[: self.config.number]`, or one of these in `enumerate` or `zip`."""
+    match iterated:
+        case ast.Call(ast.Name("enumerate" | "zip"), [first, *_]):
+            return _are_all(first, layers)
+    return re.fullmatch(rf"{re.escape(layers)}(\[:self\.config\.\w+\])?", ast.unparse(iterated)) is not None
+
+
+def _runs_none(node: ast.AST, layers: str) -> bool:
+    """Whether it is `len(self.layers)`, or a part of one of the layers."""
+    match node:
+        case ast.Call(ast.Name("len"), [of]):
+            return ast.unparse(of) == layers
+        case ast.Attribute(ast.Subscript(of), name) if name not in ("forward", "__call__"):
+            return ast.unparse(of) == layers
+    return False
 
 
 def _layerdrop(loop: ast.For) -> str | None:

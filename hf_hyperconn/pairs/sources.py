@@ -258,6 +258,7 @@ def _of_stack(
         stack=stack.path,
         count=stack.count,
         modules=_attributes(base),
+        loop=(stack.owner.name, digest([(loop[0], "")], spelled=True)),
         between=how.between,
         layerdrop=how.layerdrop,
         recorders=moved_recorders(base, (each for layer in layers for each in layer.cut.inlined)),

@@ -8,6 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_hyperconn.models import hyper_connections_step as step
 from hf_hyperconn.models import hyper_connections_triton_operators as triton_kernels
+from hf_hyperconn.models.hyper_connections import HyperConnection
+from hf_hyperconn.models.manifold_hyper_connections import ManifoldHyperConnection
+from hf_hyperconn.models.manifold_hyper_connections_triton_operators import depth_backward, depth_forward
 from tests.conftest import hc_llama, traced_logits
 from tests.tolerances import COMPILED
 from tests.triton.common import DEVICE, ON_GPU, check_export, eager_and_compiled, seed
@@ -155,3 +158,52 @@ def test_cuda_graphs():
         graph.replay()
         assert torch.equal(captured, expected)
     assert step.implementation(streams) == "triton"
+
+
+@pytest.mark.parametrize("shape", [(24,), (1, 3, 24), (2, 1, 24)])
+@pytest.mark.parametrize("mixes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_branch_output_is_broadcast_before_a_kernel_reads_it(shape, mixes):
+    """Whatever lies behind it in memory."""
+
+    def computed(expands: bool) -> list[torch.Tensor]:
+        parts = [ManifoldHyperConnection(24, 2, k) if mixes else HyperConnection(24, 2, k) for k in range(2)]
+        first, second = (part.to(DEVICE) for part in parts)
+        output = torch.randn(shape, generator=seed(0)).to(DEVICE).requires_grad_()
+        streams = torch.randn(2, 3, 2, 24, generator=seed(1)).to(DEVICE)
+        _, carry = first.width_connection(streams)
+        x, carry = second(carry.write(output.expand(2, 3, 24) if expands else output))
+        made = carry.write(x).written()
+        made.square().sum().backward()
+        return [made, output.grad]
+
+    for found, expected in zip(computed(False), computed(True), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_operators_refuse_a_branch_output_of_another_shape():
+    streams, output = torch.zeros(2, 3, 2, 24, device=DEVICE), torch.zeros(24, device=DEVICE)
+    coefficients = torch.zeros(2, 4, device=DEVICE)
+    message = r"must be of shape \(2, 3, 24\) \(got \(24,\)\)"
+    with pytest.raises(ValueError, match=message):
+        triton_kernels.step_forward(streams, coefficients, output, None)
+    with pytest.raises(ValueError, match=message):
+        triton_kernels.step_backward(None, coefficients, output, None, None, streams, None, None, False)
+    write, mix = torch.zeros(2, 3, 2, device=DEVICE), torch.zeros(2, 3, 2, 2, device=DEVICE)
+    with pytest.raises(ValueError, match=message):
+        depth_forward(streams, write, mix, True, output)
+    with pytest.raises(ValueError, match=message):
+        depth_backward(streams, write, output)
+
+
+def test_an_output_that_overflows_leaves_streams_that_are_not_written():
+    connection = HyperConnection(24, 3, 0, written=(0, 2)).to(DEVICE)
+    streams = torch.randn(1, 2, 3, 24, generator=seed(0)).to(DEVICE, torch.float16)
+    output = torch.ones(1, 2, 24, device=DEVICE, dtype=torch.float16)
+    output[0, 0, :2] = torch.tensor([torch.inf, -torch.inf])
+    output.requires_grad_()
+    _, carry = connection.width_connection(streams)
+    written = carry.write(output).written()
+    assert torch.equal(written[:, :, 1], streams[:, :, 1])
+    assert torch.equal(written[:, :, 0], streams[:, :, 0] + output)
+    written.clamp(-64000, 64000).float().sum().backward()
+    assert connection.static_beta.grad.isfinite().all()

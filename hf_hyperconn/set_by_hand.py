@@ -1,0 +1,115 @@
+"""What the modules of a base were set to since its config built them."""
+
+from collections.abc import Iterable
+from copy import deepcopy
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+from transformers import PreTrainedConfig
+
+LOST: Any = object()
+OF_TORCH = frozenset(vars(nn.Module()))
+# what a model keeps of its own tensors and outputs, which a conversion makes anew
+RENEWED = ("generation_config", "all_tied_weights_keys", "warnings_issued", "model_tags", "hf_device_map")
+# what of a config says which model it is of, not what modules compute
+OF_THE_MODEL = (
+    *("model_type", "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype"),
+    "tie_word_embeddings",
+)
+SCALAR = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, slice, Enum)
+FUNCTION = (FunctionType, BuiltinFunctionType, type)
+ATTENTION = "_attn_implementation_internal"  # of a config
+
+
+class SetByHand:
+    """Compares the modules of a base with their counterparts in a conversion.
+
+    pairs: each module of the base, and its counterpart.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[nn.Module, nn.Module]]):
+        self._counterparts = {id(source): target for source, target in pairs}
+        self._configs: dict[tuple[int, int], PreTrainedConfig] = {}
+
+    def settings(self, source: nn.Module) -> dict[str, Any]:
+        """What a module has set otherwise than its counterpart, as that takes it; `LOST` for what it can't take."""
+        target = self._counterparts[id(source)]
+        found = {}
+        for name, value in vars(source).items():
+            if name in {*OF_TORCH, *RENEWED} - {"training"} or not hasattr(target, name):
+                continue
+            of_target, is_own = getattr(target, name), name in vars(target)
+            if isinstance(value, SCALAR):
+                is_another = type(value) is not type(of_target) or value != of_target
+                if is_another and (is_own or not name.startswith("_")):
+                    found[name] = value
+            elif isinstance(value, PreTrainedConfig) and isinstance(of_target, PreTrainedConfig):
+                if (config := self._config(value, of_target)) is not of_target:
+                    found[name] = config
+            elif is_own and not name.startswith("_") and not self._are_same(value, of_target):
+                found[name] = tree_map(lambda leaf: leaf, value) if _is_data(value) else LOST
+        return found
+
+    def _config(self, source: PreTrainedConfig, target: PreTrainedConfig) -> PreTrainedConfig:
+        """The config of a counterpart, or a copy of it with the fields that were set in the base's."""
+        pair = id(source), id(target)
+        if pair not in self._configs:
+            of_target = vars(target)
+            others = {
+                name: value
+                for name, value in vars(source).items()
+                if name not in OF_THE_MODEL and (name == ATTENTION or not name.startswith("_"))
+                if not isinstance(value, PreTrainedConfig) and of_target.get(name, LOST) != value
+            }
+            self._configs[pair] = target
+            if others:
+                self._configs[pair] = deepcopy(target)
+                vars(self._configs[pair]).update(others)
+        return self._configs[pair]
+
+    def _are_same(self, value: Any, other: Any, within: tuple[int, ...] = ()) -> bool:
+        """Whether a value is that of the counterpart; where it has modules, whether these are counterparts.
+
+        within: the identities of the objects around it.
+        """
+        if value is other or id(value) in within:
+            return True
+        if isinstance(value, nn.Module):
+            return self._counterparts.get(id(value)) is other
+        if type(value) is not type(other) or isinstance(value, (torch.Tensor, *FUNCTION)):
+            return False
+        parts: Any = _parts(value)
+        if parts is None:
+            return bool(value == other)
+        of_other: Any = _parts(other)
+        return parts.keys() == of_other.keys() and all(
+            self._are_same(part, of_other[key], (*within, id(value))) for key, part in parts.items()
+        )
+
+
+def _parts(value: Any) -> dict | None:
+    """What a value consists of, by name or place; None where it can be compared as a whole."""
+    match value:
+        case dict():
+            return value
+        case list() | tuple():
+            return dict(enumerate(value))
+        case partial():
+            return {"func": value.func, "args": value.args, "keywords": value.keywords}
+        case MethodType():
+            return {"func": value.__func__, "self": value.__self__}
+    return None if type(value).__eq__ is not object.__eq__ else getattr(value, "__dict__", None)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether it consists of numbers, texts, tensors and functions, which a conversion can have, too."""
+    return all(
+        isinstance(leaf, (*SCALAR, *FUNCTION, torch.Tensor, set, frozenset))
+        or (isinstance(leaf, partial) and _is_data([leaf.func, leaf.args, leaf.keywords]))
+        for leaf in tree_leaves(value)
+    )
