@@ -21,7 +21,20 @@ CONVERSION = PACKAGE.parent / "conversion"
 SHIPPED_IMPORTS = {
     *("torch", "transformers", "huggingface_hub"),
     *("collections", "contextlib", "contextvars", "copy", "dataclasses", "functools", "hashlib", "importlib"),
-    *("inspect", "math", "operator", "os", "pathlib", "re", "sys", "threading", "typing", "weakref"),
+    *(
+        "ast",
+        "inspect",
+        "math",
+        "operator",
+        "os",
+        "pathlib",
+        "re",
+        "sys",
+        "textwrap",
+        "threading",
+        "typing",
+        "weakref",
+    ),
 }
 GUARDED_IMPORTS = {"triton"}  # where they are missing, what needs them says so
 

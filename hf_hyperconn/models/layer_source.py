@@ -41,6 +41,14 @@ class SourceDiffersError(ImportError):
     """The installed Transformers has another source than branches were cut from."""
 
 
+def plain_config(model: Any) -> SourceDiffersError:
+    """What to raise for a model that the installed Transformers builds with a config of its base."""
+    return SourceDiffersError(
+        f"the installed Transformers builds {type(model).__name__} with a {type(model.config).__name__}, which has no "
+        f"fields of hyper-connections. Install the release that config.json names as transformers_version."
+    )
+
+
 @cache
 def has_other_cache_names(cut: CutFrom, installed: str) -> bool:
     """Whether the installed Transformers calls the cache otherwise in the functions of `cut`.

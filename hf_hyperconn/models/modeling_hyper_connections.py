@@ -26,7 +26,7 @@ from .dynamic_activations import replace_norms
 from .float32_connections import Float32Connections
 from .hyper_connections_layer import HyperConnectionDecoderLayer, has_readout_module, warn_of_old_places
 from .initial_weights import InitialWeights
-from .layer_source import SourceDiffersError
+from .layer_source import plain_config
 from .sub_layers import ADDED, READOUT, is_of_connection
 from .transformers_seam import declare, share_implementation_of_experts, share_names_of_weights
 
@@ -266,11 +266,7 @@ class HyperConnectionModel(Base):
         `SourceDiffersError` for one of a base.
         """
         if not hasattr(self.config, "validate_hyper_connections"):
-            raise SourceDiffersError(
-                f"the installed Transformers builds {type(self).__name__} with a {type(self.config).__name__}, which "
-                f"has no fields of hyper-connections. Install the release that config.json names as "
-                f"transformers_version."
-            )
+            raise plain_config(self)
         self.config.validate_hyper_connections()
         layers, classes = self.decoder_layers, {plain_class(each): each for each in self.layer_classes}
         for index, layer in enumerate(layers):
