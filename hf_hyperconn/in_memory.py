@@ -206,7 +206,7 @@ def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
             )
     for path, source in sources.items():
         _share(source, targets[path])
-        vars(targets[path]).update(by_hand.settings(source))
+        targets[path].__dict__.update(by_hand.settings(source))
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:

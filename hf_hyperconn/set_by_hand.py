@@ -39,7 +39,7 @@ class SetByHand:
     def settings(self, source: nn.Module) -> dict[str, Any]:
         """What a module has set otherwise than its counterpart, as that takes it; `LOST` for what it can't take."""
         target = self._counterparts[id(source)]
-        found = {}
+        found: dict[str, Any] = {}
         for name, value in vars(source).items():
             if name in {*OF_TORCH, *RENEWED} - {"training"} or not hasattr(target, name):
                 continue

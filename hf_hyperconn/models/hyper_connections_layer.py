@@ -245,8 +245,7 @@ class HyperConnectionDecoderLayer(Base):
             )
         kwargs.update(zip(self.positional, args, strict=False))
         if self.cache_names is not None and self.cache_names[0] in kwargs:
-            given, accepted = self.cache_names
-            kwargs[accepted] = kwargs.pop(given)
+            kwargs[self.cache_names[1]] = kwargs.pop(self.cache_names[0])
         if given := [name for name in self.absent if kwargs.get(name) is not None]:
             raise ValueError(
                 f"decoder layer {self.layer_idx} received {', '.join(given)}, for which it has no hyper-connection. "
