@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ from .source import CONFIG, LocalSource, Source
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+SAVE = "save it with save_pretrained, and convert the result."
+# what there may be in their place, and what to do with it
+OF_OTHER_FORMATS = {
+    "*.gguf": f"Load it with Transformers (gguf_file=...), {SAVE}",
+    "*.h5": f"Load it with Transformers 4 (from_tf=True), {SAVE}",
+    "*.msgpack": f"Load it with Transformers 4 (from_flax=True), {SAVE}",
+    "consolidated*.safetensors": "Transformers doesn't read that format: give a checkpoint in its own.",
+    "model.*.safetensors*": f"Load it with Transformers (variant=...), {SAVE}",
+}
 
 
 @dataclass(frozen=True)
@@ -222,6 +232,17 @@ def read_json(source: Source, name: str) -> dict:
 
     Raises `UnsupportedCheckpointError` when it holds no JSON object, or is a link out of the folder.
     """
+    content = read_any_json(source, name)
+    if not isinstance(content, dict):
+        raise UnsupportedCheckpointError(f"{name} of {source.name!r} is not a JSON object. Download it again.")
+    return content
+
+
+def read_any_json(source: Source, name: str) -> Any:
+    """What a JSON file of the checkpoint holds.
+
+    Raises `UnsupportedCheckpointError` when it is not JSON, or is a link out of the folder.
+    """
     refuse_links_out(source, [name])
     if source.files[name] > reading.LARGEST:  # and isn't downloaded
         raise UnsupportedCheckpointError(
@@ -230,7 +251,7 @@ def read_json(source: Source, name: str) -> dict:
         )
     path = source.path(name)
     try:
-        content = reading.read_json(path)
+        return reading.read_json(path)
     except OSError as error:
         raise UnsupportedCheckpointError(
             f"can't read {name} of {source.name!r}: {error.strerror}. Fix that, or give another checkpoint."
@@ -239,9 +260,6 @@ def read_json(source: Source, name: str) -> dict:
         raise UnsupportedCheckpointError(
             f"{name} of {source.name!r} is not JSON ({error}). Download it again."
         ) from error
-    if not isinstance(content, dict):
-        raise UnsupportedCheckpointError(f"{name} of {source.name!r} is not a JSON object. Download it again.")
-    return content
 
 
 def _how_unlike_the_decoder(stack: str) -> tuple:
@@ -258,6 +276,9 @@ def _no_weights(source: Source) -> str:
             f"{source.name!r} has no safetensors weights, only {pickles[0]}, and pickles are not read. "
             f"Save it again with Transformers (save_pretrained writes safetensors) and convert that."
         )
+    for pattern, remedy in OF_OTHER_FORMATS.items():
+        if found := sorted(name for name in source.files if fnmatch(name, pattern)):
+            return f"{source.name!r} has no {WEIGHTS} or {INDEX}, only {found[0]}. {remedy}"
     return f"{source.name!r} has no weights: neither {WEIGHTS} nor {INDEX}. Give a complete checkpoint."
 
 

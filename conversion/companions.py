@@ -1,11 +1,13 @@
-"""What comes along with the weights of a base, unchanged, and what of it is refused."""
+"""What comes along with the weights of a base, unchanged, what stays behind, and what is refused."""
 
+from collections.abc import Iterable
 from fnmatch import fnmatch
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .base_card import README
 from .checkpoint import INDEX, read_json, refuse_links_out
+from .embedding_modules import MODULES, code_of_modules, folders_of_modules
 from .source import CONFIG, GENERATE, RECORD, Source
 
 # what does not come along, in any case: weights in any format, pickles, what the conversion writes itself, records of
@@ -23,14 +25,39 @@ LEFT_BEHIND = (
 def companions_of(source: Source) -> tuple[str, ...]:
     """The files that come along with weights, code, config and card: tokenizer, chat template, licence and the like.
 
-    That is all but `LEFT_BEHIND` and other models in folders of the checkpoint.
+    That is all but `LEFT_BEHIND` and other models in folders of the checkpoint. Of the folders that modules.json names
+    configs and safetensors come along, too.
+
+    Raises `UnsupportedCheckpointError` as `folders_of_modules` does.
     """
-    models = tuple(name.removesuffix(CONFIG) for name in source.files if name.endswith(f"/{CONFIG}"))
-    patterns = tuple(pattern.lower() for pattern in LEFT_BEHIND)
-    left = [
-        name for name in source.files if name.startswith(models) or any(fnmatch(name.lower(), p) for p in patterns)
-    ]
-    return tuple(sorted(set(source.files) - set(left)))
+    modules = folders_of_modules(source)
+    models = (name.removesuffix(CONFIG) for name in source.files if name.endswith(f"/{CONFIG}"))
+    others = tuple(folder for folder in models if not folder.startswith(modules))
+
+    def stays(name: str) -> bool:
+        if name.startswith(modules) and name.endswith(".safetensors"):
+            return _matches(name, (pattern for pattern in LEFT_BEHIND if pattern != "*.safetensors"))
+        return name.startswith(others) or _matches(name, LEFT_BEHIND)
+
+    return tuple(sorted(name for name in source.files if not stays(name)))
+
+
+def left_behind(source: Source, taken: Iterable[str]) -> tuple[str, ...]:
+    """The files of a base that have no part in its conversion, but hidden ones.
+
+    taken: its weights and companions.
+    """
+    read = {CONFIG, INDEX, README, *taken}
+    return tuple(sorted(name for name in source.files if name not in read and not _matches(name, (".*", "*/.*"))))
+
+
+def modules_left_behind(source: Source, left: Iterable[str]) -> tuple[str, ...]:
+    """The files without which sentence-transformers may not load the conversion.
+
+    left: as `left_behind` has them.
+    """
+    modules = folders_of_modules(source)
+    return tuple(name for name in left if name.startswith(modules) and not name.lower().endswith((".md", ".txt")))
 
 
 def check_links(source: Source, companions: tuple[str, ...]) -> None:
@@ -46,11 +73,20 @@ def check_no_code(source: Source, companions: tuple[str, ...]) -> None:
                 f"{name} of {source.name!r} names code of its own (auto_map: {str(classes)[:60]}), which is not run "
                 f"and not copied. Convert a copy that has a class of Transformers for it, or none."
             )
+    if code := code_of_modules(source):
+        raise UnsupportedCheckpointError(
+            f"{MODULES} of {source.name!r} names code of its own ({code:.60}), which is not run and not copied. "
+            f"Convert a copy that has a class of sentence-transformers for it, or no {MODULES}."
+        )
     if GENERATE in source.files:
         raise UnsupportedCheckpointError(
             f"{source.name!r} generates by code of its own (custom_generate), which is not run and not copied. "
             f"Convert a copy without it."
         )
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name.lower(), pattern.lower()) for pattern in patterns)
 
 
 def _auto_map(config: dict):

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hf_hyperconn
-from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError, VerificationError
+from hf_hyperconn.errors import ConversionError, VerificationError
 from hf_hyperconn.pairs.modules import code_text
 
 from .base_card import README, read_base_card
 from .checkpoint import INDEX
-from .companions import check_links
+from .companions import check_links, modules_left_behind
+from .embedding_modules import MODULES
 from .fields import HyperConnectionFields
 from .files import close_folder, is_part, make_folder, replace_file
+from .fit import refuse_unfit
 from .made import MARK, contents_of, is_regular
 from .moving import check_unchanged, held, put_in_place
+from .place import NAMED, named
 from .plan import ConversionPlan, plan_conversion
 from .reading import read_json
 from .shards import bring_shards, shard_digests
@@ -99,13 +102,14 @@ def carry_out(
     if fault := fault_of_mode(verify, layers, (*MODES, "off")):
         raise ConversionError(fault)
     if verify != "off":
-        _check_weights(plan)
+        refuse_unfit(plan.source, plan.written_config, plan.family, plan.weights)
     with _open_workspace(plan) as work:
         with _file_errors(work.parent):
             _write_weights(plan, work)
             say(f"base weights  {len(plan.shards)} file(s), passed through")
             say(f"hc weights    {plan.hc_parameters:,} parameters, {plan.fields}")
             _write_companions(plan, work)
+            _say_what_stays(plan, say)
             record = _record(plan, work, shard_digests(plan, work, verify))
             _write_json(work / RECORD, record)
         report = None
@@ -131,16 +135,6 @@ def carry_out(
             if os.path.lexists(plan.place.previous):
                 say(f"warning       '{plan.place.previous}' is still there; remove it if you don't need it.")
     return ConversionResult(plan.out, plan, report)
-
-
-def _check_weights(plan: ConversionPlan) -> None:
-    """Refuse a base whose weights are not those of its config, before any work."""
-    from .loading import fault_by_headers
-
-    if found := fault_by_headers(plan.source, plan.written_config, plan.family, plan.weights):
-        raise UnsupportedCheckpointError(
-            f"the weights of {plan.source.name!r} are not those of its {CONFIG}: {found}. Copy or download it again."
-        )
 
 
 @contextmanager
@@ -279,6 +273,16 @@ def _write_companions(plan: ConversionPlan, work: Path) -> None:
     for name in plan.family.code:
         replace_file(work / name, code_text(name).encode())
     _write_json(work / CONFIG, plan.config)
+
+
+def _say_what_stays(plan: ConversionPlan, say: Callable[[str], None]) -> None:
+    if plan.left:
+        say(f"left behind   {named(plan.left)}" + " (--dry-run lists all)" * (len(plan.left) > NAMED))
+    if missed := modules_left_behind(plan.source, plan.left):
+        say(
+            f"warning       {MODULES} names the folder of {missed[0]}, which is not copied: load the base with "
+            f"sentence-transformers, save it as safetensors, and convert that."
+        )
 
 
 def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:

@@ -6,6 +6,7 @@ Only headers are read: the model and the tensors are made without memory behind 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
 
@@ -16,16 +17,33 @@ from transformers.utils import logging
 
 from hf_hyperconn.analysis.costs import LAYER
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import Family
+from hf_hyperconn.families import Family, usual_names
 from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .checkpoint import Weights
 from .interrupts import holding_interrupts
+from .sizes import more_than_layers
 from .source import CONFIG, Source
 
 RUN_AS_NAMED = ("eager", "batched_mm")  # implementations that are neither fetched nor of few devices
 LARGEST_BUFFER = 2**28  # values, besides as many as the weights have
 FAKE_TENSORS = getLogger("torch._subclasses.fake_tensor")  # traces every error there, also one that is caught
+
+
+@dataclass(frozen=True)
+class LoadingFault:
+    """Why Transformers doesn't load a checkpoint in full, and from all of its tensors.
+
+    kind: a tensor is "missing", "unknown" or of another "shape", the config makes too large a "buffer", or the whole
+        is "refused".
+    text: for people.
+    """
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class _Header:
@@ -42,7 +60,7 @@ class _Header:
         return self._tensor
 
 
-def fault_by_headers(source: Source, config: dict, family: Family, weights: Weights) -> str | None:
+def fault_by_headers(source: Source, config: dict, family: Family, weights: Weights) -> LoadingFault | None:
     """Which tensor of the base's class a checkpoint lacks, holds in another shape, or holds besides.
 
     config: of a base or of its conversion, as it is written; its connections are left out.
@@ -68,20 +86,22 @@ def fault_by_headers(source: Source, config: dict, family: Family, weights: Weig
                     ignore_mismatched_sizes=True,
                 )
     except DataDependentOutputException:  # a class that computes with numbers while it is made
-        return None
+        more = more_than_layers(usual_names({**config, "model_type": family.model_type}), weights, family)
+        return LoadingFault("unknown", more) if more else None
     except Exception as error:  # whatever Transformers makes of a config that contradicts itself or the weights
-        return refused_by_transformers(error)
+        return LoadingFault("refused", refused_by_transformers(error))
     return loading_fault(report, model_class) or _fault_of_buffers(model, shapes)
 
 
-def _fault_of_buffers(model: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+def _fault_of_buffers(model: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> LoadingFault | None:
     """Which tensor that a config alone asks for is out of all proportion to the weights."""
     weights = sum(map(math.prod, shapes.values()))
     widest = max((max(shape, default=1) for shape in shapes.values()), default=1)
     for name, buffer in model.named_buffers():
         has_too_many = name.endswith("inv_freq") and buffer.shape[-1] > widest  # which are multiplied by positions
         if has_too_many or (name not in shapes and buffer.numel() > LARGEST_BUFFER + weights):
-            return f"the config makes {name} of {buffer.numel():,} values, and the weights have {weights:,}"
+            text = f"the config makes {name} of {buffer.numel():,} values, and the weights have {weights:,}"
+            return LoadingFault("buffer", text)
     return None
 
 
@@ -110,18 +130,18 @@ def base_class(source: Source, config: dict, family: Family) -> type[PreTrainedM
     return family.base_class(name)
 
 
-def loading_fault(report: dict, model_class: type[PreTrainedModel], layers: int | None = None) -> str | None:
+def loading_fault(report: dict, model_class: type[PreTrainedModel], layers: int | None = None) -> LoadingFault | None:
     """The first thing that a loading report names, if it names any.
 
     layers: how many of the first layers were loaded, where some were left out.
     """
     if missing := sorted(report["missing_keys"]):
-        return f"the tensor {missing[0]} is missing"
+        return LoadingFault("missing", f"the tensor {missing[0]} is missing")
     unexpected = sorted(name for name in report["unexpected_keys"] if layers is None or not _is_beyond(name, layers))
     if unexpected:
-        return f"a {model_class.__name__} has no tensor {unexpected[0]}"
+        return LoadingFault("unknown", f"a {model_class.__name__} has no tensor {unexpected[0]}")
     for name, stored, expected in sorted(report["mismatched_keys"]):
-        return f"{name} is {list(stored)}, and its model's {list(expected)}"
+        return LoadingFault("shape", f"{name} is {list(stored)}, and its model's {list(expected)}")
     return None
 
 

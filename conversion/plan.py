@@ -22,14 +22,16 @@ from hf_hyperconn.kinds import FORMAT, KINDS, sub_layers
 from hf_hyperconn.pairs.classes import auto_class
 
 from .checkpoint import Weights, read_weights, read_written_config, refuse_other_weights
-from .companions import check_links, check_no_code, companions_of
+from .companions import check_links, check_no_code, companions_of, left_behind
 from .fields import HyperConnectionFields
+from .fit import refuse_unfit
+from .own_code import refuse_own_code
+from .packed import quantisation
 from .place import Place, find_place, named
-from .sizes import fault_of_sizes, is_size
+from .sizes import fault_of_sizes, is_size, more_than_layers
 from .source import CONFIG, Source, open_source
 
 LINKS = ("copy", "hard", "symlink")
-IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 
 # model types whose layers are no chain of branches, each added to a residual stream of weight one
 SCALED_RESIDUAL = ("minimax",)
@@ -51,6 +53,7 @@ class ConversionPlan:
     shards: name in the output by name in the base, in order; the hyper-connection shard comes after them.
     place: where OUT is, and what may go for it.
     companions: files copied unchanged besides the weights.
+    left: files of the base that stay behind, hidden ones aside.
     bytes_needed: what the output takes on disk beyond what it shares with the base.
     """
 
@@ -65,6 +68,7 @@ class ConversionPlan:
     shards: dict[str, str]
     hc_shard: str
     companions: tuple[str, ...]
+    left: tuple[str, ...]
     link: str
     bytes_needed: int
     bytes_free: int
@@ -136,6 +140,7 @@ class ConversionPlan:
             "shards": {**self.shards, "(hyper-connections)": self.hc_shard},
             "code": list(self.family.code),
             "companions": list(self.companions),
+            "left": list(self.left),
             "link": self.link,
             "bytes_needed": self.bytes_needed,
             "bytes_free": self.bytes_free,
@@ -156,6 +161,7 @@ class ConversionPlan:
             ),
             ("code", " ".join(self.family.code)),
             ("also copied", " ".join(self.companions) or "nothing"),
+            *([("left behind", " ".join(self.left))] if self.left else []),
             *self._replaced(),
             ("output", f"{self.out}: needs {gigabytes(self.bytes_needed)}, {gigabytes(self.bytes_free)} free"),
         ]
@@ -213,6 +219,7 @@ def plan_conversion(
     if found := KINDS[fields.connection].fault({**config, **fields.as_config()}):
         raise ConversionError(f"{source.name!r} has {found}. Give another -n.")
     weights = read_weights(source)
+    _refuse_quantised(source, written, weights)
     if not weights.has_layers:
         raise UnsupportedCheckpointError(
             f"the weights of {source.name!r} hold no decoder layer 0. Give a complete checkpoint."
@@ -222,6 +229,8 @@ def plan_conversion(
         raise UnsupportedCheckpointError(
             f"{CONFIG} of {source.name!r} does not fit its weights: {found}. Copy or download it again."
         )
+    if more := more_than_layers(config, weights, family):
+        refuse_unfit(source, written, family, weights, because=f"{more}; ")
     count = len(weights.files) + 1
     shards = {name: f"model-{i:05}-of-{count:05}.safetensors" for i, name in enumerate(weights.files, start=1)}
     if outside := [name for name in companions if name.startswith("/") or ".." in name.split("/")]:
@@ -243,6 +252,7 @@ def plan_conversion(
         shards=shards,
         hc_shard=f"model-{count:05}-of-{count:05}.safetensors",
         companions=companions,
+        left=left_behind(source, (*shards, *companions)),
         link=link,
         bytes_needed=0,
         bytes_free=0,
@@ -281,21 +291,8 @@ def _family(source: Source, config: dict, stack: str | None) -> Family:
             f"{name!r} can't be converted: {model_type} {OTHERWISE[model_type]}; hyper-connections stand for "
             f"additions, one after the other, to a residual stream. {ACCEPTED}"
         )
-    if (quantised := config.get("quantization_config")) is not None:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        raise UnsupportedCheckpointError(
-            f"{name!r} is quantised (quant_method={method}); convert the full-precision checkpoint instead."
-        )
-    if "auto_map" in config:
-        raise UnsupportedCheckpointError(
-            f"{name!r} brings code of its own (auto_map), which is not run; convert a checkpoint of Transformers' own "
-            f"{model_type}."
-        )
-    if kernel := _kernel_of(config):
-        raise UnsupportedCheckpointError(
-            f"{CONFIG} of {name!r} has {kernel}, which is code on the Hub that would run when the model is loaded. "
-            f"Remove that from {CONFIG}, or convert a checkpoint without it."
-        )
+    _refuse_quantised(source, config)
+    refuse_own_code(source, config)
     refuse_other_stacks(repr(name), model_type, stack)
     try:
         family = find_family(name_of_family(config, stack))
@@ -316,18 +313,11 @@ def _family(source: Source, config: dict, stack: str | None) -> Family:
     return family
 
 
-def _kernel_of(config: dict) -> str | None:
-    """A kernel on the Hub that a config, or one in it, names as its implementation of attention or experts."""
-    configs = [config]
-    while configs:
-        for field, value in configs.pop().items():
-            names = list(value.values()) if isinstance(value, dict) else [value]
-            kernel = next((name for name in names if isinstance(name, str) and "/" in name), None)
-            if field.removeprefix("_") in IMPLEMENTATIONS and kernel is not None:
-                return f"{field} {kernel!r:.60}"
-            if isinstance(value, dict):
-                configs.append(value)
-    return None
+def _refuse_quantised(source: Source, config: dict, weights: Weights | None = None) -> None:
+    if found := quantisation(source, config, weights):
+        raise UnsupportedCheckpointError(
+            f"{source.name!r} is quantised ({found}); convert the full-precision checkpoint instead."
+        )
 
 
 def _check_fields(source: Source, config: dict, family: Family) -> None:

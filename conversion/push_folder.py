@@ -13,9 +13,10 @@ from .base_card import README
 from .card_text import read_card
 from .changes import find_changes
 from .checkpoint import INDEX, WEIGHTS, read_config, read_weights, refuse_links_out
+from .embedding_modules import folders_of_modules
 from .model_code import code_of
 from .record import base_on_the_hub, is_verified, read_record, shards_without_digest
-from .repository_files import NOT_FOR_A_REPO, belongs, may_be_added
+from .repository_files import NOT_FOR_A_REPO, belongs, belongs_to_module, may_be_added
 from .source import CONFIG, LocalSource
 from .transfer import digest
 from .verify import VerificationReport, verify_checkpoint
@@ -142,7 +143,9 @@ def _names(source: LocalSource, code: tuple[str, ...], record: dict | None, weig
     """What of a folder is the model: config, weights, code, and what goes with them."""
     index = () if weights == {WEIGHTS} else (INDEX,)
     recorded = (name for name in (record or {}).get("files") or {} if name.endswith(".py") and name in source.files)
-    return frozenset({CONFIG, *weights, *index, *code, *recorded, *filter(belongs, source.files)})
+    modules = folders_of_modules(source)
+    of_modules = (name for name in source.files if name.startswith(modules) and belongs_to_module(name))
+    return frozenset({CONFIG, *weights, *index, *code, *recorded, *of_modules, *filter(belongs, source.files)})
 
 
 def _included(source: LocalSource, patterns: Iterable[str]) -> frozenset[str]:

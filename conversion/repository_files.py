@@ -21,7 +21,9 @@ TOKENIZER = (
 CONFIGS = (
     *("generation_config.json", "preprocessor_config.json", "processor_config.json"),
     *("video_preprocessor_config.json", "audio_tokenizer_config.json"),
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
 )
+MODULE = ("config.json", "*_config.json", "model.safetensors")
 ABOUT = (
     *(RECORD, README, ".eval_results/*.yaml"),
     *(f"figures/*.{suffix}" for suffix in ("png", "svg", "jpg", "jpeg", "webp", "pdf")),
@@ -42,6 +44,12 @@ def belongs(name: str) -> bool:
     """Whether the file of a path goes with a model: of its tokenizer, processor, licence, record, card or figures."""
     listed = any(_matches(name, pattern) for pattern in (*TOKENIZER, *CONFIGS, *ABOUT))
     return listed or LICENCE.fullmatch(name) is not None
+
+
+def belongs_to_module(name: str) -> bool:
+    """Whether a file goes with a module of sentence-transformers in whose folder it is."""
+    own = name.rpartition("/")[2]
+    return any(fnmatchcase(own, pattern) for pattern in MODULE) or (belongs(own) and own != README)
 
 
 def may_be_added(name: str) -> bool:

@@ -45,24 +45,38 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
     return None
 
 
+def more_than_layers(config: dict, weights: Weights, family: Family) -> str | None:
+    """What the weights hold in their lists of layers besides the config's; Transformers may know better what it is.
+
+    config: as for `fault_of_sizes`.
+    """
+    for each, of_stack, stack in zip(configs_of_stacks(config), family.stacks, weights.stacks(family), strict=True):
+        layers, others = _indices(weights, stack)
+        if others:
+            return f"the tensor {others[0]!r:.80} belongs to no layer"
+        if len(layers) > each["num_hidden_layers"]:
+            return f"{of_stack.source.count} is {each['num_hidden_layers']}, and there are {len(layers)}"
+    return None
+
+
 def _before_the_list(stack: str) -> str:
     return re.sub(r"[^.]*\.$", "", stack)
 
 
 def _of_layers(config: dict, weights: Weights, count: str, stack: str) -> str | None:
-    layers, names = config["num_hidden_layers"], [name for name in weights.tensors if name.startswith(stack)]
-    prefix = _before_the_list(stack)
-    of_layers = {name: LAYER.match(name[len(prefix) :]) for name in names}
-    if unknown := next((name for name, match in of_layers.items() if match is None), None):
-        return f"the tensor {unknown!r:.80} belongs to no layer"
-    found = {int(match[1]) for match in of_layers.values() if match}
+    layers, (found, _) = config["num_hidden_layers"], _indices(weights, stack)
     absent = next((index for index in range(layers) if index not in found), None)
-    if absent is not None:
-        return f"{count} is {layers}, and there is no layer {absent} (they count from 0)"
-    beyond = len(found) - layers
-    if beyond not in (0, config.get("num_nextn_predict_layers", 0)):  # these predict further tokens, in training
-        return f"{count} is {layers}, and there are {len(found)}"
-    return None
+    return None if absent is None else f"{count} is {layers}, and there is no layer {absent} (they count from 0)"
+
+
+def _indices(weights: Weights, stack: str) -> tuple[set[int], list[str]]:
+    """Which layers there are in a list, and the names in it that are of none."""
+    layers, others, prefix = set(), [], _before_the_list(stack)
+    for name in weights.tensors:
+        if name.startswith(stack):
+            match = LAYER.match(name[len(prefix) :])
+            layers.add(int(match[1])) if match else others.append(name)
+    return layers, others
 
 
 def _of_embedding(config: dict, weights: Weights, family: Family, prefix: str) -> str | None:

@@ -1,5 +1,6 @@
 """Whether a hyper-connection checkpoint is what it should be, and computes what its base computes."""
 
+import hashlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from .checkpoint import (
     read_written_config,
     refuse_other_weights,
 )
+from .header import TensorInfo
 from .hyper_config import family_of
 from .model_code import code_fault
 from .place import named
@@ -29,6 +31,8 @@ from .source import CONFIG, LocalSource, Source, open_source
 from .transfer import digest
 
 if TYPE_CHECKING:
+    import torch
+
     from .numeric import Comparison
 
 MODES = ("auto", "full", "structure")
@@ -39,7 +43,7 @@ class VerificationReport:
     """What a verification found.
 
     tensors: how many tensors the checkpoint holds.
-    trained: whether its hyper-connections have left the equivalent initialisation.
+    trained: whether its hyper-connections have left the equivalent initialisation; None when that is not known.
     as_converted: whether it is a conversion that nobody has trained and saved since.
     changed: base tensors that differ from the base's; None when there was no base to compare with.
     comparisons: one for each dtype in which both models ran; empty without a numeric verification.
@@ -50,7 +54,7 @@ class VerificationReport:
     """
 
     tensors: int
-    trained: bool
+    trained: bool | None
     changed: int | None
     comparisons: "tuple[Comparison, ...]" = ()
     layers: tuple[int, int] | None = None
@@ -66,8 +70,10 @@ class VerificationReport:
 
     def lines(self) -> list[str]:
         """The report for people."""
-        state = "trained" if self.trained else "at the equivalent initialisation"
-        lines = [f"structure     {self.tensors} tensors; the hyper-connections are {state}"]
+        state = "whether the hyper-connections are trained is not known"
+        if self.trained is not None:
+            state = f"the hyper-connections are {'trained' if self.trained else 'at the equivalent initialisation'}"
+        lines = [f"structure     {self.tensors} tensors; {state}"]
         if self.changed is not None:
             same = "the same bytes as the base's" if self.changed == 0 else f"{self.changed} differ from the base's"
             lines.append(f"base tensors  {same}")
@@ -152,7 +158,7 @@ def verify_checkpoint(
     record = read_record(target)
     refuse_other_weights(target, config)
     failure, trained = _check_own(target, config, family, weights)
-    as_converted = record is not None and (not trained or _has_its_connections(target, record))
+    as_converted = record is not None and (trained is False or _has_its_connections(target, record))
     changes, notes = find_changes(
         target,
         config,
@@ -177,7 +183,8 @@ def verify_checkpoint(
     refuse_other_weights(base, base_config)
     tokens: Any = config.get("vocab_size"), usual_names(base_config).get("vocab_size")
     is_resized = trained and None not in tokens and tokens[0] != tokens[1]  # as for the tokens of a chat
-    failure = _check_against(weights, base_weights, trained, tokens if is_resized else None)
+    others = None if as_converted else _renamed(base, base_config, family, weights, base_weights)
+    failure = _check_against(weights, base_weights, trained, others, tokens if is_resized else None)
     differences = [f"{CONFIG}: {found}" for found in config_differences(config, base_config, family)]
     if as_converted:
         failure = failure or next(iter(differences), None)
@@ -202,28 +209,31 @@ def verify_checkpoint(
     try:
         comparisons = compare_models((target, weights), (base, base_weights), family, config, layers=run)
     except VerificationError as error:
-        return VerificationReport(len(weights.tensors), trained, changed, failure=str(error))
+        return replace(report, failure=str(error))
     if not trained:
         rounded = kind_of(config).is_rounded
         failure = next((c.failure() for c in comparisons if not (c.equal or (rounded and c.rounded))), None)
     return replace(report, comparisons=comparisons, layers=(run, total), failure=failure)
 
 
-def _check_own(target: Source, config: dict, family: Family, weights: Weights) -> tuple[str | None, bool]:
-    """What is wrong with the checkpoint by itself, and whether its hyper-connections have been trained."""
+def _check_own(target: Source, config: dict, family: Family, weights: Weights) -> tuple[str | None, bool | None]:
+    """What is wrong with the checkpoint by itself, and whether its hyper-connections have been trained.
+
+    Where something is wrong, the latter is not known.
+    """
     from .drift import fault, measure_drift
 
     if found := code_fault(target, config, family):
-        return found, False
+        return found, None
     listed = read_weight_map(target) if INDEX in target.files and len(weights.files) > 1 else weights.tensors
     if unlisted := weights.tensors.keys() - listed.keys():
-        return f"{INDEX} does not list {min(unlisted)}", False
+        return f"{INDEX} does not list {min(unlisted)}", None
     if found := fault_of_sizes(config, weights, family) or fault(weights, config, family):
-        return found, False
+        return found, None
     from .loading import fault_by_headers  # with torch, which what comes before does without
 
     if found := fault_by_headers(target, read_written_config(target), family, weights):
-        return found, False
+        return str(found), None
     with open_tensors(target, weights, "numpy") as read:
         has_changed, *_ = measure_drift(read, config, family, weights.stacks(family))
     return None, has_changed
@@ -252,20 +262,42 @@ def _digest(source: Source, name: str) -> str:
         raise UnsupportedCheckpointError(f"can't read {name} of {source.name!r}: {error.strerror}.") from error
 
 
+def _renamed(
+    base: Source, base_config: dict, family: Family, weights: Weights, base_weights: Weights
+) -> frozenset[str]:
+    """The names of tensors that the base has under others: saving gives them those of the installed Transformers.
+
+    There are none where Transformers doesn't load the base in full.
+    """
+    from .loading import fault_by_headers
+
+    names = {name for name in weights.tensors if not is_of_connection(name)} - base_weights.tensors.keys()
+    if not names or fault_by_headers(base, base_config, family, base_weights):
+        return frozenset()
+    return frozenset(names)
+
+
 def _check_against(
-    weights: Weights, base_weights: Weights, trained: bool, tokens: tuple[int, int] | None
+    weights: Weights,
+    base_weights: Weights,
+    trained: bool | None,
+    renamed: frozenset[str] | None,
+    tokens: tuple[int, int] | None,
 ) -> str | None:
     """What is wrong with the tensors taken from the base, by their headers.
 
     Training may have changed dtypes, and saving may have left out tensors that the model does not know.
 
+    renamed: as `_renamed` has them; None for a conversion that nobody has saved since.
     tokens: how many the checkpoint and the base have, where that may differ.
     """
     ours = {name: tensor for name, tensor in weights.tensors.items() if not is_of_connection(name)}
-    for name in sorted(set(ours) ^ set(base_weights.tensors)):
-        if name in ours or not trained:
+    for name in sorted((ours.keys() ^ base_weights.tensors.keys()) - (renamed or frozenset())):
+        if name in ours or (renamed is None and not trained):
             return f"{name} is missing in {'the base' if name in ours else 'the checkpoint'}"
     for name, tensor in ours.items():
+        if name not in base_weights.tensors:
+            continue
         expected = base_weights.tensors[name]
         if tokens is not None and (tensor.shape, expected.shape) == tuple((n, *tensor.shape[1:]) for n in tokens):
             continue
@@ -277,11 +309,16 @@ def _check_against(
 
 
 def _count_changed(target: Source, weights: Weights, base: Source, base_weights: Weights) -> int:
-    """How many tensors taken from the base differ from it in their bytes."""
+    """How many tensors taken from the base differ from it in their bytes, by their names or else by any name."""
     import torch
     from huggingface_hub.utils import tqdm
 
-    changed = 0
+    def form(tensor: TensorInfo) -> tuple:
+        return tensor.dtype, tensor.shape
+
+    renamed = [name for name in weights.tensors.keys() - base_weights.tensors.keys() if not is_of_connection(name)]
+    forms = {form(weights.tensors[name]) for name in renamed}
+    changed, contents = 0, set()
     with (
         tqdm(total=base_weights.nbytes, unit="B", unit_scale=True, desc="Comparing tensors", disable=None) as bar,
         open_tensors(base, base_weights, "torch") as theirs,
@@ -291,5 +328,15 @@ def _count_changed(target: Source, weights: Weights, base: Source, base_weights:
             if name in weights.tensors:
                 a, b = theirs(name).flatten(), ours(name).flatten()
                 changed += not torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+            if form(tensor) in forms:
+                contents.add((*form(tensor), _content(theirs(name))))
             bar.update(tensor.nbytes)
+        changed += sum((*form(weights.tensors[name]), _content(ours(name))) not in contents for name in renamed)
     return changed
+
+
+def _content(tensor: "torch.Tensor") -> bytes:
+    """The SHA-256 of a tensor's bytes."""
+    import torch
+
+    return hashlib.sha256(tensor.flatten().view(torch.uint8).numpy()).digest()

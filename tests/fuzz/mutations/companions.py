@@ -85,6 +85,34 @@ def adapter(target: Target, pick: random.Random) -> str:
     return f"an adapter_config.json, and {weights or 'no weights'}"
 
 
+PATHS = (
+    *("", ".", "1_Dense", "1_Dense", "./1_Dense/", "..", "../outside", "/etc", "1_Dense/../../outside", ".git", "*"),
+    *("checkpoint-5", "last", "templates", "1_Dense/deep", "\x1b[31m", "1_D\u202eense"),
+)
+CLASSES = ("sentence_transformers.models.Dense", "tok.T", "evil/repo--tok.T", "", "pylate.models.Dense.Dense")
+
+
+def modules(target: Target, pick: random.Random) -> str:
+    """Modules of sentence-transformers, some with weights, some elsewhere, some no modules."""
+    found = [{"path": pick.choice(PATHS), "type": pick.choice([CLASSES[0], *CLASSES])} for _ in range(3)]
+    write_json(target.folder / "modules.json", pick.choice([found, found, found, [], {}, strange(pick)]))
+    (target.folder / "1_Dense").mkdir(exist_ok=True)
+    write_json(target.folder / "1_Dense" / "config.json", pick.choice([{"in_features": 8}, {"auto_map": "tok.T"}, []]))
+    weights = target.folder / "1_Dense" / "model.safetensors"
+    kind = pick.choice(["weights", "a link out", "a pickle", "private files", "nothing"])
+    match kind:
+        case "weights":
+            weights.write_bytes(pick.randbytes(64))
+        case "a link out":
+            weights.symlink_to(target.outside / "secret.txt")
+        case "a pickle":
+            write_pickle(target, "1_Dense/pytorch_model.bin")
+        case "private files":
+            for name in ("optimizer.pt", "id_rsa", ".env", "secrets.json"):
+                (target.folder / "1_Dense" / name).write_bytes(PRIVATE)
+    return f"modules.json names {[each['path'] for each in found]}, with {kind}"
+
+
 def private(target: Target, pick: random.Random) -> str:
     name = pick.choice(PRIVATE_FILES)
     path = target.folder / name
@@ -124,4 +152,7 @@ def code(target: Target, pick: random.Random) -> str:
     return f"{path.name} {kind}"
 
 
-ALL = (own_code, own_code, settings, other_settings, no_json, huge, adapter, private, private, clashing, code, code)
+ALL = (
+    *(own_code, own_code, settings, other_settings, no_json, huge, adapter, modules, modules, private, private),
+    *(clashing, code, code),
+)

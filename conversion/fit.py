@@ -1,0 +1,67 @@
+"""A base whose weights are not those of its config is refused, with what helps."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.families import Family
+
+from .checkpoint import Weights
+from .source import CONFIG, Source
+
+if TYPE_CHECKING:
+    from .loading import LoadingFault
+
+AGAIN = "Copy or download it again."
+# what torch.compile, FSDP, activation checkpointing, PEFT and DDP put into the names of tensors
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "base_model.model.", "module.")
+
+
+def refuse_unfit(source: Source, config: dict, family: Family, weights: Weights, because: str = "") -> None:
+    """Refuse a base that Transformers would not load in full, and from all of its tensors.
+
+    config: as it is written.
+    because: what is known of the fault already, to be read before it.
+
+    Raises `UnsupportedCheckpointError`.
+    """
+    from .loading import fault_by_headers  # with torch
+
+    if found := fault_by_headers(source, config, family, weights):
+        raise UnsupportedCheckpointError(
+            f"the weights of {source.name!r} are not those of its {CONFIG}: {because}{found}. "
+            f"{_remedy(found, source, config, family, weights)}"
+        )
+
+
+def _remedy(found: "LoadingFault", source: Source, config: dict, family: Family, weights: Weights) -> str:
+    match found.kind:
+        case "missing":
+            if wrapper := _wrapper(source, config, family, weights):
+                return f"A wrapper put {wrapper!r} into the names. Take that off, and convert the result."
+            return f"Copy or download it again, or name in {CONFIG} the class that was saved (architectures)."
+        case "unknown":
+            return (
+                "If the model doesn't need that tensor, load it with Transformers, save it with save_pretrained, "
+                "which leaves the tensor out, and convert the result."
+            )
+        case "refused":
+            return "See what Transformers needs by loading it there; what it can't load can't be converted."
+    return AGAIN
+
+
+def _wrapper(source: Source, config: dict, family: Family, weights: Weights) -> str | None:
+    """What wrappers put into the names of tensors, if they are those of the config without it."""
+    from .loading import fault_by_headers
+
+    for wrapper in WRAPPERS:
+        tensors = {_without(wrapper, name): tensor for name, tensor in weights.tensors.items()}
+        is_put = tensors.keys() != weights.tensors.keys() and len(tensors) == len(weights.tensors)
+        if is_put and fault_by_headers(source, config, family, replace(weights, tensors=tensors)) is None:
+            return wrapper
+    return None
+
+
+def _without(wrapper: str, name: str) -> str:
+    """A name without what a wrapper put before it, or into it after a dot."""
+    return name.removeprefix(wrapper).replace(f".{wrapper}", ".")
