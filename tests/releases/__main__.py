@@ -23,6 +23,8 @@ from ..pages import REPOSITORY
 
 RELEASES = ("5.16.1", "5.20.2", "5.24.0")
 ACCEPTED = ("exact", "refused", "absent")  # absent: the other release has no such model, or can't run the base
+# the base itself is loaded otherwise there: it makes the embedding of padding zero, which a conversion keeps
+OTHER_BASE = ("kosmos-2", "kosmos_2_text_model")
 HERE = Path(__file__).parent
 
 
@@ -64,20 +66,24 @@ def matrix(releases: list[str], only: list[str]) -> dict[str, dict[str, dict[str
     return found
 
 
+def _by_kind(outcomes: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The model types of each outcome."""
+    kinds = dict.fromkeys([*ACCEPTED, *(kind for kind, _ in outcomes.values())])
+    return {kind: [name for name, (found, _) in outcomes.items() if found == kind] for kind in kinds}
+
+
 def _counts(outcomes: dict[str, list[str]]) -> str:
-    kinds = [kind for kind, _ in outcomes.values()]
-    return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys([*ACCEPTED[:2], *kinds]))
+    return ", ".join(f"{len(names)} {kind}" for kind, names in _by_kind(outcomes).items())
 
 
-def tables(record: dict) -> dict[str, str]:
+def tables(record: dict[str, dict[str, dict[str, list[str]]]]) -> dict[str, str]:
     """How many are exact and which are refused, by both releases."""
     rows = []
     for made, by_release in record.items():
-        for ran, outcomes in by_release.items():
-            named = {kind: [name for name, each in outcomes.items() if each[0] == kind] for kind in ACCEPTED}
-            refused = ", ".join(f"`{name}`" for name in named["refused"]) or "none"
-            rows.append([made, ran, str(len(named["exact"])), refused])
-    return {"releases": markdown(["made on", "run on", "exact", "refused"], rows)}
+        for ran, found in by_release.items():
+            refused = ", ".join(f"`{name}`" for name in found["refused"]) or "none"
+            rows.append([made, ran, f"{len(found['exact'])}", f"{len(found['absent'])}", refused])
+    return {"releases": markdown(["made on", "run on", "exact", "not there", "refused"], rows)}
 
 
 FIGURES = Figures("docs/releases.json", "docs/compatibility.md", tables)
@@ -96,11 +102,12 @@ def main() -> int:
         for made, by_release in found.items()
         for ran, outcomes in by_release.items()
         for name, (kind, why) in outcomes.items()
-        if kind not in ACCEPTED
+        if kind not in ACCEPTED and name not in OTHER_BASE
     ]
     print("\n".join(failed))
     if chosen.write:
-        FIGURES.write(found)
+        by_kind = {made: {ran: _by_kind(each) for ran, each in runs.items()} for made, runs in found.items()}
+        FIGURES.write(by_kind)
     return 1 if failed else 0
 
 
