@@ -1,6 +1,7 @@
 """What is trained: the shapes for each kind of device, and the runs of each study in the order they are made."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from benchmarks.timing import device
 
@@ -67,7 +68,7 @@ class Scale:
     """
 
     name: str
-    shapes: dict[str, dict[str, int]]
+    shapes: dict[str, dict[str, Any]]
     length: int
     batch: int
     steps: dict[str, int]
@@ -163,7 +164,7 @@ class Run:
     """One training run: everything that its result depends on, but for the code.
 
     study: "scratch", "base" or "continued".
-    model: a name in `MODELS`. family: "Llama" or "OLMoE".
+    model: a name in `MODELS`. family: a name in `train.CLASSES`.
     learning_rate: the highest one; hc_lr: that of the connections, as a multiple.
     steps: of training; warm_up: of these, those with a rising learning rate.
     text: the corpus. start: the id of the run whose model is continued.
@@ -175,6 +176,9 @@ class Run:
     lane: what the second stream is written with at the start; a conversion where it is not 1 is not exact.
     alone: whether side streams of the history start hold the embedding alone, so that no sub-layer writes them.
     layers: how many, where not as many as the scale has.
+    beta2: of AdamW.
+    muon: whether Muon trains the matrices of the layers, and AdamW all else.
+    embedding_norm: whether an RMSNorm follows the embedding.
     """
 
     study: str
@@ -194,6 +198,9 @@ class Run:
     lane: float = 1.0
     alone: bool = False
     layers: int = 0
+    beta2: float = 0.95
+    muon: bool = False
+    embedding_norm: bool = False
 
     @property
     def id(self) -> str:
@@ -203,10 +210,10 @@ class Run:
         words += [f"warmup{self.warm_up}"] * (self.warm_up != round(WARM_UP * self.steps))
         words += [
             f"{name}{getattr(self, name):g}"
-            for name in ("hc_lr", "rank", "noise", "lane", "layers")
+            for name in ("hc_lr", "rank", "noise", "lane", "layers", "beta2")
             if getattr(self, name) != usual[name]
         ]
-        words += ["undivided"] * self.undivided + ["divided"] * self.divided + ["alone"] * self.alone
+        words += [name for name in ("undivided", "divided", "alone", "muon", "embedding_norm") if getattr(self, name)]
         words += [self.text] * (self.text != usual["text"])
         return "-".join([*words, f"seed{self.seed}"]).lower().replace(" ", "_").replace(",", "").replace("×", "x")
 

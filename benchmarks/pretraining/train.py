@@ -14,21 +14,28 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import (
+    Glm4Config,
+    Glm4ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
     PreTrainedConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     get_cosine_with_min_lr_schedule_with_warmup,
 )
 
 from benchmarks.timing import RESULTS, device, device_name
 from hf_hyperconn import (
+    HCGlm4Config,
+    HCGlm4ForCausalLM,
     HCLlamaConfig,
     HCLlamaForCausalLM,
     HCOlmoeConfig,
     HCOlmoeForCausalLM,
-    hc_param_groups,
+    HCQwen3Config,
+    HCQwen3ForCausalLM,
     hc_parameters,
 )
 from hf_hyperconn.analysis.study import study
@@ -37,6 +44,7 @@ from hf_hyperconn.conversion.files import replace_file
 from hf_hyperconn.kinds import KINDS
 
 from .corpus import Corpus, corpus, rows
+from .optimizers import optimizer_of
 from .runs import DEEP_MODELS, DHC4, MODELS, Run, Scale, is_compiled, is_drawn, scale
 
 WORK = RESULTS.parents[1] / "build" / "pretraining"
@@ -44,10 +52,12 @@ CURVES = RESULTS / "pretraining"
 CLASSES = {
     "Llama": (LlamaConfig, LlamaForCausalLM, HCLlamaConfig, HCLlamaForCausalLM),
     "OLMoE": (OlmoeConfig, OlmoeForCausalLM, HCOlmoeConfig, HCOlmoeForCausalLM),
+    "Qwen3": (Qwen3Config, Qwen3ForCausalLM, HCQwen3Config, HCQwen3ForCausalLM),  # Llama with norms of queries and keys
+    "GLM-4": (Glm4Config, Glm4ForCausalLM, HCGlm4Config, HCGlm4ForCausalLM),  # Llama with sandwich norms
 }
-TRAINED_WITH = {"Llama": {}, "OLMoE": {"output_router_logits": True}}  # which adds the load-balancing loss
+TRAINED_WITH = {**dict.fromkeys(CLASSES, {}), "OLMoE": {"output_router_logits": True}}  # adds the load-balancing loss
 READOUT = {"shc": {"hc_readout": "sum"}, "dhc": {"hc_readout": "sum"}}  # the paper's; the others' papers have none
-WEIGHT_DECAY, BETAS, CLIP, LAST_LEARNING_RATE = 0.1, (0.9, 0.95), 1.0, 0.1
+CLIP, LAST_LEARNING_RATE = 1.0, 0.1
 EVALUATIONS, LOGS, KEEP_EVERY = 10, 60, 120  # points of a curve on held-out text, and in training; seconds
 EVALUATED_TOGETHER = 32  # rows
 
@@ -177,12 +187,6 @@ def train(
     return result
 
 
-def optimizer_of(model: nn.Module, run: Run) -> torch.optim.Optimizer:
-    """AdamW, with a learning rate for the connections."""
-    groups = hc_param_groups(model, run.learning_rate, WEIGHT_DECAY, hc_lr=run.hc_lr * run.learning_rate)
-    return torch.optim.AdamW(groups, betas=BETAS, fused=True)
-
-
 def training_step(
     model: nn.Module, loss_of: Loss, optimizer: torch.optim.Optimizer, ids: torch.Tensor, **settings: bool
 ) -> float:
@@ -218,7 +222,7 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
         shape |= {"num_hidden_layers": run.layers} if run.layers else {}
         plain = model_class(config_class(**shape))
         if fields is None and not run.divided:
-            return plain
+            return norm_embedding(plain) if run.embedding_norm else plain
         given = DHC4 if fields is None else fields
         model = hc_class(hc_config_class(**shape, **{**READOUT.get(given["connection"], {}), **given}))
         model.load_state_dict(plain.state_dict(), strict=False)
@@ -226,6 +230,8 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
             divided(model)
         if run.alone:
             keep_embedding_alone(model)
+        if run.embedding_norm:
+            norm_embedding(model)
         if fields is not None:
             return model
         weights = model.state_dict()
@@ -263,6 +269,14 @@ def keep_embedding_alone(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("static_beta"):
             parameter[1:] = 0
+
+
+def norm_embedding(model: nn.Module) -> nn.Module:
+    """The model with a norm of what its embedding returns; where the output's weights are tied they have none."""
+    embedding = model.get_input_embeddings()
+    embedding.norm = nn.RMSNorm(model.config.hidden_size, eps=model.config.rms_norm_eps)
+    embedding.register_forward_hook(lambda module, args, output: module.norm(output))
+    return model
 
 
 def batches(training: torch.Tensor, batch: int, seed: int) -> Iterator[torch.Tensor]:
