@@ -80,6 +80,22 @@ def test_a_run_has_as_many_layers_as_it_says(written):
     assert len(train.build(run, TINY).model.layers) == run.layers == 48
 
 
+@pytest.mark.parametrize("norms", ["q_norm.weight", "post_self_attn_layernorm.weight"])
+def test_rivals_of_other_layers_are_llama_with_more_norms(norms):
+    """Not another number of heads, nor biases: all other parameters are Llama's, gate and up in one for GLM-4."""
+    family = {"q_norm.weight": "Qwen3", "post_self_attn_layernorm.weight": "GLM-4"}[norms]
+    (run, *_) = [run for run in studies.rivals() if run.family == family]
+    theirs, plain = (train.build(each, studies.DEEP) for each in (run, replace(run, family="Llama")))
+    assert any(name.endswith(norms) for name in theirs.state_dict())
+    sizes = [
+        sum(each.numel() for name, each in model.named_parameters() if "norm" not in name) for model in (theirs, plain)
+    ]
+    assert sizes[0] == sizes[1]
+    assert not any(name.endswith("bias") for name in theirs.state_dict())
+    if family == "Qwen3":
+        assert all(torch.equal(theirs.state_dict()[name], each) for name, each in plain.state_dict().items())
+
+
 def test_each_is_compared_with_the_plain_model_on_the_same_text(written):
     tried = [run for run in studies.other_text_rates() if run.study != "base"]
     for run in tried:

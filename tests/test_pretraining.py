@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.pretraining import report, runs, train
 from benchmarks.pretraining.corpus import Corpus, _read, corpus
+from benchmarks.pretraining.optimizers import optimizer_of
 from benchmarks.pretraining.runs import SCALES, STUDIES, Run
 from hf_hyperconn import hc_parameters
 
@@ -45,17 +46,19 @@ def without_times(result: dict) -> dict:
     return {name: value for name, value in result.items() if name != "seconds_a_step"}
 
 
-def test_an_interrupted_run_goes_on_as_if_it_had_not_been(place, monkeypatch):
+@pytest.mark.parametrize("settings", [{}, {"muon": True, "embedding_norm": True}])
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(place, monkeypatch, settings):
+    run = replace(RUN, **settings)
     monkeypatch.setattr(train, "LOGS", 3)  # 40 steps are no multiple of every 13
-    whole = train.train(RUN)
+    whole = train.train(run)
     monkeypatch.setattr(train, "CURVES", place / "interrupted")
     for _ in range(3):
         with pytest.raises(train.OutOfTime):
-            train.train(RUN, deadline=0)
-        assert not train.is_done(RUN)
-    resumed = train.train(RUN)
-    assert train.is_done(RUN)
-    assert json.loads(train.path_of(RUN, TINY).read_text()) == resumed
+            train.train(run, deadline=0)
+        assert not train.is_done(run)
+    resumed = train.train(run)
+    assert train.is_done(run)
+    assert json.loads(train.path_of(run, TINY).read_text()) == resumed
     assert without_times(resumed) == without_times(whole)
     assert [step for step, _ in whole["training"]] == [13, 26, 39, 40]
     assert [point["step"] for point in whole["curve"]] == list(range(0, 41, 4))
@@ -124,6 +127,33 @@ def test_adapters_start_there_too_and_leave_the_base_alone(place):
         copies = [each for name, each in trained.items() if "modules_to_save" in name]
         assert sum(each.numel() for each in copies) == sum(each.numel() for each in connections)
         assert train.train(run)["curve"][0]["loss"] == base["curve"][-1]["loss"]
+
+
+def test_an_embedding_s_norm_is_trained_and_stays_out_of_the_tied_output(place):
+    plain, normed = (train.build(replace(RUN, model="Pre-Norm", embedding_norm=each)) for each in (False, True))
+    assert set(normed.state_dict()) - set(plain.state_dict()) == {"model.embed_tokens.norm.weight"}
+    ids = torch.arange(5)[None]
+    rows = plain.get_input_embeddings()(ids)
+    assert torch.equal(normed.get_output_embeddings().weight, plain.get_output_embeddings().weight)
+    assert torch.equal(normed.get_input_embeddings()(ids), normed.model.embed_tokens.norm(rows))
+    before = normed.model.embed_tokens.norm.weight.clone()
+    train.training_step(normed, train.loss_on, optimizer_of(normed, RUN), ids)
+    assert not torch.equal(normed.model.embed_tokens.norm.weight, before)
+
+
+@pytest.mark.parametrize("model", runs.PAIR)
+def test_muon_trains_the_matrices_of_layers_and_adamw_all_else(place, model):
+    run = replace(RUN, model=model, muon=True)
+    built = train.build(run)
+    adam, muon = optimizer_of(built, run).parts
+    names = {id(parameter): name for name, parameter in built.named_parameters()}
+    of_muon, of_adam = (
+        {names[id(each)] for group in part.param_groups for each in group["params"]} for part in (muon, adam)
+    )
+    assert of_muon == {name for name in names.values() if name.endswith("_proj.weight")}
+    assert len(of_muon) == 14
+    assert of_adam == set(names.values()) - of_muon
+    assert adam.param_groups[0]["betas"] == (0.9, 0.95)
 
 
 def test_models_of_a_seed_see_the_same_rows(place, monkeypatch):

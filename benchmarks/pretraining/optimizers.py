@@ -13,7 +13,7 @@ WEIGHT_DECAY, BETA1 = 0.1, 0.9
 
 
 class Together(torch.optim.Optimizer):
-    """Several optimizers that a schedule and a training loop see as one."""
+    """Optimizers that a schedule and a training loop see as one."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         self.parts = parts
@@ -39,7 +39,7 @@ class Together(torch.optim.Optimizer):
 
 
 def optimizer_of(model: nn.Module, run: Run) -> torch.optim.Optimizer:
-    """AdamW, with a learning rate for the connections; with Muon, which has the rate of AdamW's updates, if asked for."""
+    """AdamW, with a learning rate for the connections; with Muon beside it if the run asks for that."""
     groups = hc_param_groups(model, run.learning_rate, WEIGHT_DECAY, hc_lr=run.hc_lr * run.learning_rate)
     matrices = matrices_of(model) if run.muon else []
     taken = set(map(id, matrices))

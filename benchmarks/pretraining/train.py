@@ -52,7 +52,7 @@ CURVES = RESULTS / "pretraining"
 CLASSES = {
     "Llama": (LlamaConfig, LlamaForCausalLM, HCLlamaConfig, HCLlamaForCausalLM),
     "OLMoE": (OlmoeConfig, OlmoeForCausalLM, HCOlmoeConfig, HCOlmoeForCausalLM),
-    "Qwen3": (Qwen3Config, Qwen3ForCausalLM, HCQwen3Config, HCQwen3ForCausalLM),  # Llama with norms of queries and keys
+    "Qwen3": (Qwen3Config, Qwen3ForCausalLM, HCQwen3Config, HCQwen3ForCausalLM),  # Llama with QK-norm
     "GLM-4": (Glm4Config, Glm4ForCausalLM, HCGlm4Config, HCGlm4ForCausalLM),  # Llama with sandwich norms
 }
 TRAINED_WITH = {**dict.fromkeys(CLASSES, {}), "OLMoE": {"output_router_logits": True}}  # adds the load-balancing loss
@@ -272,7 +272,7 @@ def keep_embedding_alone(model: nn.Module) -> None:
 
 
 def norm_embedding(model: nn.Module) -> nn.Module:
-    """The model with a norm of what its embedding returns; where the output's weights are tied they have none."""
+    """The model, its embedding followed by a norm; a tied output has none."""
     embedding = model.get_input_embeddings()
     embedding.norm = nn.RMSNorm(model.config.hidden_size, eps=model.config.rms_norm_eps)
     embedding.register_forward_hook(lambda module, args, output: module.norm(output))
