@@ -112,6 +112,29 @@ def test_each_is_compared_with_the_plain_model_on_the_same_text(written):
         report.by_rate(tried)
 
 
+def test_what_starts_early_ends_with_the_trunk_and_is_told_by_the_part_before_it(written, monkeypatch):
+    monkeypatch.setattr(studies, "DEEP", replace(TINY, steps={**TINY.steps, "trunk": 2000}))
+    runs = studies.when()
+    trunk, *rest = runs
+    assert {run.at for run in rest} == {0, *TINY.taken_at}
+    assert all(run.start == (trunk.id if run.at else None) for run in rest)
+    assert all(run.at + run.steps == trunk.steps for run in rest)
+    assert report.by_start(runs) == ""
+    for run in runs[:-1]:
+        path = train.path_of(run, TINY)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        loss = 3 + run.at / 1e4 + run.learning_rate
+        path.write_text(json.dumps({"held_out_loss": loss, "corpus": {"sha256": "0"}}))
+    assert report.by_start(runs).splitlines() == [
+        "|  | 0% | 10% | 25% | 50% | 75% |",
+        "|---|---|---|---|---|---|",
+        "| Pre-Norm, 0.004 | 3.0040 | 3.0240 | 3.0540 | 3.1040 | 3.1540 |",
+        "| DHC×4 history by type, 0.004 | 3.0040 | 3.0240 | 3.0540 | 3.1040 | 3.1540 |",
+        "| Pre-Norm, 0.008 |  | 3.0280 | 3.0580 | 3.1080 | 3.1580 |",
+        "| DHC×4 history by type, 0.008 |  |  | 3.0580 | 3.1080 | 3.1580 |",
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.tail
 def test_conversions_start_where_the_base_ended_but_for_the_control(written):

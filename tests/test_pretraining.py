@@ -168,6 +168,43 @@ def test_models_of_a_seed_see_the_same_rows(place, monkeypatch):
     assert not torch.equal(ours, of_another_seed)
 
 
+def test_what_starts_from_a_step_of_a_trunk_goes_on_with_its_rows(place, monkeypatch):
+    monkeypatch.setattr(train, "scale", lambda: replace(TINY, taken_at=(8, 20)))
+    seen, step = [], train.training_step
+
+    def noted(model, loss_of, optimizer, ids, **settings):
+        seen.append(ids)
+        return step(model, loss_of, optimizer, ids, **settings)
+
+    monkeypatch.setattr(train, "training_step", noted)
+    trunk = replace(RUN, study="trunk", model="Pre-Norm", decay=10)
+    whole = train.train(trunk)
+    assert train.is_done(trunk)
+    assert len(seen) == trunk.steps
+    for at in (8, 20):
+        run = replace(RUN, study="continued", start=trunk.id, at=at, steps=trunk.steps - at, decay=10)
+        theirs = next(point["loss"] for point in whole["curve"] if point["step"] == at)
+        seen[trunk.steps :] = []
+        assert train.train(run)["curve"][0]["loss"] == theirs
+        assert torch.equal(torch.cat(seen[trunk.steps :]), torch.cat(seen[at : trunk.steps]))
+    shutil.rmtree(train.weights_of(trunk.id, TINY, at))
+    assert not train.is_done(trunk)
+
+
+def test_a_decay_follows_a_constant_rate():
+    run = replace(RUN, decay=10)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule, rates = train.schedule_of(optimizer, run), []
+    for _ in range(run.steps):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert rates[:3] == [0.1, 0.55, 1.0]
+    assert rates[2:31] == [1] * 29
+    assert rates[31:] == pytest.approx([1 - 0.09 * step for step in range(1, 10)])
+    assert schedule.get_last_lr() == pytest.approx([train.LAST_LEARNING_RATE])
+
+
 @pytest.mark.parametrize("family", runs.FAMILIES)
 def test_models_from_scratch_have_the_same_start(place, family):
     """What a seed draws is the same for all, but for the HC paper's 1/√n of output projections."""

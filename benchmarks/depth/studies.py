@@ -32,7 +32,7 @@ DEEP = Scale(
     },
     length=256,
     batch=4,
-    steps={"scratch": 1000, "base": 3000, "continued": 300},
+    steps={"scratch": 1000, "base": 3000, "continued": 300, "trunk": 2000},
     tried={"scratch": (4e-3, 2e-3, 8e-3), "continued": (1e-4, 3e-4, 1e-3)},
     taken={"continued": 3e-4},
     base_learning_rate=2e-3,
@@ -41,6 +41,7 @@ DEEP = Scale(
     compiled=("Llama", "Qwen3", "GLM-4"),
     vocabulary=2048,
     keeps_base=True,
+    taken_at=(200, 500, 1000, 1500),
     by_layer=True,
 )
 # as deep, for a GPU: 15 times the parameters, six times the tokens, which are half of the books
@@ -108,6 +109,7 @@ HIGHER_HC_LRS = {"mHC×4": (100.0, 300.0), "iHC×4": (100.0, 300.0)}  # of those
 SEEDS, NEW_SEEDS, FEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5)), (1, 2, 3)
 PAIRED_HC_LR = {PLAIN: 1.0, "DHC×4": 3.0, "DHC×4 history by type": 10.0}  # each one's best when it is continued
 SAME_HC_LR = dict.fromkeys(("DHC×4", "DHC×4 history by type"), 1.0)  # for rates that are high by themselves
+DECAY, REWARM = 400, 50  # the last steps of a trunk, and the first of those that start from it
 LONG, LONG_RATES = 10, (3e-4, 1e-3)  # times the steps
 NEW_LONG, NEW_LONG_RATES = 3, (2e-3, 4e-3)
 OTHER_TEXT_RATES, ADAPTER_RATES = (3e-4, 1e-3, 2e-3, 4e-3), (1e-3, 3e-3, 1e-2)
@@ -123,6 +125,27 @@ def rivals() -> list[Run]:
     return [
         _run("scratch", model, learning_rate=rate, **settings) for model, settings, rates in RIVALS for rate in rates
     ]
+
+
+def trunk() -> Run:
+    """A plain model with a constant rate and a decay, taken at several steps."""
+    steps = DEEP.steps["trunk"]
+    settings = {"steps": steps, "warm_up": round(WARM_UP * steps), "decay": DECAY}
+    return _run("trunk", PLAIN, learning_rate=DRAWN_RATE, **settings)
+
+
+def when() -> list[Run]:
+    """The history start from scratch, or converted at each of the trunk's steps; the plain model as well."""
+    whole = trunk()
+    runs = [whole, replace(whole, study="scratch", model=HISTORY)]
+    for at in reversed(DEEP.taken_at):
+        left = {"start": whole.id, "at": at, "steps": whole.steps - at, "warm_up": REWARM, "decay": DECAY}
+        runs += [
+            _run("continued", model, learning_rate=times * DRAWN_RATE, **left)
+            for times in (1, 2)
+            for model in (PLAIN, HISTORY)
+        ]
+    return runs
 
 
 def base() -> Run:
@@ -174,13 +197,14 @@ def scratch_hc_rates() -> list[Run]:
 
 def name_of(run: Run, size: Scale = DEEP) -> str:
     """A row's name: the model, and what is not as usual."""
-    words, usual = [run.model], size.steps[run.study]
+    words, usual = [run.model], size.steps["trunk" if run.decay else run.study] - run.at
     words += [LAYERS.get(run.family, run.family)] * (run.family != "Llama")
     words += [f"{run.steps / usual:g}× the steps"] * (run.steps != usual)
     words += ["projections undivided"] * run.undivided + ["projections divided"] * run.divided
     words += ["norm of the embedding"] * run.embedding_norm
     words += ["Muon"] * run.muon + [f"beta2 of {run.beta2:g}"] * (run.beta2 != BETA2)
-    words += [f"warm-up of {run.warm_up} steps"] * (run.warm_up != round(WARM_UP * run.steps))
+    words += [f"warm-up of {run.warm_up} steps"] * (run.warm_up != (REWARM if run.at else round(WARM_UP * run.steps)))
+    words += ["constant rate"] * (run.decay > 0) + [f"from step {run.at}"] * (run.at > 0)
     words += ["side streams of the embedding alone"] * run.alone
     words += [f"second stream written {run.lane:g} times"] * (run.lane != 1)
     words += [f"LoRA of rank {run.rank}"] * (run.rank > 0)
@@ -318,6 +342,7 @@ STUDIES = {
     "mixtures": mixtures,
     "deeper": deeper,
     "rivals": rivals,
+    "when": when,
     "wide-rates": wide_rates,
     "wide": wide,
 }

@@ -64,6 +64,7 @@ class Scale:
     compiled: families whose training is compiled.
     vocabulary: tokens that there are; 256 where a token is a byte.
     keeps_base: whether the base's weights are kept beside the results, rounded to bfloat16.
+    taken_at: steps at which a trunk's weights are kept for those that start from them.
     by_layer: whether layers are compiled one by one, which takes a third of the time that a deep model does whole.
     """
 
@@ -80,6 +81,7 @@ class Scale:
     compiled: tuple[str, ...]
     vocabulary: int = 256
     keeps_base: bool = False
+    taken_at: tuple[int, ...] = ()
     by_layer: bool = False
 
 
@@ -163,11 +165,13 @@ SCALES = {
 class Run:
     """One training run: everything that its result depends on, but for the code.
 
-    study: "scratch", "base" or "continued".
+    study: "scratch", "base", "trunk" or "continued".
     model: a name in `MODELS`. family: a name in `train.CLASSES`.
     learning_rate: the highest one; hc_lr: that of the connections, as a multiple.
     steps: of training; warm_up: of these, those with a rising learning rate.
+    decay: the last steps, with a falling rate after a constant one; 0 where the rate follows a cosine.
     text: the corpus. start: the id of the run whose model is continued.
+    at: the step of that run at which its model is taken; the rows go on from there.
     rank: of LoRA adapters, which are then trained with the connections instead of all weights.
     noise: standard deviation of what is added to A_m and A_r after the conversion.
     undivided: whether the weights that write to the streams start as the plain model's, not divided by √n, as the HC
@@ -201,6 +205,8 @@ class Run:
     beta2: float = 0.95
     muon: bool = False
     embedding_norm: bool = False
+    decay: int = 0
+    at: int = 0
 
     @property
     def id(self) -> str:
@@ -210,7 +216,7 @@ class Run:
         words += [f"warmup{self.warm_up}"] * (self.warm_up != round(WARM_UP * self.steps))
         words += [
             f"{name}{getattr(self, name):g}"
-            for name in ("hc_lr", "rank", "noise", "lane", "layers", "beta2")
+            for name in ("hc_lr", "rank", "noise", "lane", "layers", "beta2", "decay", "at")
             if getattr(self, name) != usual[name]
         ]
         words += [name for name in ("undivided", "divided", "alone", "muon", "embedding_norm") if getattr(self, name)]

@@ -24,6 +24,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     get_cosine_with_min_lr_schedule_with_warmup,
+    get_wsd_schedule,
 )
 
 from benchmarks.timing import RESULTS, device, device_name
@@ -73,15 +74,19 @@ class OutOfTime(Exception):
     """The run was kept; another call goes on with it."""
 
 
-def weights_of(base: str, size: Scale) -> Path:
-    """Where the weights of the base with this id are, or will be."""
+def weights_of(base: str, size: Scale, at: int = 0) -> Path:
+    """Where the weights of the base with this id are, or will be; with `at`, those of a trunk after that step."""
+    if at:
+        return WORK / size.name / base / f"step{at}"
     return (CURVES if size.keeps_base else WORK) / size.name / base
 
 
 def is_done(run: Run, size: Scale | None = None) -> bool:
-    """Whether the run's curve is there, and of the base, which others start from, its weights."""
+    """Whether the run's curve is there, and the weights that others start from."""
     size = size or scale()
-    return path_of(run, size).exists() and (run.study != "base" or weights_of(run.id, size).exists())
+    kept = [weights_of(run.id, size)] * (run.study == "base")
+    kept += [weights_of(run.id, size, at) for at in size.taken_at] * (run.study == "trunk")
+    return path_of(run, size).exists() and all(weights.exists() for weights in kept)
 
 
 def train(
@@ -109,9 +114,7 @@ def train(
 
     model = build(run, size).to(device())
     optimizer = optimizer_of(model, run)
-    schedule = get_cosine_with_min_lr_schedule_with_warmup(
-        optimizer, run.warm_up, run.steps, min_lr_rate=LAST_LEARNING_RATE
-    )
+    schedule = schedule_of(optimizer, run)
     state = {"step": 0, "curve": [], "training": [], "times": [], "matrices": {}}
     kept = WORK / size.name / f"{run.id}.pt"
     if kept.exists():
@@ -138,7 +141,8 @@ def train(
     elif is_compiled(run, size):
         loss_of = compiled_loss(run.model, run.family)
     last_kept, losses, log_every = time.monotonic(), [], max(run.steps // LOGS, 1)
-    todo = itertools.islice(enumerate(batches(training, size.batch, run.seed)), state["step"], run.steps)
+    all_rows = itertools.islice(batches(training, size.batch, run.seed), run.at, None)
+    todo = itertools.islice(enumerate(all_rows), state["step"], run.steps)
     for step, ids in todo:
         if step == 0 and is_drawn(run):
             state["matrices"]["before"] = matrix(model, for_curve)
@@ -149,6 +153,8 @@ def train(
         schedule.step()
         state["times"].append(time.perf_counter() - started)
         state["step"] = step + 1
+        if run.study == "trunk" and step + 1 in size.taken_at:
+            model.save_pretrained(weights_of(run.id, size, step + 1))
         if (step + 1) % log_every == 0 or step + 1 == run.steps:
             state["training"].append([step + 1, round(statistics.mean(losses), 5)])
             losses.clear()
@@ -178,13 +184,24 @@ def train(
     if is_drawn(run):
         result["matrices"] = {**state["matrices"], "after": matrix(model, for_curve)}
     path = path or path_of(run, size)
-    if run.study == "base":
+    if run.study in ("base", "trunk"):
         refuse_another_base(path, weights_of(run.id, size), result)
+    if run.study == "base":
         model.to(torch.bfloat16 if size.keeps_base else torch.float32).save_pretrained(weights_of(run.id, size))
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(result, separators=(",", ":"), ensure_ascii=False) + "\n").encode())
     kept.unlink(missing_ok=True)
     return result
+
+
+def schedule_of(optimizer: torch.optim.Optimizer, run: Run) -> torch.optim.lr_scheduler.LambdaLR:
+    """A rate that rises, then falls to a tenth: along a cosine, or after a constant one along a line."""
+    if run.decay:
+        settings = {"num_training_steps": run.steps, "min_lr_ratio": LAST_LEARNING_RATE, "decay_type": "linear"}
+        return get_wsd_schedule(optimizer, run.warm_up, run.decay, **settings)
+    return get_cosine_with_min_lr_schedule_with_warmup(
+        optimizer, run.warm_up, run.steps, min_lr_rate=LAST_LEARNING_RATE
+    )
 
 
 def training_step(
@@ -237,7 +254,7 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
         weights = model.state_dict()
         plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
         return plain
-    start = weights_of(run.start, size)
+    start = weights_of(run.start, size, run.at)
     from_start = model_class.from_pretrained if fields is None else partial(hc_class.from_prenorm, **fields)
     model = from_start(start, dtype=torch.float32)
     with torch.no_grad():
