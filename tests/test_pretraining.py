@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.pretraining import report, runs, train
 from benchmarks.pretraining.corpus import Corpus, _read, corpus
-from benchmarks.pretraining.optimizers import optimizer_of
+from benchmarks.pretraining.optimizers import Muon, optimizer_of
 from benchmarks.pretraining.runs import SCALES, STUDIES, Run
 from hf_hyperconn import hc_parameters
 
 from .marks import few
+from .tolerances import ORTHOGONAL_BFLOAT16
 
 TINY = replace(
     SCALES["cpu"],
@@ -154,6 +156,24 @@ def test_muon_trains_the_matrices_of_layers_and_adamw_all_else(place, model):
     assert len(of_muon) == 14
     assert of_adam == set(names.values()) - of_muon
     assert adam.param_groups[0]["betas"] == (0.9, 0.95)
+
+
+def test_muon_is_pytorch_s(place):
+    """But for bfloat16, in which that one orthogonalizes."""
+    start = [torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in ((8, 8), (4, 8), (24, 8))]
+    ends = []
+    for settings in ({}, {"adjust_lr_fn": "match_rms_adamw"}):
+        weights = [nn.Parameter(each.clone()) for each in start]
+        optimizer = (torch.optim.Muon if settings else Muon)(weights, lr=0.1, weight_decay=0.1, **settings)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            for each in weights:
+                each.grad = torch.randn(each.shape, generator=generator)
+            optimizer.step()
+        ends.append(weights)
+    for ours, theirs, before in zip(*ends, start, strict=True):
+        torch.testing.assert_close(ours - before, theirs - before, **ORTHOGONAL_BFLOAT16)
+        assert not torch.equal(ours, before)
 
 
 def test_models_of_a_seed_see_the_same_rows(place, monkeypatch):
