@@ -30,9 +30,7 @@ class Muon(torch.optim.Muon):
                 parameter.sub_(update, alpha=OF_ADAMW * max(parameter.shape) ** 0.5 * group["lr"])
 
 
-def orthogonal(
-    matrix: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
-) -> torch.Tensor:
+def orthogonal(matrix: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> torch.Tensor:
     """Newton–Schulz: the matrix with all its singular values near one."""
     a, b, c = coefficients
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
