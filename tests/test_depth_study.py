@@ -80,6 +80,22 @@ def test_a_run_has_as_many_layers_as_it_says(written):
     assert len(train.build(run, TINY).model.layers) == run.layers == 48
 
 
+@pytest.mark.parametrize("norms", ["q_norm.weight", "post_self_attn_layernorm.weight"])
+def test_rivals_of_other_layers_are_llama_with_more_norms(norms):
+    """Not another number of heads, nor biases: all other parameters are Llama's, gate and up in one for GLM-4."""
+    family = {"q_norm.weight": "Qwen3", "post_self_attn_layernorm.weight": "GLM-4"}[norms]
+    (run, *_) = [run for run in studies.rivals() if run.family == family]
+    theirs, plain = (train.build(each, studies.DEEP) for each in (run, replace(run, family="Llama")))
+    assert any(name.endswith(norms) for name in theirs.state_dict())
+    sizes = [
+        sum(each.numel() for name, each in model.named_parameters() if "norm" not in name) for model in (theirs, plain)
+    ]
+    assert sizes[0] == sizes[1]
+    assert not any(name.endswith("bias") for name in theirs.state_dict())
+    if family == "Qwen3":
+        assert all(torch.equal(theirs.state_dict()[name], each) for name, each in plain.state_dict().items())
+
+
 def test_each_is_compared_with_the_plain_model_on_the_same_text(written):
     tried = [run for run in studies.other_text_rates() if run.study != "base"]
     for run in tried:
@@ -94,6 +110,29 @@ def test_each_is_compared_with_the_plain_model_on_the_same_text(written):
     path.write_text(json.dumps({"held_out_loss": loss, "corpus": {"sha256": "1"}}))
     with pytest.raises(ValueError, match="for another text come from 2 texts"):
         report.by_rate(tried)
+
+
+def test_what_starts_early_ends_with_the_trunk_and_is_told_by_the_part_before_it(written, monkeypatch):
+    monkeypatch.setattr(studies, "DEEP", replace(TINY, steps={**TINY.steps, "trunk": 2000}))
+    runs = studies.when()
+    trunk, *rest = runs
+    assert {run.at for run in rest} == {0, *TINY.taken_at}
+    assert all(run.start == (trunk.id if run.at else None) for run in rest)
+    assert all(run.at + run.steps == trunk.steps for run in rest)
+    assert report.by_start(runs) == ""
+    for run in runs[:-1]:
+        path = train.path_of(run, TINY)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        loss = 3 + run.at / 1e4 + run.learning_rate
+        path.write_text(json.dumps({"held_out_loss": loss, "corpus": {"sha256": "0"}}))
+    assert report.by_start(runs).splitlines() == [
+        "|  | 0% | 10% | 25% | 50% | 75% |",
+        "|---|---|---|---|---|---|",
+        "| Pre-Norm, 0.004 | 3.0040 | 3.0240 | 3.0540 | 3.1040 | 3.1540 |",
+        "| DHC×4 history by type, 0.004 | 3.0040 | 3.0240 | 3.0540 | 3.1040 | 3.1540 |",
+        "| Pre-Norm, 0.008 |  | 3.0280 | 3.0580 | 3.1080 | 3.1580 |",
+        "| DHC×4 history by type, 0.008 |  |  | 3.0580 | 3.1080 | 3.1580 |",
+    ]
 
 
 @pytest.mark.slow

@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.pretraining import report, runs, train
 from benchmarks.pretraining.corpus import Corpus, _read, corpus
+from benchmarks.pretraining.optimizers import Muon, optimizer_of
 from benchmarks.pretraining.runs import SCALES, STUDIES, Run
 from hf_hyperconn import hc_parameters
 
 from .marks import few
+from .tolerances import ORTHOGONAL_BFLOAT16
 
 TINY = replace(
     SCALES["cpu"],
@@ -45,17 +48,19 @@ def without_times(result: dict) -> dict:
     return {name: value for name, value in result.items() if name != "seconds_a_step"}
 
 
-def test_an_interrupted_run_goes_on_as_if_it_had_not_been(place, monkeypatch):
+@pytest.mark.parametrize("settings", [{}, {"muon": True, "embedding_norm": True}])
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(place, monkeypatch, settings):
+    run = replace(RUN, **settings)
     monkeypatch.setattr(train, "LOGS", 3)  # 40 steps are no multiple of every 13
-    whole = train.train(RUN)
+    whole = train.train(run)
     monkeypatch.setattr(train, "CURVES", place / "interrupted")
     for _ in range(3):
         with pytest.raises(train.OutOfTime):
-            train.train(RUN, deadline=0)
-        assert not train.is_done(RUN)
-    resumed = train.train(RUN)
-    assert train.is_done(RUN)
-    assert json.loads(train.path_of(RUN, TINY).read_text()) == resumed
+            train.train(run, deadline=0)
+        assert not train.is_done(run)
+    resumed = train.train(run)
+    assert train.is_done(run)
+    assert json.loads(train.path_of(run, TINY).read_text()) == resumed
     assert without_times(resumed) == without_times(whole)
     assert [step for step, _ in whole["training"]] == [13, 26, 39, 40]
     assert [point["step"] for point in whole["curve"]] == list(range(0, 41, 4))
@@ -126,6 +131,51 @@ def test_adapters_start_there_too_and_leave_the_base_alone(place):
         assert train.train(run)["curve"][0]["loss"] == base["curve"][-1]["loss"]
 
 
+def test_an_embedding_s_norm_is_trained_and_stays_out_of_the_tied_output(place):
+    plain, normed = (train.build(replace(RUN, model="Pre-Norm", embedding_norm=each)) for each in (False, True))
+    assert set(normed.state_dict()) - set(plain.state_dict()) == {"model.embed_tokens.norm.weight"}
+    ids = torch.arange(5)[None]
+    rows = plain.get_input_embeddings()(ids)
+    assert torch.equal(normed.get_output_embeddings().weight, plain.get_output_embeddings().weight)
+    assert torch.equal(normed.get_input_embeddings()(ids), normed.model.embed_tokens.norm(rows))
+    before = normed.model.embed_tokens.norm.weight.clone()
+    train.training_step(normed, train.loss_on, optimizer_of(normed, RUN), ids)
+    assert not torch.equal(normed.model.embed_tokens.norm.weight, before)
+
+
+@pytest.mark.parametrize("model", runs.PAIR)
+def test_muon_trains_the_matrices_of_layers_and_adamw_all_else(place, model):
+    run = replace(RUN, model=model, muon=True)
+    built = train.build(run)
+    adam, muon = optimizer_of(built, run).parts
+    names = {id(parameter): name for name, parameter in built.named_parameters()}
+    of_muon, of_adam = (
+        {names[id(each)] for group in part.param_groups for each in group["params"]} for part in (muon, adam)
+    )
+    assert of_muon == {name for name in names.values() if name.endswith("_proj.weight")}
+    assert len(of_muon) == 14
+    assert of_adam == set(names.values()) - of_muon
+    assert adam.param_groups[0]["betas"] == (0.9, 0.95)
+
+
+def test_muon_is_pytorch_s(place):
+    """But for bfloat16, in which that one orthogonalizes."""
+    start = [torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in ((8, 8), (4, 8), (24, 8))]
+    ends = []
+    for settings in ({}, {"adjust_lr_fn": "match_rms_adamw"}):
+        weights = [nn.Parameter(each.clone()) for each in start]
+        optimizer = (torch.optim.Muon if settings else Muon)(weights, lr=0.1, weight_decay=0.1, **settings)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            for each in weights:
+                each.grad = torch.randn(each.shape, generator=generator)
+            optimizer.step()
+        ends.append(weights)
+    for ours, theirs, before in zip(*ends, start, strict=True):
+        torch.testing.assert_close(ours - before, theirs - before, **ORTHOGONAL_BFLOAT16)
+        assert not torch.equal(ours, before)
+
+
 def test_models_of_a_seed_see_the_same_rows(place, monkeypatch):
     seen = []
     monkeypatch.setattr(
@@ -136,6 +186,43 @@ def test_models_of_a_seed_see_the_same_rows(place, monkeypatch):
     theirs, ours, of_another_seed = (torch.cat(seen[i : i + RUN.steps]) for i in range(0, len(seen), RUN.steps))
     assert torch.equal(theirs, ours)
     assert not torch.equal(ours, of_another_seed)
+
+
+def test_what_starts_from_a_step_of_a_trunk_goes_on_with_its_rows(place, monkeypatch):
+    monkeypatch.setattr(train, "scale", lambda: replace(TINY, taken_at=(8, 20)))
+    seen, step = [], train.training_step
+
+    def noted(model, loss_of, optimizer, ids, **settings):
+        seen.append(ids)
+        return step(model, loss_of, optimizer, ids, **settings)
+
+    monkeypatch.setattr(train, "training_step", noted)
+    trunk = replace(RUN, study="trunk", model="Pre-Norm", decay=10)
+    whole = train.train(trunk)
+    assert train.is_done(trunk)
+    assert len(seen) == trunk.steps
+    for at in (8, 20):
+        run = replace(RUN, study="continued", start=trunk.id, at=at, steps=trunk.steps - at, decay=10)
+        theirs = next(point["loss"] for point in whole["curve"] if point["step"] == at)
+        seen[trunk.steps :] = []
+        assert train.train(run)["curve"][0]["loss"] == theirs
+        assert torch.equal(torch.cat(seen[trunk.steps :]), torch.cat(seen[at : trunk.steps]))
+    shutil.rmtree(train.weights_of(trunk.id, TINY, at))
+    assert not train.is_done(trunk)
+
+
+def test_a_decay_follows_a_constant_rate():
+    run = replace(RUN, decay=10)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule, rates = train.schedule_of(optimizer, run), []
+    for _ in range(run.steps):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert rates[:3] == [0.1, 0.55, 1.0]
+    assert rates[2:31] == [1] * 29
+    assert rates[31:] == pytest.approx([1 - 0.09 * step for step in range(1, 10)])
+    assert schedule.get_last_lr() == pytest.approx([train.LAST_LEARNING_RATE])
 
 
 @pytest.mark.parametrize("family", runs.FAMILIES)

@@ -20,6 +20,8 @@ from benchmarks.pretraining.train import OutOfTime, is_done, train
 from .studies import DEEP, OTHER_TEXT, STUDIES, size_of
 from .text import another, given
 
+STARTS = ("base", "trunk")  # studies of runs that others start from
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -36,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
     listed = {(size_of(study).name, run): size_of(study) for study in options.studies for run in STUDIES[study]()}
-    runs = [(size, run) for (_, run), size in listed.items() if run.study == "base" or fnmatch(run.id, options.only)]
+    runs = [(size, run) for (_, run), size in listed.items() if run.study in STARTS or fnmatch(run.id, options.only)]
     if options.list:
         print("\n".join(f"{'done' if is_done(run, size) else '    '} {size.name} {run.id}" for size, run in runs))
         return
@@ -46,7 +48,7 @@ def main() -> None:
         parser.error("a second text is missing: give --other-text FILE FILE, or choose other --studies")
     torch.set_num_threads(options.threads)
     deadline = time.monotonic() + 60 * options.minutes
-    bases = [each for each in runs if each[1].study == "base"]
+    bases = [each for each in runs if each[1].study in STARTS]
     for size, run in [*bases, *[each for each in runs if each not in bases][part - 1 :: parts]]:
         if is_done(run, size):
             continue

@@ -20,6 +20,7 @@ from .studies import (
     DEEP,
     DRAWN,
     DRAWN_RATE,
+    HISTORY,
     WIDE,
     adapter_rates,
     adapters,
@@ -33,11 +34,13 @@ from .studies import (
     other_text,
     other_text_rates,
     rates,
+    rivals,
     scratch,
     scratch_hc_rates,
     scratch_long,
     scratch_long_rates,
     scratch_rates,
+    when,
     wide_rates,
 )
 
@@ -86,6 +89,17 @@ def by_rate(runs: list[Run], size: Scale = DEEP, *, tells_hc_lr: bool = False) -
     tried = sorted({rate for losses in found.values() for rate in losses})
     rows = [[name, *(_loss(losses.get(rate)) for rate in tried)] for name, losses in found.items()]
     return markdown(["", *(f"{rate:g}" for rate in tried)], rows)
+
+
+def by_start(runs: list[Run]) -> str:
+    """Markdown: the loss of each model at each rate, by the part of a trunk's steps after which it started."""
+    found: dict[str, dict[float, float]] = {}
+    for run, result in results(runs).items():
+        rows = found.setdefault(f"{run.model}, {run.learning_rate:g}", {})
+        rows[run.at / (run.at + run.steps)] = result["held_out_loss"]
+    parts = sorted({part for losses in found.values() for part in losses})
+    rows = [[name, *(_loss(losses.get(part)) for part in parts)] for name, losses in found.items()]
+    return markdown(["", *(f"{part:.0%}" for part in parts)], rows) if rows else ""
 
 
 def comparison(runs: list[Run]) -> str:
@@ -148,6 +162,8 @@ def render(page: str) -> str:
         "deep scratch": comparison(scratch()),
         "deep scratch long tuning": by_rate(scratch_long_rates()),
         "deep scratch long": comparison(scratch_long()),
+        "deep rivals": by_rate([run for run in scratch_rates() if name_of(run) in (PLAIN, HISTORY)] + rivals()),
+        "deep when": by_start(when()),
         "deep costs": costs(),
         "deep deeper": by_rate(deeper()),
         "deep mixtures": by_rate(mixtures()),

@@ -6,16 +6,20 @@ from dataclasses import replace
 from benchmarks.pretraining.runs import PLAIN, RANK, WARM_UP, Run, Scale
 from benchmarks.pretraining.train import path_of
 
+LLAMA = {
+    "hidden_size": 96,
+    "intermediate_size": 256,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+ALL_OF_A_HEAD = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}  # is turned, as Llama's
 DEEP = Scale(
     "deep",
     shapes={
-        "Llama": {
-            "hidden_size": 96,
-            "intermediate_size": 256,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-        },
+        "Llama": LLAMA,
+        "Qwen3": {**LLAMA, "head_dim": 24},
+        "GLM-4": {**LLAMA, "head_dim": 24, "attention_bias": False, "rope_parameters": ALL_OF_A_HEAD},
         "OLMoE": {
             "hidden_size": 96,
             "intermediate_size": 64,
@@ -28,15 +32,16 @@ DEEP = Scale(
     },
     length=256,
     batch=4,
-    steps={"scratch": 1000, "base": 3000, "continued": 300},
+    steps={"scratch": 1000, "base": 3000, "continued": 300, "trunk": 2000},
     tried={"scratch": (4e-3, 2e-3, 8e-3), "continued": (1e-4, 3e-4, 1e-3)},
     taken={"continued": 3e-4},
     base_learning_rate=2e-3,
     slower={"Llama": 1.25},
     held_out=(64, 512),
-    compiled=("Llama",),
+    compiled=("Llama", "Qwen3", "GLM-4"),
     vocabulary=2048,
     keeps_base=True,
+    taken_at=(200, 500, 1000, 1500),
     by_layer=True,
 )
 # as deep, for a GPU: 15 times the parameters, six times the tokens, which are half of the books
@@ -85,11 +90,26 @@ NEW_HC_LRS = {
     **dict.fromkeys(("DHC×4", "DHC×4 history by type"), (1.0, 3.0, 10.0)),
     **dict.fromkeys(("mHC×4", "iHC×4"), (1.0, 3.0, 10.0, 30.0)),
 }
+BETA2 = 0.95
+LAYERS = {"Qwen3": "QK-norm (Qwen3)", "GLM-4": "sandwich norms (GLM-4)"}  # those of Llama with more norms
+HISTORY = "DHC×4 history by type"
+RIVALS = (  # in the order in which they decide something
+    (PLAIN, {"embedding_norm": True}, (4e-3, 8e-3)),
+    (PLAIN, {"family": "Qwen3"}, (4e-3, 8e-3)),
+    (PLAIN, {"muon": True}, (4e-3, 8e-3)),
+    (HISTORY, {"muon": True}, (4e-3, 8e-3)),
+    (PLAIN, {"family": "GLM-4"}, (4e-3, 8e-3)),
+    (HISTORY, {"embedding_norm": True}, (4e-3, 8e-3)),
+    (PLAIN, {"family": "Qwen3", "embedding_norm": True}, (4e-3, 8e-3)),
+    (PLAIN, {"beta2": 0.99}, (4e-3, 8e-3)),
+    (PLAIN, {"warm_up": LONGER_WARM_UP}, (8e-3,)),
+)
 HC_LRS, USUAL_HC_LR = (3.0, 10.0, 1.0, 30.0), 3.0
 HIGHER_HC_LRS = {"mHC×4": (100.0, 300.0), "iHC×4": (100.0, 300.0)}  # of those whose best is the highest of the others
 SEEDS, NEW_SEEDS, FEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5)), (1, 2, 3)
 PAIRED_HC_LR = {PLAIN: 1.0, "DHC×4": 3.0, "DHC×4 history by type": 10.0}  # each one's best when it is continued
 SAME_HC_LR = dict.fromkeys(("DHC×4", "DHC×4 history by type"), 1.0)  # for rates that are high by themselves
+DECAY, REWARM = 400, 50  # the last steps of a trunk, and the first of those that start from it
 LONG, LONG_RATES = 10, (3e-4, 1e-3)  # times the steps
 NEW_LONG, NEW_LONG_RATES = 3, (2e-3, 4e-3)
 OTHER_TEXT_RATES, ADAPTER_RATES = (3e-4, 1e-3, 2e-3, 4e-3), (1e-3, 3e-3, 1e-2)
@@ -98,6 +118,34 @@ MIXTURE_RATES, MORE_MIXTURE_RATES = (4e-3, 2e-3), {PLAIN: (8e-3,), "DHC×4": (1e
 DEEPER, DEEPER_RATES, MORE_DEEPER_RATES = 48, (2e-3, 4e-3, 8e-3), {PLAIN: (1e-3, 3e-3)}  # layers
 AT_A_BILLION = 1.08  # times the plain one's: a step of Llama-3.2-1B with DHC×4, in benchmarks/results/models.json
 LANE = 1.5  # what the second stream of the control, which is not exact, is written with
+
+
+def rivals() -> list[Run]:
+    """What may condition the plain model better than connections do, from scratch; and connections with that."""
+    return [
+        _run("scratch", model, learning_rate=rate, **settings) for model, settings, rates in RIVALS for rate in rates
+    ]
+
+
+def trunk() -> Run:
+    """A plain model with a constant rate and a decay, taken at several steps."""
+    steps = DEEP.steps["trunk"]
+    settings = {"steps": steps, "warm_up": round(WARM_UP * steps), "decay": DECAY}
+    return _run("trunk", PLAIN, learning_rate=DRAWN_RATE, **settings)
+
+
+def when() -> list[Run]:
+    """The history start from scratch, or converted at each of the trunk's steps; the plain model as well."""
+    whole = trunk()
+    runs = [whole, replace(whole, study="scratch", model=HISTORY)]
+    for at in reversed(DEEP.taken_at):
+        left = {"start": whole.id, "at": at, "steps": whole.steps - at, "warm_up": REWARM, "decay": DECAY}
+        runs += [
+            _run("continued", model, learning_rate=times * DRAWN_RATE, **left)
+            for times in (1, 2)
+            for model in (PLAIN, HISTORY)
+        ]
+    return runs
 
 
 def base() -> Run:
@@ -149,11 +197,14 @@ def scratch_hc_rates() -> list[Run]:
 
 def name_of(run: Run, size: Scale = DEEP) -> str:
     """A row's name: the model, and what is not as usual."""
-    words, usual = [run.model], size.steps[run.study]
-    words += [run.family] * (run.family != "Llama")
+    words, usual = [run.model], size.steps["trunk" if run.decay else run.study] - run.at
+    words += [LAYERS.get(run.family, run.family)] * (run.family != "Llama")
     words += [f"{run.steps / usual:g}× the steps"] * (run.steps != usual)
     words += ["projections undivided"] * run.undivided + ["projections divided"] * run.divided
-    words += [f"warm-up of {run.warm_up} steps"] * (run.warm_up != round(WARM_UP * run.steps))
+    words += ["norm of the embedding"] * run.embedding_norm
+    words += ["Muon"] * run.muon + [f"beta2 of {run.beta2:g}"] * (run.beta2 != BETA2)
+    words += [f"warm-up of {run.warm_up} steps"] * (run.warm_up != (REWARM if run.at else round(WARM_UP * run.steps)))
+    words += ["constant rate"] * (run.decay > 0) + [f"from step {run.at}"] * (run.at > 0)
     words += ["side streams of the embedding alone"] * run.alone
     words += [f"second stream written {run.lane:g} times"] * (run.lane != 1)
     words += [f"LoRA of rank {run.rank}"] * (run.rank > 0)
@@ -290,6 +341,8 @@ STUDIES = {
     "adapters": adapters,
     "mixtures": mixtures,
     "deeper": deeper,
+    "rivals": rivals,
+    "when": when,
     "wide-rates": wide_rates,
     "wide": wide,
 }

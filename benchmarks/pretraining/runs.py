@@ -1,6 +1,7 @@
 """What is trained: the shapes for each kind of device, and the runs of each study in the order they are made."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from benchmarks.timing import device
 
@@ -63,11 +64,12 @@ class Scale:
     compiled: families whose training is compiled.
     vocabulary: tokens that there are; 256 where a token is a byte.
     keeps_base: whether the base's weights are kept beside the results, rounded to bfloat16.
+    taken_at: steps at which a trunk's weights are kept for those that start from them.
     by_layer: whether layers are compiled one by one, which takes a third of the time that a deep model does whole.
     """
 
     name: str
-    shapes: dict[str, dict[str, int]]
+    shapes: dict[str, dict[str, Any]]
     length: int
     batch: int
     steps: dict[str, int]
@@ -79,6 +81,7 @@ class Scale:
     compiled: tuple[str, ...]
     vocabulary: int = 256
     keeps_base: bool = False
+    taken_at: tuple[int, ...] = ()
     by_layer: bool = False
 
 
@@ -162,11 +165,13 @@ SCALES = {
 class Run:
     """One training run: everything that its result depends on, but for the code.
 
-    study: "scratch", "base" or "continued".
-    model: a name in `MODELS`. family: "Llama" or "OLMoE".
+    study: "scratch", "base", "trunk" or "continued".
+    model: a name in `MODELS`. family: a name in `train.CLASSES`.
     learning_rate: the highest one; hc_lr: that of the connections, as a multiple.
     steps: of training; warm_up: of these, those with a rising learning rate.
+    decay: the last steps, with a falling rate after a constant one; 0 where the rate follows a cosine.
     text: the corpus. start: the id of the run whose model is continued.
+    at: the step of that run at which its model is taken; the rows go on from there.
     rank: of LoRA adapters, which are then trained with the connections instead of all weights.
     noise: standard deviation of what is added to A_m and A_r after the conversion.
     undivided: whether the weights that write to the streams start as the plain model's, not divided by √n, as the HC
@@ -175,6 +180,9 @@ class Run:
     lane: what the second stream is written with at the start; a conversion where it is not 1 is not exact.
     alone: whether side streams of the history start hold the embedding alone, so that no sub-layer writes them.
     layers: how many, where not as many as the scale has.
+    beta2: of AdamW.
+    muon: whether Muon trains the matrices of the layers, and AdamW all else.
+    embedding_norm: whether an RMSNorm follows the embedding.
     """
 
     study: str
@@ -194,6 +202,11 @@ class Run:
     lane: float = 1.0
     alone: bool = False
     layers: int = 0
+    beta2: float = 0.95
+    muon: bool = False
+    embedding_norm: bool = False
+    decay: int = 0
+    at: int = 0
 
     @property
     def id(self) -> str:
@@ -203,10 +216,10 @@ class Run:
         words += [f"warmup{self.warm_up}"] * (self.warm_up != round(WARM_UP * self.steps))
         words += [
             f"{name}{getattr(self, name):g}"
-            for name in ("hc_lr", "rank", "noise", "lane", "layers")
+            for name in ("hc_lr", "rank", "noise", "lane", "layers", "beta2", "decay", "at")
             if getattr(self, name) != usual[name]
         ]
-        words += ["undivided"] * self.undivided + ["divided"] * self.divided + ["alone"] * self.alone
+        words += [name for name in ("undivided", "divided", "alone", "muon", "embedding_norm") if getattr(self, name)]
         words += [self.text] * (self.text != usual["text"])
         return "-".join([*words, f"seed{self.seed}"]).lower().replace(" ", "_").replace(",", "").replace("×", "x")
 

@@ -14,21 +14,29 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import (
+    Glm4Config,
+    Glm4ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
     PreTrainedConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     get_cosine_with_min_lr_schedule_with_warmup,
+    get_wsd_schedule,
 )
 
 from benchmarks.timing import RESULTS, device, device_name
 from hf_hyperconn import (
+    HCGlm4Config,
+    HCGlm4ForCausalLM,
     HCLlamaConfig,
     HCLlamaForCausalLM,
     HCOlmoeConfig,
     HCOlmoeForCausalLM,
-    hc_param_groups,
+    HCQwen3Config,
+    HCQwen3ForCausalLM,
     hc_parameters,
 )
 from hf_hyperconn.analysis.study import study
@@ -37,6 +45,7 @@ from hf_hyperconn.conversion.files import replace_file
 from hf_hyperconn.kinds import KINDS
 
 from .corpus import Corpus, corpus, rows
+from .optimizers import optimizer_of
 from .runs import DEEP_MODELS, DHC4, MODELS, Run, Scale, is_compiled, is_drawn, scale
 
 WORK = RESULTS.parents[1] / "build" / "pretraining"
@@ -44,10 +53,12 @@ CURVES = RESULTS / "pretraining"
 CLASSES = {
     "Llama": (LlamaConfig, LlamaForCausalLM, HCLlamaConfig, HCLlamaForCausalLM),
     "OLMoE": (OlmoeConfig, OlmoeForCausalLM, HCOlmoeConfig, HCOlmoeForCausalLM),
+    "Qwen3": (Qwen3Config, Qwen3ForCausalLM, HCQwen3Config, HCQwen3ForCausalLM),  # Llama with QK-norm
+    "GLM-4": (Glm4Config, Glm4ForCausalLM, HCGlm4Config, HCGlm4ForCausalLM),  # Llama with sandwich norms
 }
-TRAINED_WITH = {"Llama": {}, "OLMoE": {"output_router_logits": True}}  # which adds the load-balancing loss
+TRAINED_WITH = {**dict.fromkeys(CLASSES, {}), "OLMoE": {"output_router_logits": True}}  # adds the load-balancing loss
 READOUT = {"shc": {"hc_readout": "sum"}, "dhc": {"hc_readout": "sum"}}  # the paper's; the others' papers have none
-WEIGHT_DECAY, BETAS, CLIP, LAST_LEARNING_RATE = 0.1, (0.9, 0.95), 1.0, 0.1
+CLIP, LAST_LEARNING_RATE = 1.0, 0.1
 EVALUATIONS, LOGS, KEEP_EVERY = 10, 60, 120  # points of a curve on held-out text, and in training; seconds
 EVALUATED_TOGETHER = 32  # rows
 
@@ -63,15 +74,19 @@ class OutOfTime(Exception):
     """The run was kept; another call goes on with it."""
 
 
-def weights_of(base: str, size: Scale) -> Path:
-    """Where the weights of the base with this id are, or will be."""
+def weights_of(base: str, size: Scale, at: int = 0) -> Path:
+    """Where the weights of the base with this id are, or will be; with `at`, those of a trunk after that step."""
+    if at:
+        return WORK / size.name / base / f"step{at}"
     return (CURVES if size.keeps_base else WORK) / size.name / base
 
 
 def is_done(run: Run, size: Scale | None = None) -> bool:
-    """Whether the run's curve is there, and of the base, which others start from, its weights."""
+    """Whether the run's curve is there, and the weights that others start from."""
     size = size or scale()
-    return path_of(run, size).exists() and (run.study != "base" or weights_of(run.id, size).exists())
+    kept = [weights_of(run.id, size)] * (run.study == "base")
+    kept += [weights_of(run.id, size, at) for at in size.taken_at] * (run.study == "trunk")
+    return path_of(run, size).exists() and all(weights.exists() for weights in kept)
 
 
 def train(
@@ -99,9 +114,7 @@ def train(
 
     model = build(run, size).to(device())
     optimizer = optimizer_of(model, run)
-    schedule = get_cosine_with_min_lr_schedule_with_warmup(
-        optimizer, run.warm_up, run.steps, min_lr_rate=LAST_LEARNING_RATE
-    )
+    schedule = schedule_of(optimizer, run)
     state = {"step": 0, "curve": [], "training": [], "times": [], "matrices": {}}
     kept = WORK / size.name / f"{run.id}.pt"
     if kept.exists():
@@ -128,7 +141,8 @@ def train(
     elif is_compiled(run, size):
         loss_of = compiled_loss(run.model, run.family)
     last_kept, losses, log_every = time.monotonic(), [], max(run.steps // LOGS, 1)
-    todo = itertools.islice(enumerate(batches(training, size.batch, run.seed)), state["step"], run.steps)
+    all_rows = itertools.islice(batches(training, size.batch, run.seed), run.at, None)
+    todo = itertools.islice(enumerate(all_rows), state["step"], run.steps)
     for step, ids in todo:
         if step == 0 and is_drawn(run):
             state["matrices"]["before"] = matrix(model, for_curve)
@@ -139,6 +153,8 @@ def train(
         schedule.step()
         state["times"].append(time.perf_counter() - started)
         state["step"] = step + 1
+        if run.study == "trunk" and step + 1 in size.taken_at:
+            model.save_pretrained(weights_of(run.id, size, step + 1))
         if (step + 1) % log_every == 0 or step + 1 == run.steps:
             state["training"].append([step + 1, round(statistics.mean(losses), 5)])
             losses.clear()
@@ -168,8 +184,9 @@ def train(
     if is_drawn(run):
         result["matrices"] = {**state["matrices"], "after": matrix(model, for_curve)}
     path = path or path_of(run, size)
-    if run.study == "base":
+    if run.study in ("base", "trunk"):
         refuse_another_base(path, weights_of(run.id, size), result)
+    if run.study == "base":
         model.to(torch.bfloat16 if size.keeps_base else torch.float32).save_pretrained(weights_of(run.id, size))
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(result, separators=(",", ":"), ensure_ascii=False) + "\n").encode())
@@ -177,11 +194,14 @@ def train(
     return result
 
 
-def optimizer_of(model: nn.Module, run: Run) -> torch.optim.Optimizer:
-    """AdamW, with a learning rate for the connections."""
-    hc_lr = run.hc_lr * run.learning_rate if hasattr(model.config, "hc_mult") else None
-    groups = hc_param_groups(model, run.learning_rate, WEIGHT_DECAY, hc_lr=hc_lr)
-    return torch.optim.AdamW(groups, betas=BETAS, fused=True)
+def schedule_of(optimizer: torch.optim.Optimizer, run: Run) -> torch.optim.lr_scheduler.LambdaLR:
+    """A rate that rises, then falls to a tenth: along a cosine, or after a constant one along a line."""
+    if run.decay:
+        settings = {"num_training_steps": run.steps, "min_lr_ratio": LAST_LEARNING_RATE, "decay_type": "linear"}
+        return get_wsd_schedule(optimizer, run.warm_up, run.decay, **settings)
+    return get_cosine_with_min_lr_schedule_with_warmup(
+        optimizer, run.warm_up, run.steps, min_lr_rate=LAST_LEARNING_RATE
+    )
 
 
 def training_step(
@@ -219,7 +239,7 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
         shape |= {"num_hidden_layers": run.layers} if run.layers else {}
         plain = model_class(config_class(**shape))
         if fields is None and not run.divided:
-            return plain
+            return norm_embedding(plain) if run.embedding_norm else plain
         given = DHC4 if fields is None else fields
         model = hc_class(hc_config_class(**shape, **{**READOUT.get(given["connection"], {}), **given}))
         model.load_state_dict(plain.state_dict(), strict=False)
@@ -227,12 +247,14 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
             divided(model)
         if run.alone:
             keep_embedding_alone(model)
+        if run.embedding_norm:
+            norm_embedding(model)
         if fields is not None:
             return model
         weights = model.state_dict()
         plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
         return plain
-    start = weights_of(run.start, size)
+    start = weights_of(run.start, size, run.at)
     from_start = model_class.from_pretrained if fields is None else partial(hc_class.from_prenorm, **fields)
     model = from_start(start, dtype=torch.float32)
     with torch.no_grad():
@@ -264,6 +286,14 @@ def keep_embedding_alone(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("static_beta"):
             parameter[1:] = 0
+
+
+def norm_embedding(model: nn.Module) -> nn.Module:
+    """The model, its embedding followed by a norm; a tied output has none."""
+    embedding = model.get_input_embeddings()
+    embedding.norm = nn.RMSNorm(model.config.hidden_size, eps=model.config.rms_norm_eps)
+    embedding.register_forward_hook(lambda module, args, output: module.norm(output))
+    return model
 
 
 def batches(training: torch.Tensor, batch: int, seed: int) -> Iterator[torch.Tensor]:
