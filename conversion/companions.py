@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .base_card import README
-from .checkpoint import INDEX, read_json, refuse_links_out
+from .checkpoint import INDEX, PICKLES, read_json, refuse_links_out
 from .embedding_modules import MODULES, code_of_modules, folders_of_modules
 from .source import CONFIG, GENERATE, RECORD, Source
 
@@ -52,12 +52,15 @@ def left_behind(source: Source, taken: Iterable[str]) -> tuple[str, ...]:
 
 
 def modules_left_behind(source: Source, left: Iterable[str]) -> tuple[str, ...]:
-    """The files without which sentence-transformers may not load the conversion.
+    """The files without which sentence-transformers would not load the conversion: weights of modules alone.
 
     left: as `left_behind` has them.
     """
     modules = folders_of_modules(source)
-    return tuple(name for name in left if name.startswith(modules) and not name.lower().endswith((".md", ".txt")))
+    held = {name.rpartition("/")[0] for name in source.files if name.endswith(".safetensors")}
+    pickles = (name for name in left if name.lower().endswith(PICKLES) and name.rpartition("/")[0] not in held)
+    indices = (name for name in left if name.endswith(".safetensors.index.json"))
+    return tuple(name for name in (*pickles, *indices) if name.startswith(modules))
 
 
 def check_links(source: Source, companions: tuple[str, ...]) -> None:

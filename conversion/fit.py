@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .loading import LoadingFault
 
 AGAIN = "Copy or download it again."
+LOAD_IT = "Load it with Transformers to see what it lacks: what that can't load is not read here, either."
 # what torch.compile, FSDP, activation checkpointing, PEFT and DDP put into the names of tensors
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "base_model.model.", "module.")
 
@@ -46,7 +47,7 @@ def _remedy(found: "LoadingFault", source: Source, config: dict, family: Family,
                 "which leaves the tensor out, and convert the result."
             )
         case "refused":
-            return "See what Transformers needs by loading it there; what it can't load can't be converted."
+            return LOAD_IT
     return AGAIN
 
 

@@ -26,7 +26,7 @@ from .companions import check_links, check_no_code, companions_of, left_behind
 from .fields import HyperConnectionFields
 from .fit import refuse_unfit
 from .own_code import refuse_own_code
-from .packed import quantisation
+from .packed import quantization
 from .place import Place, find_place, named
 from .sizes import fault_of_sizes, is_size, more_than_layers
 from .source import CONFIG, Source, open_source
@@ -219,7 +219,7 @@ def plan_conversion(
     if found := KINDS[fields.connection].fault({**config, **fields.as_config()}):
         raise ConversionError(f"{source.name!r} has {found}. Give another -n.")
     weights = read_weights(source)
-    _refuse_quantised(source, written, weights)
+    _refuse_quantized(source, written, weights)
     if not weights.has_layers:
         raise UnsupportedCheckpointError(
             f"the weights of {source.name!r} hold no decoder layer 0. Give a complete checkpoint."
@@ -291,7 +291,7 @@ def _family(source: Source, config: dict, stack: str | None) -> Family:
             f"{name!r} can't be converted: {model_type} {OTHERWISE[model_type]}; hyper-connections stand for "
             f"additions, one after the other, to a residual stream. {ACCEPTED}"
         )
-    _refuse_quantised(source, config)
+    _refuse_quantized(source, config)
     refuse_own_code(source, config)
     refuse_other_stacks(repr(name), model_type, stack)
     try:
@@ -313,8 +313,8 @@ def _family(source: Source, config: dict, stack: str | None) -> Family:
     return family
 
 
-def _refuse_quantised(source: Source, config: dict, weights: Weights | None = None) -> None:
-    if found := quantisation(source, config, weights):
+def _refuse_quantized(source: Source, config: dict, weights: Weights | None = None) -> None:
+    if found := quantization(source, config, weights):
         raise UnsupportedCheckpointError(
             f"{source.name!r} is quantised ({found}); convert the full-precision checkpoint instead."
         )

@@ -22,6 +22,7 @@ from .checkpoint import (
     refuse_links_out,
     refuse_other_weights,
 )
+from .fit import LOAD_IT
 from .hyper_config import family_of
 from .loading import refused_by_transformers, while_loading, without_kernels
 from .repository_files import belongs
@@ -129,9 +130,7 @@ def _refusals(source: Source) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise UnsupportedCheckpointError(
-            f"{source.name!r}: {refused_by_transformers(error)}. Copy or download it again."
-        ) from error
+        raise UnsupportedCheckpointError(f"{source.name!r}: {refused_by_transformers(error)}. {LOAD_IT}") from error
 
 
 def _refuse_missing(source: Source, names) -> None:

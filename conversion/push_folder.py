@@ -112,7 +112,7 @@ def open_checked(folder: Path, include: Iterable[str], accept_changes: bool, say
         raise VerificationError(f"'{folder}' is not pushed: {report.failure}.")
     source = LocalSource(folder)
     try:
-        checked = CheckedFolder(source, include, report.trained)
+        checked = CheckedFolder(source, include, report.trained is not False)
         # `convert --link symlink` leaves weights where they are
         refuse_links_out(source, sorted(checked.names - checked.weights))
         _check_changes(folder, checked, report, accept_changes, say)

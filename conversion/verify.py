@@ -232,8 +232,8 @@ def _check_own(target: Source, config: dict, family: Family, weights: Weights) -
         return found, None
     from .loading import fault_by_headers  # with torch, which what comes before does without
 
-    if found := fault_by_headers(target, read_written_config(target), family, weights):
-        return str(found), None
+    if unfit := fault_by_headers(target, read_written_config(target), family, weights):
+        return str(unfit), None
     with open_tensors(target, weights, "numpy") as read:
         has_changed, *_ = measure_drift(read, config, family, weights.stacks(family))
     return None, has_changed
@@ -339,4 +339,4 @@ def _content(tensor: "torch.Tensor") -> bytes:
     """The SHA-256 of a tensor's bytes."""
     import torch
 
-    return hashlib.sha256(tensor.flatten().view(torch.uint8).numpy()).digest()
+    return hashlib.sha256(tensor.flatten().view(torch.uint8).numpy().data).digest()

@@ -68,6 +68,21 @@ def test_a_push_takes_modules_and_nothing_private(source, tmp_path):
     assert {"2_Dense/optimizer.pt", "1_Pooling/secrets.txt"} <= set(checked.left)
 
 
+def test_a_pickle_beside_safetensors_is_not_missed(source, tmp_path):
+    write(source, "2_Dense/pytorch_model.bin")
+    said = []
+    convert_checkpoint(str(source), tmp_path / "out", verify="structure", say=said.append)
+    assert not [line for line in said if "modules.json" in line]
+
+
+def test_shards_of_a_module_are_named(source, tmp_path):
+    write(source, "2_Dense/model.safetensors.index.json")
+    said = []
+    convert_checkpoint(str(source), tmp_path / "out", verify="structure", say=said.append)
+    (line,) = (line for line in said if "modules.json" in line)
+    assert "names the folder of 2_Dense/model.safetensors.index.json, which is not copied" in line
+
+
 def test_weights_of_modules_in_pickles_are_named(source, tmp_path, capsys):
     (source / "2_Dense" / "model.safetensors").unlink()
     (source / "2_Dense" / "optimizer.pt").unlink()

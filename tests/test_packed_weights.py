@@ -1,4 +1,4 @@
-"""Quantised bases are refused in every mode, by what a config declares or by the headers of their weights."""
+"""Quantized bases are refused in every mode, by what a config declares or by the headers of their weights."""
 
 import json
 import shutil
@@ -8,7 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hf_hyperconn.conversion.checkpoint import Weights
 from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.conversion.header import TensorInfo
+from hf_hyperconn.conversion.packed import packed_tensor
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 FLOAT8 = torch.float8_e4m3fn
@@ -112,16 +115,14 @@ def test_float8_without_scales_and_masks_are_weights_as_others(source, tmp_path)
     assert all(comparison.equal for comparison in report.comparisons)
 
 
-def test_scales_of_norms_are_not_those_of_weights(source, tmp_path):
-    """A parameter called scale in a module without a matrix, and a mask of bytes without any scale."""
-    from hf_hyperconn.conversion.checkpoint import Weights
-    from hf_hyperconn.conversion.header import TensorInfo
-    from hf_hyperconn.conversion.packed import packed_tensor
-
+def test_parameters_that_are_called_scale():
+    """In a module without a matrix, or cast to float8 as everything was; and a mask of bytes without any scale."""
     forms = {
         "h.0.norm.scale": ("F8_E4M3", (8,)),
         "h.0.norm.bias": ("F8_E4M3", (8,)),
         "h.0.attn.weight": ("F8_E4M3", (8, 8)),
+        "h.0.gate.weight": ("F8_E4M3", (8, 8)),
+        "h.0.gate.global_scale": ("F8_E4M3", (1,)),
         "h.0.attn.bias": ("U8", (1, 1, 8, 8)),
         "h.0.attn.masked_bias": ("F32", ()),
         "swin.relative_position_index": ("I64", (8, 8)),

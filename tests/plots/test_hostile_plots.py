@@ -150,7 +150,7 @@ def test_no_kernel_is_fetched(options, folder, tmp_path):
 def test_fields_of_other_types(load, changes, folder, capsys):
     configure(folder, **changes)
     with pytest.raises(
-        UnsupportedCheckpointError, match=r"Transformers can't load it \(.*\). Copy or download it again"
+        UnsupportedCheckpointError, match=r"Transformers can't load it \(.*\). Load it with Transformers to see"
     ):
         load(LocalSource(folder))
     assert main(["plot", str(folder)]) == 1
