@@ -1,5 +1,6 @@
 """What a checkpoint holds, read from its config, its index and the headers of its weights."""
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -174,6 +175,12 @@ def read_written_config(source: Source) -> dict:
             f"{source.name!r} has no {CONFIG}; give a checkpoint in the format of Transformers."
         )
     config = read_json(source, CONFIG)
+    with reading.open_regular(source.path(CONFIG)) as file:
+        if file.read(len(BOM_UTF8)) == BOM_UTF8:
+            raise UnsupportedCheckpointError(
+                f"{CONFIG} of {source.name!r} begins with a byte-order mark, and Transformers can't read it. Save it "
+                f"as UTF-8 without one."
+            )
     if "_diffusers_version" in config:
         raise UnsupportedCheckpointError(_of_diffusers(source))
     return config

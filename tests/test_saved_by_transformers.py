@@ -263,6 +263,14 @@ def test_weights_in_other_formats(name, remedy, source):
     assert f"has no {WEIGHTS} or {WEIGHTS}.index.json, only {name}. {remedy}" in message
 
 
+def test_a_config_that_begins_with_a_byte_order_mark(source):
+    """As editors on Windows write it; Transformers can't read it."""
+    path = source / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    message = refusal(source, "off")
+    assert "begins with a byte-order mark, and Transformers can't read it. Save it as UTF-8 without one." in message
+
+
 @pytest.fixture(scope="module")
 def trained(llama_folder, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("trained") / "out"
