@@ -126,7 +126,7 @@ def code_origin(cut_from: tuple[str, ...]) -> str:
 def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
     """Say what a hyper-connection checkpoint is.
 
-    model: local folder or Hub id. Of a Hub repo only headers of weights and small JSON files are fetched.
+    model: local folder or Hub id. Of a Hub repo only headers of weights, small JSON files and code are fetched.
     revision: branch, tag or commit of a Hub repo.
 
     Raises `UnsupportedCheckpointError` when it can't be read or has no hyper-connections.
@@ -160,7 +160,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
         quantised=quantised,
         base=base,
         commit=commit,
-        cut_from=tuple(dict.fromkeys(cut.release for cut in cuts_of(source, config))),
+        cut_from=tuple(dict.fromkeys(cut.release for cut in cuts_of(source, family))),
         parameters=None if quantised else weights.parameters,
         added_parameters=sum(tensor.size for name, tensor in weights.tensors.items() if is_of_connection(name)),
         flops=None if quantised else of_base + added_flops,

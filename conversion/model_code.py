@@ -42,12 +42,13 @@ def code_fault(source: Source, config: dict, family: Family) -> str | None:
         return f"{CONFIG} does not name the classes of {family.hc_model_type} in auto_map"
     if absent := [name for name in code_of(source, config) if name not in source.files]:
         return f"the code file {absent[0]} is missing"
-    return cut_fault(cuts_of(source, config))
+    return cut_fault(cuts_of(source, family))
 
 
-def cuts_of(source: Source, config: dict) -> tuple[CutFrom, ...]:
+def cuts_of(source: Source, family: Family) -> tuple[CutFrom, ...]:
     """What branches in the code of a checkpoint say that they were cut from."""
-    texts = [_text(source, name) for name in code_of(source, config) if name in source.files]
+    files = [file for each in (family, family.of_layers) if each is not None for file in each.files]
+    texts = [_text(source, name) for name in files if name in source.files and name.startswith("modeling_")]
     return tuple(cut for text in texts if "CutFrom(" in text for cut in _cuts(text))
 
 
