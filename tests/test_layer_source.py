@@ -120,9 +120,6 @@ RIGHT = {
 REFUSED = {
     ("gpt2", "a branch adds more"): replaced("hidden_states = attn_output + residual", "hidden_states = residual"),
     ("falcon", "a function that adds"): replaced("out = residual + out", "out = residual + 2 * out"),
-    ("falcon", "an attribute that chooses"): replaced(
-        "if not config.parallel_attn", "if config.parallel_attn is False"
-    ),
     ("gpt2", "an elif"): replaced("if encoder_hidden_states is not None", "if encoder_hidden_states", -1),
     ("mamba", "more is handed on"): replaced("attention_mask=attention_mask)", "attention_mask=attention_mask, a=1)"),
     ("mamba", "the loop over layers"): replaced(
