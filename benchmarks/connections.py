@@ -18,9 +18,10 @@ from hyper_connections.hyper_connections import HyperConnections
 from torch import nn
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
 
-from benchmarks.timing import device, keep_memory, medians_ms, write
+from benchmarks.timing import device, keep_memory, measured, medians_ms, write
 from hf_hyperconn import set_hc_implementation
 from hf_hyperconn.models.hyper_connections import HyperConnection
+from hf_hyperconn.models.manifold_hyper_connections import ManifoldHyperConnection
 
 SHAPES = {"cpu": (2048, 4, 1024), "cuda": (8192, 4, 2048)}
 TOKENS, STREAMS, SIZE = SHAPES[device()]
@@ -43,9 +44,21 @@ def plain_streams(streams: torch.Tensor) -> torch.Tensor:
     return streams + streams[..., :1, :]
 
 
-def ours(dynamic: bool = True, implementation: str = "torch", by_autograd: bool = False) -> Callable:
+def shc() -> nn.Module:
+    return HyperConnection(SIZE, STREAMS, 0)
+
+
+def dhc() -> nn.Module:
+    return HyperConnection(SIZE, STREAMS, 0, norm=nn.RMSNorm(SIZE, eps=1e-6))
+
+
+def mhc() -> nn.Module:
+    return ManifoldHyperConnection(SIZE, STREAMS, 0)
+
+
+def ours(make: Callable[[], nn.Module], implementation: str = "torch", by_autograd: bool = False) -> Callable:
     """Our connection; by_autograd: Algorithm 2 of the paper, differentiated as it stands."""
-    module = HyperConnection(SIZE, STREAMS, 0, norm=nn.RMSNorm(SIZE, eps=1e-6) if dynamic else None).to(device())
+    module = make().to(device())
     randomise(module)
     if by_autograd:
         module.coefficient_parameters = lambda dtype: None
@@ -111,15 +124,16 @@ LEAST = "residual, n streams"
 CASES: dict[str, tuple[Callable[[torch.dtype], Callable], str]] = {
     "residual, 1 stream": (lambda dtype: plain, "residual, 1 stream"),
     "residual, n streams": (lambda dtype: plain_streams, "residual, n streams"),
-    "SHC": (lambda dtype: ours(dynamic=False), "unfused"),
-    "DHC": (lambda dtype: ours(), "unfused"),
-    "DHC, Algorithm 2 by autograd": (lambda dtype: ours(by_autograd=True), "unfused"),
+    "SHC": (lambda dtype: ours(shc), "unfused"),
+    "DHC": (lambda dtype: ours(dhc), "unfused"),
+    "DHC, Algorithm 2 by autograd": (lambda dtype: ours(dhc, by_autograd=True), "unfused"),
     "DHC of hyper-connections (PyPI)": (lucidrains, "unfused"),
     "mHC of Transformers' DeepSeek-V4": (lambda dtype: deepseek_v4(), "unfused"),
 }
 ON_A_GPU = {
-    "SHC, fused": (lambda dtype: ours(False, "triton"), "boundary-fused"),
-    "DHC, fused": (lambda dtype: ours(True, "triton"), "boundary-fused"),
+    "SHC, fused": (lambda dtype: ours(shc, "triton"), "boundary-fused"),
+    "DHC, fused": (lambda dtype: ours(dhc, "triton"), "boundary-fused"),
+    "mHC, fused": (lambda dtype: ours(mhc, "triton"), "boundary-fused"),
     "mHC of liger-kernel": (lambda dtype: liger(), "unfused"),
 }
 
@@ -160,20 +174,24 @@ def main() -> None:
     keep_memory()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    torch.set_num_threads(parser.parse_args().threads)
     cases = CASES if device() == "cpu" else {**CASES, **ON_A_GPU}
+    parser.add_argument("--cases", nargs="+", choices=cases, default=list(cases), help="others stay as measured here")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     if device() == "cpu":
         print(f"no GPU here: not measured are {', '.join(ON_A_GPU)}.")
     print(f"{'':<51} forward        both           rows at best")
-    rows = []
-    for name, (make, floor) in cases.items():
+    name_of_file = "connections.json" if device() == "cpu" else "connections_cuda.json"
+    rows = [row for row in measured(name_of_file) if row["case"] not in arguments.cases]
+    for name in arguments.cases:
+        make, floor = cases[name]
         for dtype, mode in product((torch.float32, torch.bfloat16), ("eager", "compiled")):
             row = {"case": name, "dtype": str(dtype)[6:], "mode": mode, **times(make, dtype, mode)}
             rows.append({**row, "rows_at_best": FLOORS[floor]})
             taken = "".join(f"{row[f'{what}_ms']:7.2f} {row[f'{what}_ratio']:5.1f}x" for what in ("forward", "both"))
             print(f"{row['dtype']:<9} {mode:<9} {name:<32}{taken}   {FLOORS[floor]}", flush=True)
         write(
-            "connections.json" if device() == "cpu" else "connections_cuda.json",
+            name_of_file,
             {"shape": {"tokens": TOKENS, "streams": STREAMS, "hidden_size": SIZE}, "rows": rows},
         )
     set_hc_implementation("auto")

@@ -5,15 +5,17 @@
 Each case has few layers of a known shape and random weights, at two depths. What a layer costs is their difference,
 and the whole model's cost is extrapolated from it and marked so. A case and the plain model are called in turn, so
 that what else the machine does falls on both. On a CPU each case runs in a process of its own, whose memory no other
-has used. Writes benchmarks/results/models.json (on a GPU models_cuda.json). On a GPU it also takes the fused kernels
-and larger shapes, and decodes nothing: benchmarks.decoding does. Shapes that are not asked for keep what was measured
-there on this device with these versions.
+has used. Writes benchmarks/results/models.json (on a GPU models_cuda.json). On a GPU it takes more kinds of
+connections, which run their fused kernels where they have some, and larger shapes, and decodes nothing:
+benchmarks.decoding does.
+Rows that are not asked for keep what was measured there on this device with these versions.
 """
 
 import argparse
 import json
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from statistics import median
 
 import torch
@@ -30,7 +32,7 @@ from benchmarks.timing import (
     medians_ms,
     write,
 )
-from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCOlmoeConfig, HCOlmoeForCausalLM, set_hc_implementation
+from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCOlmoeConfig, HCOlmoeForCausalLM
 
 # shape, its layers in full, tokens of a step; the vocabulary is left small, for it is no part of a layer
 SHAPES = {
@@ -55,33 +57,41 @@ SHAPES = {
     ),
 }
 VOCABULARY, STREAMS, DECODED = 1024, 4, 16
-TOKENS = {"cpu": 256, "cuda": 4096}[device()]
+TOKENS = {"cpu": (256,), "cuda": (2048, 4096, 16384)}[device()]
 DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}[device()]
 DEPTHS = (2, 4)
 MEASURES = {"cpu": ("step", "memory", "prefill", "decode"), "cuda": ("step", "memory", "prefill")}[device()]
-CASES = {
+HC = {"hc_mult": STREAMS}
+ON_A_CPU = {
     "plain": {},
     "plain, compiled": {"compiled": True},
-    "HC by autograd": {"streams": STREAMS, "by_autograd": True},
-    "HC": {"streams": STREAMS},
-    "HC, compiled": {"streams": STREAMS, "compiled": True},
+    "HC by autograd": {"fields": HC, "by_autograd": True},
+    "HC": {"fields": HC},
+    "HC, compiled": {"fields": HC, "compiled": True},
 }
-ON_A_GPU = {
-    "HC, fused": {"streams": STREAMS, "implementation": "triton"},
-    "HC, fused and compiled": {"streams": STREAMS, "implementation": "triton", "compiled": True},
+KINDS = {
+    "plain": None,
+    "DHC×4": HC,
+    "SHC×4": {**HC, "connection": "shc"},
+    "mHC×4": {**HC, "connection": "mhc"},
+    "attention residuals, blocks of 8": {"connection": "attnres", "hc_mult": 1, "hc_block": 8},
 }
+ON_A_GPU = {name: {"fields": fields} for name, fields in KINDS.items()} | {
+    f"{name}, compiled": {"fields": fields, "compiled": True} for name, fields in KINDS.items()
+}
+CASES = ON_A_CPU if device() == "cpu" else ON_A_GPU
 
 
-def make(shape: str, layers: int, streams: int | None, by_autograd: bool):
-    """A model of a few layers with random weights; `streams` is None for the plain one."""
+def make(shape: str, layers: int, fields: dict | None, by_autograd: bool):
+    """A model of a few layers with random weights; `fields` are those of its connections, None for the plain one."""
     sizes = {**SHAPES[shape][0], "num_hidden_layers": layers, "vocab_size": VOCABULARY, "use_cache": False}
     mixture = "num_experts" in sizes
     torch.manual_seed(0)
     with torch.device(device()):
-        if streams is None:
+        if fields is None:
             model = OlmoeForCausalLM(OlmoeConfig(**sizes)) if mixture else LlamaForCausalLM(LlamaConfig(**sizes))
         else:
-            config = (HCOlmoeConfig if mixture else HCLlamaConfig)(**sizes, hc_mult=streams)
+            config = (HCOlmoeConfig if mixture else HCLlamaConfig)(**sizes, **fields)
             model = (HCOlmoeForCausalLM if mixture else HCLlamaForCausalLM)(config)
     if by_autograd:
         for layer in model.model.layers:
@@ -89,14 +99,14 @@ def make(shape: str, layers: int, streams: int | None, by_autograd: bool):
     return model.to(DTYPE)
 
 
-def measure(shape: str, layers: int, **options: bool | int | str) -> float:
+def measure(shape: str, layers: int, tokens: int, **options: bool | dict | None) -> float:
     """MiB that a forward keeps for its backward."""
-    return kept_mib(partial(call("step", shape, layers, **options), backward=False))
+    return kept_mib(partial(call("step", shape, layers, tokens, **options), backward=False))
 
 
-def compare(what: str, shape: str, options: dict, reference: dict) -> dict[str, list[float]]:
+def compare(what: str, shape: str, tokens: int, options: dict, reference: dict) -> dict[str, list[float]]:
     """Milliseconds of a training step, a prefill or a decoded token at each of `DEPTHS`, called in turn."""
-    calls = [call(what, shape, layers, **each) for each in (reference, options) for layers in DEPTHS]
+    calls = [call(what, shape, layers, tokens, **each) for each in (reference, options) for layers in DEPTHS]
     times = medians_ms(calls, repeats=9, warm_up=2)
     if what == "decode":
         times = [time / DECODED for time in times]
@@ -107,20 +117,19 @@ def call(
     what: str,
     shape: str,
     layers: int,
-    streams: int | None = None,
+    tokens: int,
+    fields: dict | None = None,
     compiled: bool = False,
-    implementation: str = "torch",
     by_autograd: bool = False,
 ) -> Callable:
     """What is timed, for a model of a few layers: a training step, a prefill, or decoding after it."""
-    model = make(shape, layers, streams, by_autograd)
-    tokens = torch.randint(0, VOCABULARY, (1, TOKENS), device=device())
+    model = make(shape, layers, fields, by_autograd)
+    ids = torch.randint(0, VOCABULARY, (1, tokens), device=device())
     if compiled:
         model.compile()
 
     def step(backward: bool = True) -> torch.Tensor:
-        set_hc_implementation(implementation)
-        loss = model(tokens, labels=tokens).loss
+        loss = model(ids, labels=ids).loss
         if backward:
             loss.backward()
             model.zero_grad(set_to_none=True)
@@ -132,15 +141,13 @@ def call(
 
     @torch.no_grad()
     def prefill() -> None:
-        set_hc_implementation(implementation)
-        model(tokens, logits_to_keep=1)
+        model(ids, logits_to_keep=1)
 
     @torch.no_grad()
     def decode() -> None:
-        set_hc_implementation(implementation)
         cache = DynamicCache(config=model.config)
         for position in range(DECODED):
-            model(tokens[:, position : position + 1], past_key_values=cache, use_cache=True)
+            model(ids[:, position : position + 1], past_key_values=cache, use_cache=True)
 
     return prefill if what == "prefill" else decode
 
@@ -160,22 +167,23 @@ def found_alone(what: str, case: dict) -> float | dict:
     return in_a_process("benchmarks.models", "--case", what, json.dumps(case), environment=allocator)
 
 
-def row_of(shape: str, name: str, what: str) -> dict:
+def row_of(shape: str, tokens: int, name: str, what: str) -> dict:
     """One figure of one case: at each depth, of the whole model by extrapolation, and over the plain model's."""
-    options = CASES[name] if name in CASES else ON_A_GPU[name]
+    options = CASES[name]
     # against the plain model in the same mode
     reference = {} if name.startswith("plain") else {"compiled": bool(options.get("compiled"))}
+    case = {"shape": shape, "tokens": tokens}
     if what == "memory":
         times = PROCESSES if device() == "cpu" else 1  # on a GPU what is held is known
         taken = {
             kind: [
-                median(found_alone(what, {"shape": shape, "layers": layers, **each}) for _ in range(times))
+                median(found_alone(what, {**case, "layers": layers, **each}) for _ in range(times))
                 for layers in DEPTHS
             ]
             for kind, each in (("reference", reference), ("measured", options))
         }
     else:
-        taken = found_alone(what, {"shape": shape, "options": options, "reference": reference})
+        taken = found_alone(what, {**case, "options": options, "reference": reference})
     layers, (few, many) = SHAPES[shape][1], DEPTHS
     whole = {
         kind: values[0] + (layers - few) * (values[1] - values[0]) / (many - few) for kind, values in taken.items()
@@ -186,11 +194,11 @@ def row_of(shape: str, name: str, what: str) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    shapes, cases = list(SHAPES), {**CASES, **ON_A_GPU}
-    if device() == "cpu":
-        shapes, cases = shapes[:1], CASES
+    shapes = list(SHAPES)[:1] if device() == "cpu" else list(SHAPES)
     parser.add_argument("--what", nargs="+", choices=MEASURES, default=MEASURES)
     parser.add_argument("--shapes", nargs="+", choices=shapes, default=shapes)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
     parser.add_argument("--case", nargs=2, metavar=("WHAT", "CASE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -201,21 +209,20 @@ def main() -> None:
     if device() == "cpu":
         print(f"no GPU here: not measured are {', '.join(ON_A_GPU)}, and the shapes {', '.join(list(SHAPES)[1:])}.")
     name_of_file = "models.json" if device() == "cpu" else "models_cuda.json"
-    rows = [row for row in measured(name_of_file) if row["shape"] not in arguments.shapes]
-    for shape in arguments.shapes:
-        for name in cases:
-            row = {"shape": shape, "case": name}
-            for what in arguments.what:
-                if name == "plain" and what != "memory":
-                    continue
-                row[what] = row_of(shape, name, what)
-            rows.append(row)
-            shown = "  ".join(f"{what} {row[what]['ratio']:6.3f}x" for what in row if what not in ("shape", "case"))
-            print(f"{shape} {name:<32} {shown}", flush=True)
-            write(
-                name_of_file,
-                {"tokens": TOKENS, "dtype": str(DTYPE)[6:], "depths": DEPTHS, "streams": STREAMS, "rows": rows},
-            )
+    rows = {(row["shape"], row["tokens"], row["case"]): row for row in measured(name_of_file)}
+    for shape, tokens, name in product(arguments.shapes, arguments.tokens, arguments.cases):
+        row = {"shape": shape, "tokens": tokens, "case": name}
+        for what in arguments.what:
+            if name == "plain" and what != "memory":
+                continue
+            row[what] = row_of(shape, tokens, name, what)
+        rows[shape, tokens, name] = {**rows.get((shape, tokens, name), {}), **row}
+        shown = "  ".join(f"{what} {row[what]['ratio']:6.3f}x" for what in arguments.what if what in row)
+        print(f"{shape} {tokens:>6} {name:<42} {shown}", flush=True)
+        write(
+            name_of_file,
+            {"dtype": str(DTYPE)[6:], "depths": DEPTHS, "streams": STREAMS, "rows": list(rows.values())},
+        )
 
 
 if __name__ == "__main__":

@@ -193,9 +193,9 @@ def test_what_a_layer_was_measured_to_keep():
     """A layer of Llama-3.2-1B with DHC×4, by the memory of the process: benchmarks/models.py."""
     measured = json.loads((BENCHMARKS / "models.json").read_text())
     assert (measured["streams"], measured["dtype"]) == (4, "float32")
-    (memory,) = (row["memory"] for row in measured["rows"] if row["case"] == "HC")
-    both = zip(memory["measured"], memory["reference"], strict=True)
-    added = [(hc - plain) * 2**20 / measured["tokens"] for hc, plain in both]
+    (row,) = (row for row in measured["rows"] if row["case"] == "HC")
+    both = zip(row["memory"]["measured"], row["memory"]["reference"], strict=True)
+    added = [(hc - plain) * 2**20 / row["tokens"] for hc, plain in both]
     config = {"connection": "dhc", "hc_mult": 4, "hidden_size": 2048}
     two, four = (kept_bytes({**config, "num_hidden_layers": layers}, 4) for layers in measured["depths"])
     assert added[1] - added[0] == pytest.approx(four - two, **MEASURED_MEMORY)

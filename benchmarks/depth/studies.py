@@ -62,6 +62,7 @@ WIDE = replace(
     tried={"scratch": (1e-3, 3e-3)},
     taken={},
     keeps_base=False,
+    compiled=(),  # the fused kernels leave little to it
 )
 TEXT, OTHER_TEXT = "books", "another text"
 METHODS = (
@@ -124,6 +125,16 @@ def rivals() -> list[Run]:
     """What may condition the plain model better than connections do, from scratch; and connections with that."""
     return [
         _run("scratch", model, learning_rate=rate, **settings) for model, settings, rates in RIVALS for rate in rates
+    ]
+
+
+def wide_rivals() -> list[Run]:
+    """Muon against AdamW at more parameters, with connections and without."""
+    return [
+        _run("scratch", model, WIDE, learning_rate=rate, **settings)
+        for rate in (3e-3, 6e-3, 1.5e-3)
+        for settings in ({"muon": True}, {})
+        for model in (HISTORY, PLAIN)
     ]
 
 
@@ -343,6 +354,7 @@ STUDIES = {
     "deeper": deeper,
     "rivals": rivals,
     "when": when,
+    "wide-rivals": wide_rivals,
     "wide-rates": wide_rates,
     "wide": wide,
 }

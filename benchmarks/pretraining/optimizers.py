@@ -19,26 +19,38 @@ class Muon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                average = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
-                average.lerp_(parameter.grad, 1 - group["momentum"])
-                update = parameter.grad.lerp(average, group["momentum"])
-                update = orthogonal(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.sub_(update, alpha=OF_ADAMW * max(parameter.shape) ** 0.5 * group["lr"])
+            for parameters in _by_shape([each for each in group["params"] if each.grad is not None]):
+                gradients = [each.grad for each in parameters]
+                averages = [
+                    self.state[each].setdefault("momentum_buffer", torch.zeros_like(each)) for each in parameters
+                ]
+                torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
+                updates = torch.stack(torch._foreach_lerp(gradients, averages, group["momentum"]))
+                updates = orthogonal(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+                scale = OF_ADAMW * max(parameters[0].shape) ** 0.5 * group["lr"]
+                torch._foreach_sub_(parameters, updates.mul_(scale).unbind())
 
 
-def orthogonal(matrix: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> torch.Tensor:
-    """Newton–Schulz: the matrix with all its singular values near one."""
+def _by_shape(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    shapes = {}
+    for parameter in parameters:
+        shapes.setdefault(parameter.shape, []).append(parameter)
+    return list(shapes.values())
+
+
+def orthogonal(
+    matrices: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+) -> torch.Tensor:
+    """Newton–Schulz: matrices `[K, M, N]` with all their singular values near one."""
     a, b, c = coefficients
-    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    wide = wide / wide.norm().clamp(min=eps)
+    tall = matrices.shape[1] > matrices.shape[2]
+    wide = matrices.mT if tall else matrices
+    wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
     for _ in range(steps):
-        square = wide @ wide.T
-        wide = torch.addmm(wide, torch.addmm(square, square, square, beta=b, alpha=c), wide, beta=a)
-    return wide.T if matrix.shape[0] > matrix.shape[1] else wide
+        square = wide @ wide.mT
+        wide = torch.baddbmm(wide, torch.baddbmm(square, square, square, beta=b, alpha=c), wide, beta=a)
+    return wide.mT if tall else wide
 
 
 class Together(torch.optim.Optimizer):
