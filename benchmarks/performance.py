@@ -64,8 +64,8 @@ def models_table(result: dict) -> str:
     rows = []
     for row in result["rows"]:
         cells = [_cell(row[what], UNITS[what]) if what in row else "" for what in measured]
-        rows.append([f"{row['shape']}: {row['case']}", *cells])
-    return markdown(["", *map(TITLES.get, measured)], rows)
+        rows.append([f"{row['shape']}: {row['case']}", f"{row['tokens']:,}", *cells])
+    return markdown(["", "tokens", *map(TITLES.get, measured)], rows)
 
 
 def kinds_table(result: dict) -> str:
