@@ -237,6 +237,8 @@ def test_what_counts_of_an_init():
     text = "def __init__(self, config):\n    self.a = config.a\n    self.mlp = MLP(config, {})"
     found = [digest([(ast.parse(text.format(which)).body[0], "")]) for which in ("1", "2")]
     assert found[0] == found[1] != digest([(ast.parse(text.replace("config.a", "config.b")).body[0], "")])
+    annotated = text.replace("self.a =", "self.a: bool =").format("1")
+    assert digest([(ast.parse(annotated).body[0], "")]) == found[0]
 
 
 def test_the_release_of_the_cut_is_not_proved(monkeypatch):

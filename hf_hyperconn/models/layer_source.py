@@ -127,7 +127,9 @@ def _is_attribute(node: ast.AST, name: str) -> bool:
 def _takes_from_config(node: ast.AST) -> bool:
     """Whether it is `self.name = ...` without a call, as what makes a module is."""
     match node:
-        case ast.Assign([ast.Attribute(ast.Name("self"))], value):
+        case ast.Assign([ast.Attribute(ast.Name("self"))], value) | ast.AnnAssign(
+            ast.Attribute(ast.Name("self")), value=ast.expr() as value
+        ):
             return not any(isinstance(child, ast.Call) for child in ast.walk(value))
     return False
 
