@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.depth import evidence, plots, report, studies, text
+from benchmarks.lines import put
 from benchmarks.pretraining import train
 from benchmarks.pretraining.runs import PLAIN
 from benchmarks.timing import RESULTS, device, kept_mib
@@ -100,14 +101,12 @@ def test_each_is_compared_with_the_plain_model_on_the_same_text(written):
     tried = [run for run in studies.other_text_rates() if run.study != "base"]
     for run in tried:
         loss = 3.0 + run.learning_rate + (run.model == "DHC×4")
-        path = train.path_of(run, TINY)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"held_out_loss": loss, "corpus": {"sha256": "0"}}))
+        put(train.path_of(run, TINY), run.id, {"held_out_loss": loss, "corpus": {"sha256": "0"}})
     rows = report.comparison(studies.other_text()).splitlines()
     assert "| DHC×4, another text | 0.0003, 3× | 1 | 4.0003 | +1.0000 |" in rows
     assert "| Pre-Norm, another text | 0.0003 | 1 | 3.0003 |  |" in rows
     assert report.by_rate(tried).splitlines()[0] == "|  | 0.0003 | 0.001 | 0.002 | 0.004 |"
-    path.write_text(json.dumps({"held_out_loss": loss, "corpus": {"sha256": "1"}}))
+    put(train.path_of(run, TINY), run.id, {"held_out_loss": loss, "corpus": {"sha256": "1"}})
     with pytest.raises(ValueError, match="for another text come from 2 texts"):
         report.by_rate(tried)
 
@@ -121,10 +120,8 @@ def test_what_starts_early_ends_with_the_trunk_and_is_told_by_the_part_before_it
     assert all(run.at + run.steps == trunk.steps for run in rest)
     assert report.by_start(runs) == ""
     for run in runs[:-1]:
-        path = train.path_of(run, TINY)
-        path.parent.mkdir(parents=True, exist_ok=True)
         loss = 3 + run.at / 1e4 + run.learning_rate
-        path.write_text(json.dumps({"held_out_loss": loss, "corpus": {"sha256": "0"}}))
+        put(train.path_of(run, TINY), run.id, {"held_out_loss": loss, "corpus": {"sha256": "0"}})
     assert report.by_start(runs).splitlines() == [
         "|  | 0% | 10% | 25% | 50% | 75% |",
         "|---|---|---|---|---|---|",
@@ -156,9 +153,7 @@ def test_the_best_of_the_tried_is_taken_when_all_are_there(written):
     assert len(tried) == 6
     for place, run in enumerate(tried):
         assert studies.best("DHC×4", studies.rates()) is None
-        path = train.path_of(run, TINY)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"held_out_loss": abs(place - 4)}))
+        put(train.path_of(run, TINY), run.id, {"held_out_loss": abs(place - 4)})
     assert studies.best("DHC×4", studies.rates()) == tried[4]
     assert {run.seed for run in studies.continued() if replace(run, seed=1) == tried[4]} == set(studies.SEEDS)
 
@@ -177,9 +172,9 @@ def test_evidence_trains_every_model_on_the_same_rows_once(written):
     assert [result["curve"][-1]["step"] for result in results] == [10, 10, 10]
     assert all(result["corpus"] == results[0]["corpus"] for result in results)
     assert not (train.CURVES / TINY.name).exists()
-    times = [path.stat().st_mtime_ns for path in sorted((train.WORK / TINY.name).glob("*.json"))]
+    times = [path.stat().st_mtime_ns for path in sorted((train.WORK / TINY.name).glob("*.jsonl"))]
     assert [evidence.result_of(run, written, None) for run in runs if run.seed == 1] == results
-    assert times == [path.stat().st_mtime_ns for path in sorted((train.WORK / TINY.name).glob("*.json"))]
+    assert times == [path.stat().st_mtime_ns for path in sorted((train.WORK / TINY.name).glob("*.jsonl"))]
     plain, ours, _ = (result["held_out_loss"] for result in results)
     assert f"| DHC×4 | {ours:.4f} | {ours - plain:+.4f} |" in evidence.table(results)
     tuned = [*results, *(evidence.result_of(run, written, None) for run in evidence.other_rates("words"))]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.lines import put
 from benchmarks.pretraining import report, runs, train
 from benchmarks.pretraining.corpus import Corpus, _read, corpus
 from benchmarks.pretraining.optimizers import Muon, optimizer_of
@@ -60,7 +61,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(place, monkeypatch, se
         assert not train.is_done(run)
     resumed = train.train(run)
     assert train.is_done(run)
-    assert json.loads(train.path_of(run, TINY).read_text()) == resumed
+    assert train.result_of(run, TINY) == {"run": run.id, **resumed}
     assert without_times(resumed) == without_times(whole)
     assert [step for step, _ in whole["training"]] == [13, 26, 39, 40]
     assert [point["step"] for point in whole["curve"]] == list(range(0, 41, 4))
@@ -83,8 +84,7 @@ def test_continuations_belong_to_one_base(place):
     assert not train.is_done(BASE)
     train.train(BASE)
     assert train.is_done(BASE)
-    path = train.path_of(BASE, TINY)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "held_out_loss": 1.0}))
+    put(train.path_of(BASE, TINY), BASE.id, {"held_out_loss": 1.0})
     with pytest.raises(RuntimeError, match="came out another"):
         train.train(BASE)
 
@@ -276,7 +276,7 @@ def test_the_text_is_there():
 def test_ids_name_runs():
     for size in SCALES.values():
         listed = {run for list_runs in STUDIES.values() for run in list_runs(size)}
-        assert len({train.path_of(run, size) for run in listed}) == len(listed)
+        assert len({(run.study, run.id) for run in listed}) == len(listed)
 
 
 def test_intervals_are_those_of_students_t():

@@ -1,6 +1,5 @@
 """The study of benchmarks/vision: its images, its runs, their interruption, and the page made of their results."""
 
-import json
 import shutil
 import tarfile
 from dataclasses import replace
@@ -12,6 +11,7 @@ from PIL import Image
 
 pytest.importorskip("diffusers")
 
+from benchmarks.lines import put
 from benchmarks.pretraining.runs import PLAIN
 from benchmarks.pretraining.train import OutOfTime
 from benchmarks.vision import plots, report, studies, train
@@ -95,7 +95,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(run, place, monkeypatc
         assert not train.is_done(short(run))
     resumed = result_of(short(run))
     assert train.is_done(short(run))
-    assert json.loads(train.path_of(short(run)).read_text()) == resumed
+    assert train.result_of(short(run)) == {"run": short(run).id, **resumed}
     assert without_times(resumed) == without_times(whole)
     assert [point["step"] for point in whole["curve"]] == list(range(0, STEPS + 1, 2))
     assert len(whole["matrix"]) == 5
@@ -117,7 +117,7 @@ def test_models_of_a_seed_see_the_same_and_conversions_start_where_the_base_ende
 
 def test_ids_name_runs():
     listed = {run for list_runs in STUDIES.values() for run in list_runs()}
-    assert len({train.path_of(run) for run in listed}) == len(listed)
+    assert len({(run.study, run.id) for run in listed}) == len(listed)
 
 
 def test_the_plain_models_have_the_best_of_the_tried_learning_rates():
@@ -144,15 +144,13 @@ def test_what_is_missing_is_said(place, monkeypatch):
     for run in runs:
         if (loss := losses.get((run.model, run.seed))) and run.steps == VIT.steps["scratch"]:
             result = {"images": {"sha256": "0"}, "held_out_loss": loss, "held_out_accuracy": loss / 4}
-            train.path_of(run).parent.mkdir(parents=True, exist_ok=True)
-            train.path_of(run).write_text(json.dumps({**result, "cpu_seconds_a_step": 0.1}))
+            put(train.path_of(run), run.id, {**result, "cpu_seconds_a_step": 0.1})
     table = report.comparison(runs, VIT)
     assert "| SHC×2 | 2 | 1.9500 | -0.1500 ± 0.6353 |" in table
     assert "| 48.8 % | -3.8 ± 15.9 | 100 ms |" in table
     assert "| DHC×2 | 1 | 1.8000 |  |  |  | 45.0 % |  | 100 ms |" in table
     assert "1 of 11 of `rates`, 5 of 9 of `classifying`, 0 of 10 of `continued`, 0 of 6 of" in report.state()
-    path = train.path_of(runs[0])
-    path.write_text(json.dumps({**json.loads(path.read_text()), "images": {"sha256": "1"}}))
+    put(train.path_of(runs[0]), runs[0].id, {**train.result_of(runs[0]), "images": {"sha256": "1"}})
     with pytest.raises(ValueError, match="several versions of the images 'cifar10'"):
         report.results(runs)
 

@@ -3,9 +3,9 @@
     python -m benchmarks.depth --text books_train.txt --held-out books_valid.txt --minutes 50
     python -m benchmarks.depth --list
 
-Each run writes benchmarks/results/pretraining/deep/<run>.json; those of the studies "wide-rates" and "wide", which are
-for a GPU, go into the folder wide. The committed results are of the books in books.txt; with another text, take those
-away first.
+Each run writes a line into a file of benchmarks/results/pretraining/deep; those of studies that begin with "wide",
+which are for a GPU, into the folder wide. The committed results are of the books in books.txt; with another text, take
+those away first.
 """
 
 import argparse

@@ -20,6 +20,7 @@ import torch
 from benchmarks.pretraining.report import DOCS, difference
 from benchmarks.pretraining.runs import PLAIN, WARM_UP, Run
 from benchmarks.pretraining.train import WORK, train
+from benchmarks.pretraining.train import result_of as done
 from benchmarks.timing import RESULTS, markdown, with_tables, write
 
 from .plots import draw
@@ -49,10 +50,7 @@ def other_rates(text: str) -> list[Run]:
 
 def result_of(run: Run, text: Path | None, held_out: Path | None) -> dict:
     """The result of a run, which is made if it isn't there."""
-    path = WORK / SIZE.name / f"{run.id}.json"
-    if not path.exists():
-        train(run, size=SIZE, text=given(text, held_out, SIZE.vocabulary), path=path)
-    result = json.loads(path.read_text(encoding="utf-8"))
+    result = done(run, SIZE, WORK) or train(run, size=SIZE, text=given(text, held_out, SIZE.vocabulary), folder=WORK)
     curve = [{"step": point["step"], "loss": point["loss"]} for point in result["curve"]]
     return {**{name: result[name] for name in KEPT}, "curve": curve}
 

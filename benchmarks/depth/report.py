@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from benchmarks.pretraining.report import CURVES, DOCS, difference
 from benchmarks.pretraining.runs import PLAIN, WARM_UP, Run, Scale
-from benchmarks.pretraining.train import path_of
+from benchmarks.pretraining.train import result_of
 from benchmarks.timing import markdown, with_tables
 
 from .plots import draw
@@ -52,8 +52,7 @@ def results(runs: list[Run], size: Scale = DEEP) -> dict[Run, dict]:
 
     Raises `ValueError` when what has the same text's name was not trained on the same one.
     """
-    paths = {run: path_of(run, size) for run in runs}
-    found = {run: json.loads(path.read_text(encoding="utf-8")) for run, path in paths.items() if path.exists()}
+    found = {run: result for run in runs if (result := result_of(run, size)) is not None}
     for name in {run.text for run in found}:
         if len(texts := {result["corpus"]["sha256"] for run, result in found.items() if run.text == name}) > 1:
             raise ValueError(f"results in {CURVES / size.name} for {name} come from {len(texts)} texts.")

@@ -1,10 +1,9 @@
 """What the deep study trains: a plain Llama of 24 layers, and what continues it."""
 
-import json
 from dataclasses import replace
 
 from benchmarks.pretraining.runs import PLAIN, RANK, WARM_UP, Run, Scale
-from benchmarks.pretraining.train import path_of
+from benchmarks.pretraining.train import result_of
 
 LLAMA = {
     "hidden_size": 96,
@@ -227,10 +226,10 @@ def name_of(run: Run, size: Scale = DEEP) -> str:
 def best(name: str, tried: list[Run], size: Scale = DEEP) -> Run | None:
     """The run of that name with the lowest loss of those tried; None until all of them are there."""
     tried = [run for run in tried if run.study != "base" and name_of(run, size) == name]
-    paths = {run: path_of(run, size) for run in tried}
-    if not all(path.exists() for path in paths.values()):
+    found = {run: result_of(run, size) for run in tried}
+    if None in found.values():
         return None
-    return min(tried, key=lambda run: json.loads(paths[run].read_text(encoding="utf-8"))["held_out_loss"])
+    return min(tried, key=lambda run: found[run]["held_out_loss"])
 
 
 def continued() -> list[Run]:

@@ -3,8 +3,8 @@
     python -m benchmarks.pretraining --studies tuning scratch --minutes 50
     python -m benchmarks.pretraining --list
 
-Each run writes benchmarks/results/pretraining/<scale>/<run>.json; `python -m benchmarks.pretraining.page` makes
-tables and plots of them. What a run needs to go on lies under build/pretraining.
+Each run writes a line into a file of benchmarks/results/pretraining/<scale>; `python -m benchmarks.pretraining.page`
+makes tables and plots of them. What a run needs to go on lies under build/pretraining.
 """
 
 import argparse

@@ -16,7 +16,7 @@ from scipy.stats import nct, t
 from benchmarks.timing import markdown, with_tables
 
 from .runs import FAMILIES, HC, MODELS, PAIR, PLAIN, SCALES, STUDIES, WARM_UP, Run, Scale, is_usual, tuned_as
-from .train import CURVES, path_of
+from .train import CURVES, result_of
 
 DOCS = CURVES.parents[2] / "docs" / "results.md"
 CERTAINTY, POWER = 0.95, 0.8
@@ -95,9 +95,8 @@ def finished(runs: Iterable[Run], size: Scale) -> Finished:
     found: dict[Run, dict[int, dict]] = {}
     versions: dict[str, set[str]] = {}
     for run in runs:
-        path = path_of(run, size)
-        if path.exists():
-            result = json.loads(path.read_text(encoding="utf-8"))
+        result = result_of(run, size)
+        if result is not None:
             found.setdefault(replace(run, seed=ANY_SEED), {})[run.seed] = result
             versions.setdefault(run.text, set()).add(result["corpus"]["sha256"])
     for text, hashes in versions.items():

@@ -1,7 +1,6 @@
 """One training run: its model, its data, its loop. It is kept every few minutes and goes on from there."""
 
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from transformers import (
     get_wsd_schedule,
 )
 
+from benchmarks.lines import put, result_in
 from benchmarks.timing import RESULTS, device, device_name
 from hf_hyperconn import (
     HCGlm4Config,
@@ -65,9 +65,14 @@ EVALUATED_TOGETHER = 32  # rows
 Loss = Callable[..., torch.Tensor]
 
 
-def path_of(run: Run, size: Scale) -> Path:
-    """Where a run's result is, or will be."""
-    return CURVES / size.name / f"{run.id}.json"
+def path_of(run: Run, size: Scale, folder: Path | None = None) -> Path:
+    """The file in a folder, by default that of the committed results, which has a line for the run when it is done."""
+    return (folder or CURVES) / size.name / f"{run.study}.jsonl"
+
+
+def result_of(run: Run, size: Scale, folder: Path | None = None) -> dict | None:
+    """A run's result; None until it is done."""
+    return result_in(path_of(run, size, folder), run.id)
 
 
 class OutOfTime(Exception):
@@ -86,7 +91,7 @@ def is_done(run: Run, size: Scale | None = None) -> bool:
     size = size or scale()
     kept = [weights_of(run.id, size)] * (run.study == "base")
     kept += [weights_of(run.id, size, at) for at in size.taken_at] * (run.study == "trunk")
-    return path_of(run, size).exists() and all(weights.exists() for weights in kept)
+    return result_of(run, size) is not None and all(weights.exists() for weights in kept)
 
 
 def train(
@@ -95,13 +100,13 @@ def train(
     *,
     size: Scale | None = None,
     text: Corpus | None = None,
-    path: Path | None = None,
+    folder: Path | None = None,
 ) -> dict:
-    """Do a run, or what is left of it, and write its curve; returns what was written.
+    """Do a run, or what is left of it, and write its result, which is returned.
 
     deadline: of `time.monotonic`; the run is kept when it passes.
     size, text: by default the scale for this device, and the text that the run names.
-    path: of the curve; by default `path_of`.
+    folder: as for `path_of`.
 
     Raises `OutOfTime` then.
     """
@@ -183,13 +188,11 @@ def train(
     }
     if is_drawn(run):
         result["matrices"] = {**state["matrices"], "after": matrix(model, for_curve)}
-    path = path or path_of(run, size)
     if run.study in ("base", "trunk"):
-        refuse_another_base(path, weights_of(run.id, size), result)
+        refuse_another_base(result_of(run, size, folder), weights_of(run.id, size), result)
     if run.study == "base":
         model.to(torch.bfloat16 if size.keeps_base else torch.float32).save_pretrained(weights_of(run.id, size))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, (json.dumps(result, separators=(",", ":"), ensure_ascii=False) + "\n").encode())
+    put(path_of(run, size, folder), run.id, result)
     kept.unlink(missing_ok=True)
     return result
 
@@ -217,11 +220,11 @@ def training_step(
     return loss.item()
 
 
-def refuse_another_base(path: Path, weights: Path, result: dict) -> None:
+def refuse_another_base(before: dict | None, weights: Path, result: dict) -> None:
     """The results of continuations belong to one base; on another machine it may come out another."""
-    if path.exists() and json.loads(path.read_text(encoding="utf-8"))["held_out_loss"] != result["held_out_loss"]:
+    if before is not None and before["held_out_loss"] != result["held_out_loss"]:
         raise RuntimeError(
-            f"the base came out another than that of {path}. Remove the results of the runs that start from it, or "
+            f"the base came out another than before. Remove its result and those of the runs that start from it, or "
             f"put its weights back in {weights}."
         )
 

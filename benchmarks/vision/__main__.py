@@ -3,9 +3,9 @@
     python -m benchmarks.vision --images cifar10.tar.gz --mnist mnist.tar.gz --minutes 50
     python -m benchmarks.vision --list
 
-Each is an archive or a folder with train/CLASS/FILE and test/CLASS/FILE. Each run writes
-benchmarks/results/vision/<run>.json; `python -m benchmarks.vision.report` makes tables of them. The committed results
-are of the images whose hashes they have; with others, take those away first.
+Each is an archive or a folder with train/CLASS/FILE and test/CLASS/FILE. Each run writes a line into a file of
+benchmarks/results/vision; `python -m benchmarks.vision.report` makes tables of them. The committed results are of the
+images whose hashes they have; with others, take those away first.
 """
 
 import argparse

@@ -5,7 +5,6 @@
 Intervals are those of benchmarks.pretraining.report.
 """
 
-import json
 import statistics
 from collections.abc import Iterable, Mapping
 
@@ -15,7 +14,7 @@ from benchmarks.timing import markdown, with_tables
 
 from .plots import draw
 from .studies import DIT, STUDIES, TASKS, VIT, Task, classifying, continued, denoising, for_longer, longer, rates
-from .train import CURVES, path_of
+from .train import CURVES, result_of
 
 FIGURE = DOCS.parent / "figures" / "results_vision.png"
 
@@ -28,8 +27,7 @@ def results(runs: Iterable[Run]) -> dict[Run, dict]:
 
     Raises `ValueError` when models of one task were not all trained on the same images.
     """
-    paths = {run: path_of(run) for run in runs}
-    found = {run: json.loads(path.read_text(encoding="utf-8")) for run, path in paths.items() if path.exists()}
+    found = {run: result for run in runs if (result := result_of(run)) is not None}
     for data in {run.text for run in found}:
         if len({result["images"]["sha256"] for run, result in found.items() if run.text == data}) > 1:
             raise ValueError(f"results in {CURVES} come from several versions of the images {data!r}.")
@@ -83,7 +81,7 @@ def comparison(runs: list[Run], task: Task) -> str:
 def state() -> str:
     """How many runs are done, of each study."""
     listed = {name: study() for name, study in STUDIES.items()}
-    done = {name: sum(path_of(run).exists() for run in runs) for name, runs in listed.items()}
+    done = {name: sum(result_of(run) is not None for run in runs) for name, runs in listed.items()}
     if all(done[name] == len(runs) for name, runs in listed.items()):
         return "All runs are done."
     parts = ", ".join(f"{done[name]} of {len(runs)} of `{name}`" for name, runs in listed.items())

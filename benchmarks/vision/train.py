@@ -1,7 +1,6 @@
 """One training run: its loop. It is kept every few minutes and goes on from there."""
 
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 from transformers import get_cosine_with_min_lr_schedule_with_warmup
 
+from benchmarks.lines import put, result_in
 from benchmarks.pretraining.runs import Run
 from benchmarks.pretraining.train import (
     CLIP,
@@ -39,13 +39,18 @@ CURVES, WORK = RESULTS / "vision", RESULTS.parents[1] / "build" / "vision"
 
 
 def path_of(run: Run) -> Path:
-    """Where a run's result is, or will be."""
-    return CURVES / f"{run.id}.json"
+    """The file that has a line for the run when it is done."""
+    return CURVES / f"{run.study}.jsonl"
+
+
+def result_of(run: Run) -> dict | None:
+    """A run's result; None until it is done."""
+    return result_in(path_of(run), run.id)
 
 
 def is_done(run: Run) -> bool:
     """Whether the run's result is there, and of the base, which others start from, its weights."""
-    return path_of(run).exists() and (run.study != "base" or (WORK / run.id).exists())
+    return result_of(run) is not None and (run.study != "base" or (WORK / run.id).exists())
 
 
 def train(
@@ -113,11 +118,9 @@ def train(
         matrices = study(model, [task.shown]).matrices
         result["matrix"] = [[round(value, 4) for value in row] for row in matrices.inputs.tolist()]
     if run.study == "base":
-        refuse_another_base(path_of(run), WORK / run.id, result)
+        refuse_another_base(result_of(run), WORK / run.id, result)
         model.save_pretrained(WORK / run.id)
-    path_of(run).parent.mkdir(parents=True, exist_ok=True)
-    content = json.dumps(result, separators=(",", ":"), ensure_ascii=False)
-    replace_file(path_of(run), f"{content}\n".encode())
+    put(path_of(run), run.id, result)
     kept.unlink(missing_ok=True)
     return result
 
