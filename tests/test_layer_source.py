@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import pickle
+import shutil
 import textwrap
 from copy import deepcopy
 from importlib import import_module
@@ -22,6 +23,7 @@ from hf_hyperconn.pairs.sources import read_family
 from . import other_families
 from .isolated import printed
 from .marks import few
+from .recipe import SCRIPT, documented, on_ranks, run
 
 INSTALLED = transformers.__version__
 OTHER = "5.0.0"  # a release that nobody has
@@ -147,15 +149,14 @@ def folders(tmp_path_factory):
     return of
 
 
-def say_cut_from(folder: Path, release: str, same: str | None = None) -> None:
-    """Let the code of a folder name another release, and another digest."""
+def say_cut_from(folder: Path, release: str, **digests: str) -> None:
+    """Let the code of a folder name another release, and other digests."""
     (path,) = folder.glob("modeling_hc_*.py")
-    text = path.read_text(encoding="utf-8")
-    assert f'"{INSTALLED}",' in text
-    text = text.replace(f'"{INSTALLED}",', f'"{release}",')
-    if same is not None:
-        before, _, after = text.partition('same="')
-        text = f'{before}same="{same}"{after.partition(chr(34))[2]}'
+    text = path.read_text(encoding="utf-8").replace(f'"{INSTALLED}",', f'"{release}",')
+    assert f'"{release}",' in text
+    for name, value in digests.items():
+        before, _, after = text.partition(f'{name}="')
+        text = f'{before}{name}="{value}"{after.partition(chr(34))[2]}'
     path.write_text(text, encoding="utf-8")
 
 
@@ -190,6 +191,17 @@ def test_another_layer_is_refused_with_what_helps(folders, model_type, what, tmp
 def test_renamed_caches_compile_whole(folders, tmp_path):
     case = ("gpt2", "the cache has another name")
     assert compared(folders, "gpt2", RIGHT[case], tmp_path, "compiled") == [True] * 3
+
+
+@pytest.mark.slow
+def test_renamed_caches_are_split_and_sharded(folders, tmp_path):
+    base, converted = folders("cohere2")
+    copy = shutil.copytree(converted, tmp_path / "cohere2")
+    say_cut_from(copy, OTHER, spelled="0")
+    command = on_ranks(documented("runs/ddp"), 2, [])
+    command[command.index(SCRIPT) :] = ["tests/ranks/bridged.py", str(base), str(copy)]
+    found = {line for line in run(command).splitlines() if "logits agree" in line}
+    assert found == {f"{way}_size: logits agree on rank {rank}" for way in ("tp", "fsdp") for rank in (0, 1)}
 
 
 def test_what_counts_of_a_source():
