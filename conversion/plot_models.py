@@ -27,9 +27,9 @@ from .hyper_config import family_of
 from .loading import refused_by_transformers, while_loading, without_kernels
 from .repository_files import belongs
 from .source import CONFIG, Source, open_source
-from .tokenizer_file import growth_of, tokenizer_errors
+from .tokenizer_file import tokenizer_errors
 
-LARGEST = 2**24  # characters of a text when it has grown
+LARGEST = 2**24  # characters of a text
 
 
 def load_model(source: Source) -> PreTrainedModel:
@@ -86,18 +86,17 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
             f"base."
         )
     refuse_links_out(source, filter(belongs, source.files))
-    growth_of(source)
     with tokenizer_errors(source):
         return AutoTokenizer.from_pretrained(source.folder(TOKENIZERS), trust_remote_code=False)
 
 
 def tokens_of(text: str, source: Source, tokenizer: PreTrainedTokenizerBase, length: int) -> list[torch.Tensor]:
-    """Token ids of the beginning of a text, as `batches_of` gives them; of a text that may grow when it is read, less.
+    """Token ids of the beginning of a text, as `batches_of` gives them.
 
     Raises `HyperConnError` when the tokenizer can't read it.
     """
     with tokenizer_errors(source):
-        return batches_of(text[: LARGEST // growth_of(source)], tokenizer, length)
+        return batches_of(text[:LARGEST], tokenizer, length)
 
 
 def open_base(model: str, source: Source) -> Source:
