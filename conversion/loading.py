@@ -27,6 +27,7 @@ from .source import CONFIG, Source
 
 RUN_AS_NAMED = ("eager", "batched_mm")  # implementations that are neither fetched nor of few devices
 LARGEST_BUFFER = 2**28  # values, besides as many as the weights have
+CANT_CAST = "_apply(): Couldn't swap"  # of a module whose tensors are fake
 FAKE_TENSORS = getLogger("torch._subclasses.fake_tensor")  # traces every error there, also one that is caught
 
 
@@ -85,10 +86,11 @@ def fault_by_headers(source: Source, config: dict, family: Family, weights: Weig
                     output_loading_info=True,
                     ignore_mismatched_sizes=True,
                 )
-    except DataDependentOutputException:  # a class that computes with numbers while it is made
-        more = more_than_layers(usual_names({**config, "model_type": family.model_type}), weights, family)
-        return LoadingFault("unknown", more) if more else None
     except Exception as error:  # whatever Transformers makes of a config that contradicts itself or the weights
+        # a class that computes with numbers, or casts modules of its own, while it is made
+        if isinstance(error, DataDependentOutputException) or CANT_CAST in str(error):
+            more = more_than_layers(usual_names({**config, "model_type": family.model_type}), weights, family)
+            return LoadingFault("unknown", more) if more else None
         return LoadingFault("refused", refused_by_transformers(error))
     return loading_fault(report, model_class) or _fault_of_buffers(model, shapes)
 

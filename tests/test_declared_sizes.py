@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from hf_hyperconn.conversion import loading
 from hf_hyperconn.conversion.checkpoint import INDEX, read_config, read_weights
@@ -122,6 +123,20 @@ def test_weights_of_another_family(tmp_path):
     configure(tmp_path / "base", model_type="llama", architectures=["LlamaForCausalLM"])
     message = refused(tmp_path / "base", "structure")
     assert "a LlamaForCausalLM has no tensor model.layers.0.self_attn.k_norm.weight" in message
+
+
+def test_a_class_that_casts_its_modules_while_it_is_made(tmp_path, monkeypatch):
+    """Which fake tensors can't follow."""
+    made = LlamaMLP.__init__
+
+    def cast(self, config):
+        made(self, config)
+        self.to(torch.float32)
+
+    tiny("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr(LlamaMLP, "__init__", cast)
+    source = LocalSource(tmp_path)
+    assert loading.fault_by_headers(source, read_config(source), FAMILIES["llama"], read_weights(source)) is None
 
 
 @pytest.mark.parametrize("model_type", few(FAMILIES, "llama", "olmoe", "qwen3", "gemma2"))
