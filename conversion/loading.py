@@ -88,11 +88,15 @@ def fault_by_headers(source: Source, config: dict, family: Family, weights: Weig
                 )
     except Exception as error:  # whatever Transformers makes of a config that contradicts itself or the weights
         # a class that computes with numbers, or casts modules of its own, while it is made
-        if isinstance(error, DataDependentOutputException) or CANT_CAST in str(error):
+        if isinstance(error, DataDependentOutputException) or _cant_cast(error):
             more = more_than_layers(usual_names({**config, "model_type": family.model_type}), weights, family)
             return LoadingFault("unknown", more) if more else None
         return LoadingFault("refused", refused_by_transformers(error))
     return loading_fault(report, model_class) or _fault_of_buffers(model, shapes)
+
+
+def _cant_cast(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and str(error).startswith(CANT_CAST)
 
 
 def _fault_of_buffers(model: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> LoadingFault | None:
