@@ -12,7 +12,11 @@ from hf_hyperconn.conversion.files import replace_file
 def result_in(path: Path, name: str) -> dict | None:
     """The result of the run of that name in a file; None where there is none."""
     line = _lines(path, _version(path)).get(name)
-    return None if line is None else json.loads(line)
+    if line is None:
+        return None
+    result = json.loads(line)
+    del result["run"]
+    return result
 
 
 def put(path: Path, name: str, result: dict) -> None:

@@ -7,8 +7,7 @@ and the whole model's cost is extrapolated from it and marked so. A case and the
 that what else the machine does falls on both. On a CPU each case runs in a process of its own, whose memory no other
 has used. Writes benchmarks/results/models.json (on a GPU models_cuda.json). On a GPU it takes more kinds of
 connections, which run their fused kernels where they have some, and larger shapes, and decodes nothing:
-benchmarks.decoding does.
-Rows that are not asked for keep what was measured there on this device with these versions.
+benchmarks.decoding does. Rows that are not asked for keep what was measured there on this device with these versions.
 """
 
 import argparse

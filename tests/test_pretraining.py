@@ -61,7 +61,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(place, monkeypatch, se
         assert not train.is_done(run)
     resumed = train.train(run)
     assert train.is_done(run)
-    assert train.result_of(run, TINY) == {"run": run.id, **resumed}
+    assert train.result_of(run, TINY) == resumed
     assert without_times(resumed) == without_times(whole)
     assert [step for step, _ in whole["training"]] == [13, 26, 39, 40]
     assert [point["step"] for point in whole["curve"]] == list(range(0, 41, 4))
@@ -84,7 +84,7 @@ def test_continuations_belong_to_one_base(place):
     assert not train.is_done(BASE)
     train.train(BASE)
     assert train.is_done(BASE)
-    put(train.path_of(BASE, TINY), BASE.id, {"held_out_loss": 1.0})
+    put(train.path_of(BASE, TINY), BASE.id, {**train.result_of(BASE, TINY), "held_out_loss": 1.0})
     with pytest.raises(RuntimeError, match="came out another"):
         train.train(BASE)
 

@@ -61,7 +61,6 @@ WIDE = replace(
     tried={"scratch": (1e-3, 3e-3)},
     taken={},
     keeps_base=False,
-    compiled=(),  # the fused kernels leave little to it
 )
 TEXT, OTHER_TEXT = "books", "another text"
 METHODS = (
