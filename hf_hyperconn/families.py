@@ -81,7 +81,7 @@ TESTED = (
     *("phimoe", "pixio", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
     *("radio", "recurrent_gemma", "siglip_vision_model", "solar_open", "stablelm", "ultrabert", "vaultgemma"),
     *("vit", "vit_mae", "vit_msn", "youtu"),
-    *("aria", "gemma3", "glm4v", "idefics3", "internvl", "llama4", "llava", "llava_next", "llava_onevision"),
+    *("aria", "gemma3", "glm4v", "idefics3", "internvl", "llava", "llava_next", "llava_onevision"),
     *("mistral3", "paligemma", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "smolvlm", "voxtral"),
     *("aya_vision", "bamba", "beit", "biogpt", "bloom", "clip", "cohere", "esm", "falcon_h1", "gemma4_text"),
     *("glm4v_vision", "jamba", "mbart", "moonshine", "mpt", "opt", "roberta-prelayernorm", "switch_transformers"),

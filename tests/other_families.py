@@ -153,6 +153,7 @@ OF_ITS_OWN = {
     "qwen2_vl_text": MROPE,
     "qwen2_5_vl_text": MROPE,
     **dict.fromkeys(("t5", "mt5", "umt5", "switch_transformers"), LIKE_T5),
+    "dpt": {"backbone_config": None},
     "vivit": {"tubelet_size": [2, 4, 4]},
     "bamba": {"attn_layer_indices": [1, 3]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},

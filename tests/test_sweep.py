@@ -13,7 +13,7 @@ from .pages import read
 from .sweep import RECORD, TITLES, outcomes, tables
 
 SAMPLE = (
-    *("gptj", "siglip_vision_model", "aimv2_vision_model", "bert", "clip_vision_model", "llama4", "moshi", "dbrx"),
+    *("gptj", "siglip_vision_model", "aimv2_vision_model", "bert", "clip_vision_model", "llava", "moshi", "dbrx"),
     *("cohere_asr", "xclip"),  # a decoder with another name on disk, a config that is read from `self.config`
 )
 
