@@ -13,9 +13,9 @@ from hf_hyperconn.pairs.source_files import release
 
 from .checkpoint import INDEX
 from .model_code import code_of, packaged, written_by
-from .place import named
 from .repository_files import NOT_FOR_A_REPO
 from .source import CONFIG, GENERATE, Source
+from .terminal import named
 
 PACKAGE = f"hf_hyperconn {hf_hyperconn.__version__}"
 

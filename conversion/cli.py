@@ -104,7 +104,6 @@ def _convert(options: argparse.Namespace) -> int:
         revision=options.revision,
         link=options.link,
         force=options.force,
-        discard=options.discard,
     )
     if options.dry_run:
         put(json.dumps(plan.as_dict(), indent=2) if options.json else plan.describe())
@@ -201,9 +200,7 @@ def _push(options: argparse.Namespace) -> int:
 def _refresh(options: argparse.Namespace) -> int:
     from .refresh import refresh
 
-    found = refresh(
-        options.folder, dry_run=options.dry_run, accept_changes=options.accept_changes, say=_speaker(options)
-    )
+    found = refresh(options.folder, dry_run=options.dry_run, accept_changes=options.accept_changes)
     put(
         json.dumps({"folder": options.folder, **found.as_dict()}, indent=2)
         if options.json
@@ -311,10 +308,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("--layers", type=_positive, metavar="K", help="verify with the first K layers only")
     convert.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
-    convert.add_argument("--force", action="store_true", help="replace OUT if it is a conversion")
-    convert.add_argument(
-        "--discard", action="store_true", help="with --force: also remove files that the conversion did not write"
-    )
+    convert.add_argument("--force", action="store_true", help="rename an OUT that exists, to a name with the time")
 
     verify = command("verify", _verify, "check a converted checkpoint, against its base if given", VERIFY_EXAMPLES)
     verify.add_argument("folder", metavar="OUT", help="folder of the converted checkpoint")

@@ -6,11 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from hf_hyperconn.errors import ConversionError
+from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 
 from .files import replace_file
-from .made import listing
-from .moving import held
+from .locks import lock
 from .record import is_verified, read_record, shards_without_digest
 from .source import RECORD, LocalSource
 from .transfer import digest
@@ -27,7 +26,7 @@ def files_now(folder: Path) -> Seen | None:
     """What `record_comparison` takes, before the comparison; None when the folder can't be read in full."""
     try:
         return _seen(folder)
-    except OSError:
+    except (OSError, UnsupportedCheckpointError):
         return None
 
 
@@ -53,7 +52,7 @@ def record_comparison(folder: Path, report: Mapping, compared: Seen | None) -> b
         return False
     equal = f"'{folder}' is equal to its base, but"
     try:
-        with held(real):
+        with lock(real):
             try:
                 noted, seen = _noted(source, record, report), _seen(real)
             except OSError as error:
@@ -74,12 +73,15 @@ def record_comparison(folder: Path, report: Mapping, compared: Seen | None) -> b
 
 
 def _seen(folder: Path) -> Seen:
-    """The files of a folder as `listing` tells them apart, and what links among them lead to."""
-    seen: Seen = dict(listing(folder))
-    for name in seen:
-        if (path := folder / name).is_symlink() and path.exists():
-            status = path.stat()
-            seen[name] += (status.st_ino, status.st_size, status.st_mtime_ns)
+    """Inode, size and time of change of every file of a folder, and of the files that links lead to."""
+    seen: Seen = {}
+    for name in LocalSource(folder).files:
+        path = folder / name
+        seen[name] = tuple(
+            value
+            for status in (path.lstat(), path.stat())
+            for value in (status.st_ino, status.st_size, status.st_mtime_ns)
+        )
     return seen
 
 

@@ -18,15 +18,14 @@ from .checkpoint import INDEX
 from .companions import check_links, modules_left_behind
 from .embedding_modules import MODULES
 from .fields import HyperConnectionFields
-from .files import close_folder, is_part, make_folder, replace_file
+from .files import is_part, is_regular, make_folder, remove_parts, replace_file
 from .fit import refuse_unfit
-from .made import MARK, contents_of, is_regular
-from .moving import check_unchanged, held, put_in_place
-from .place import NAMED, named
+from .locks import lock
 from .plan import ConversionPlan, plan_conversion
 from .reading import read_json
 from .shards import bring_shards, shard_digests
 from .source import CONFIG, RECORD, Source
+from .terminal import NAMED, named
 from .transfer import copy_anew, digest
 from .verify import MODES, VerificationReport, fault_of_mode, verify_checkpoint
 
@@ -59,7 +58,6 @@ def convert_checkpoint(
     revision: str | None = None,
     link: str = "copy",
     force: bool = False,
-    discard: bool = False,
     verify: str = "auto",
     layers: int | None = None,
     say: Callable[[str], None] = lambda line: None,
@@ -75,8 +73,7 @@ def convert_checkpoint(
     stack: which model in it gets them, by its attribute, as in `convert_model`; None for the usual ones.
     revision: branch, tag or commit of a Hub repo.
     link: "copy", "hard" or "symlink": how base shards reach `out`.
-    force: replace an `out` that is a converted checkpoint and holds nothing else.
-    discard: with `force`, remove what else it holds, too.
+    force: rename an `out` that exists, to a name with the time.
     verify: "auto", "full", "structure" or "off"; see `hf_hyperconn.conversion.verify.verify_checkpoint`.
     layers: how many layers a numeric verification runs; by default all that fit in memory.
     say: called with a line for each step done.
@@ -85,9 +82,7 @@ def convert_checkpoint(
     fails, and for arguments that can't be meant, and `VerificationError` when the result differs from its base.
     """
     fields = HyperConnectionFields(hc_mult, connection, hc_tanh, hc_start, hc_history, hc_block)
-    plan = plan_conversion(
-        model, out, fields=fields, stack=stack, revision=revision, link=link, force=force, discard=discard
-    )
+    plan = plan_conversion(model, out, fields=fields, stack=stack, revision=revision, link=link, force=force)
     return carry_out(plan, verify=verify, layers=layers, say=say)
 
 
@@ -131,9 +126,8 @@ def carry_out(
             for warning in card.warnings:
                 say(f"warning       {warning}")
             _write_json(work / RECORD, {**record, "card": {path.name: digest(path) for path in card.files}})
-            _put_in_place(plan, work)
-            if os.path.lexists(plan.place.previous):
-                say(f"warning       '{plan.place.previous}' is still there; remove it if you don't need it.")
+            if (aside := _publish(plan, work)) is not None:
+                say(f"renamed       the old '{plan.out}' to '{aside.name}'")
     return ConversionResult(plan.out, plan, report)
 
 
@@ -141,17 +135,17 @@ def carry_out(
 def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
     """The folder to work in, ours alone: an interrupted conversion's if it had the same plan, else an empty one.
 
-    Raises `ConversionError` when another conversion is working in it, when it is not a conversion's, and when OUT is
-    no longer as the plan found it.
+    Raises `ConversionError` when another conversion is working in it, when it is not a conversion's, and when an OUT
+    has come that the plan did not find.
     """
-    work = plan.place.work
+    work = plan.output.work
     with _file_errors(work.parent):
         holding = _hold_workspace(plan, work)
     with holding:
         with _file_errors(work.parent):
-            check_unchanged(plan.place)
-            _check_ours(plan, work)
-            _remove_parts(work)
+            plan.output.refuse_newcomer()
+            _refuse_others(work)
+            remove_parts(work)
             found = _read_plan(work)
             if is_new := found.get("plan") != plan.fingerprint():
                 if found.get("finished"):
@@ -162,43 +156,29 @@ def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
                 for path in work.iterdir():
                     if path.name != PLAN:  # by which the folder is known for a conversion's
                         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            close_folder(work, like=plan.source.folder([CONFIG]))
             if is_new:
                 _write_json(work / PLAN, {"plan": plan.fingerprint()})
         yield work
 
 
 def _hold_workspace(plan: ConversionPlan, work: Path) -> ExitStack:
-    """Make the folder to work in if it isn't there, closed to whom a folder with the base is closed, and hold it."""
+    """Make the folder to work in if it isn't there, and lock it."""
     while True:
         with suppress(FileExistsError):
             make_folder(work, like=plan.source.folder([CONFIG]))
         try:
-            return held(work)
+            return lock(work)
         except FileNotFoundError:  # the conversion that was there has been given its name
             continue
         except NotADirectoryError as error:
             raise _not_ours(work) from error
 
 
-def _check_ours(plan: ConversionPlan, work: Path) -> None:
+def _refuse_others(work: Path) -> None:
     """Refuse a folder that was not made by a conversion to work in."""
-    if is_regular(work / MARK):
-        raise ConversionError(
-            f"'{work}' is of a refresh that was cut off. Run `hf-hyperconn refresh {plan.place.out}` to complete it, "
-            f"or remove that folder."
-        )
-    if all(map(is_part, os.listdir(work))) or is_regular(work / PLAN):
-        return
-    finished = contents_of(work)  # killed on its way to its name
-    if finished is None or finished.not_made:
+    is_ours = any(is_regular(work / name) for name in (PLAN, RECORD))  # the second when killed on its way to its name
+    if not (is_ours or all(map(is_part, os.listdir(work)))):
         raise _not_ours(work)
-
-
-def _remove_parts(work: Path) -> None:
-    """Remove the files that an attempt had not completed when it was killed."""
-    for name in filter(is_part, os.listdir(work)):
-        (work / name).unlink()
 
 
 def _not_ours(work: Path) -> ConversionError:
@@ -229,12 +209,15 @@ def _earlier_report(work: Path, asked: dict) -> VerificationReport | None:
     return VerificationReport.from_dict(found["report"])
 
 
-def _put_in_place(plan: ConversionPlan, work: Path) -> None:
-    """Give the finished conversion its name; when that is refused, it waits for the next attempt."""
+def _publish(plan: ConversionPlan, work: Path) -> Path | None:
+    """Give the finished conversion its name; when that is refused, it waits for the next attempt.
+
+    Returns the new name of what was there.
+    """
     noted = {**_read_plan(work), "finished": True}
     (work / PLAN).unlink()
     try:
-        put_in_place(plan.place)
+        return plan.output.publish()
     except BaseException:
         if (work / RECORD).is_file() and not (work / PLAN).exists():
             _write_json(work / PLAN, noted)

@@ -1,10 +1,10 @@
-"""Files of a checkpoint's folder: written whole or not at all, not outside of it, and not for more people to read."""
+"""Files of a checkpoint's folder: written whole or not at all, and not outside of it."""
 
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -18,21 +18,36 @@ PART = re.compile(r"\.hyperconn-[0-9a-f]{16}\.part")  # what is not complete yet
 def replace_file(path: Path, content: bytes) -> None:
     """Make a file hold `content`, in one step; when that fails, it is as it was.
 
-    A link is replaced, not what it leads to. Nobody may read it who could not before. Raises `OSError`.
+    A link is replaced, not what it leads to. A file keeps its permissions. Raises `OSError`.
     """
-    part = path.with_name(f".hyperconn-{secrets.token_hex(8)}.part")  # nobody else's
-    file = _create(part, _regular(path))
+    replace_files(path.parent, {path.name: content})
+
+
+def replace_files(folder: Path, contents: Mapping[str, bytes | None]) -> None:
+    """Make files of a folder hold `contents`, each in one step, in their order; None removes a file.
+
+    All are written beside the old ones first, so that a full disk changes nothing. Raises `OSError`.
+    """
+    parts: dict[str, Path] = {}
     try:
-        with file:
-            file.write(content)
-        part.replace(path)
+        for name, content in contents.items():
+            if content is not None:
+                parts[name] = part = folder / f".hyperconn-{secrets.token_hex(8)}.part"  # nobody else's
+                mode = 0o666
+                with suppress(FileNotFoundError):
+                    mode = 0o600 | stat.S_IMODE((folder / name).lstat().st_mode) & 0o666
+                try:
+                    file = _create(part, mode)
+                except FileExistsError:
+                    del parts[name]
+                    raise
+                with file:
+                    file.write(content)
+        for name in contents:
+            parts[name].replace(folder / name) if name in parts else (folder / name).unlink(missing_ok=True)
     finally:
-        part.unlink(missing_ok=True)
-
-
-def is_of_volume(error: OSError, folder: Path) -> bool:
-    """Whether what can't be read in a folder is what a file system keeps at its root, which only root may read."""
-    return Path(str(error.filename)) == folder / "lost+found"
+        for part in parts.values():
+            part.unlink(missing_ok=True)
 
 
 def is_part(name: str) -> bool:
@@ -40,53 +55,44 @@ def is_part(name: str) -> bool:
     return PART.fullmatch(name) is not None
 
 
+def remove_parts(folder: Path) -> None:
+    """Remove the files that a killed process had not completed, from a folder that is locked."""
+    for name in filter(is_part, os.listdir(folder)):
+        (folder / name).unlink()
+
+
 @contextmanager
 def opened_to_copy(source: Path, target: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """A file to read and a new one to write, which is for nobody to read whom the first is not for.
+    """Open a file to read and a new one to write, with no more permissions than the first.
 
     Raises `OSError`, also when `source` is a symbolic link or no regular file, or there is a `target`.
     """
-    if not stat.S_ISREG(source.lstat().st_mode):
+    if not is_regular(source):
         raise OSError(0, f"'{source}' is not a regular file")
     with open(source, "rb", opener=lambda path, flags: os.open(path, flags | ITSELF)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):  # put there meanwhile
             raise OSError(0, f"'{source}' is not a regular file")
-        with _create(target, status) as copy:
+        with _create(target, 0o600 | status.st_mode & 0o666) as copy:
             yield file, copy
 
 
 def make_folder(path: Path, like: Path) -> None:
-    """Make a folder that is closed to whom the folder `like` is closed. Raises `OSError`."""
-    status = like.stat()
-    path.mkdir(mode=0o700 | status.st_mode & 0o777)
-    _share(path, stat.S_IMODE(path.stat().st_mode), status)
+    """Make a folder with no more permissions for others than the folder `like`. Raises `OSError`."""
+    path.mkdir(mode=0o700 | like.stat().st_mode & 0o777)
 
 
-def close_folder(path: Path, like: Path) -> None:
-    """Close a folder to whom the folder `like` is closed, or one around it that is not around `path`.
-
-    Raises `OSError`.
-    """
-    like, path = Path(os.path.realpath(like)), Path(os.path.realpath(path))
-    status = like.stat()
-    _share(path, stat.S_IMODE(path.stat().st_mode) & (0o7700 | status.st_mode), status)
-    group, closed = path.stat().st_gid, 0
-    for around in {*like.parents} - {*path.parents}:
-        entered = around.stat()
-        group_enters, others_enter = bool(entered.st_mode & 0o010), bool(entered.st_mode & 0o001)
-        if entered.st_gid != group:  # members of either may be of the other, too
-            group_enters = others_enter = group_enters and others_enter
-        closed |= 0o070 * (not group_enters) | 0o007 * (not others_enter)
-    _set_mode(path, stat.S_IMODE(path.stat().st_mode) & ~closed)
+def is_regular(path: Path) -> bool:
+    """Whether a path is a regular file, and no link to one."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
-def keep_mode(path: Path, like: Path) -> None:
-    """Give a folder that `make_folder` gave the group of `like` its whole mode, too, unless the system refuses."""
-    with suppress(OSError):
-        status = like.stat()
-        if path.stat().st_gid == status.st_gid:
-            path.chmod(0o700 | stat.S_IMODE(status.st_mode))
+def is_of_volume(error: OSError, folder: Path) -> bool:
+    """Whether what can't be read in a folder is what a file system keeps at its root, which only root may read."""
+    return Path(str(error.filename)) == folder / "lost+found"
 
 
 def leads_out(folder: Path, path: Path) -> bool:
@@ -99,55 +105,6 @@ def leads_out(folder: Path, path: Path) -> bool:
     return not (target.is_relative_to(folder) or is_of_cache)
 
 
-def _create(path: Path, like: os.stat_result | None) -> BinaryIO:
-    """A new file, which its owner may change; others as `like` says, as far as the process's umask lets them."""
-    mode = 0o666 if like is None else 0o600 | like.st_mode & 0o666
-    file = _opened(path, mode)
-    status = os.fstat(file.fileno())
-    if like is None or status.st_gid == like.st_gid:
-        return file
-    try:
-        file.close()
-        path.unlink()  # the group that it was made with may have opened it
-        file = _opened(path, 0o600)
-        _share(path, stat.S_IMODE(status.st_mode), like)
-    except BaseException:
-        file.close()
-        path.unlink(missing_ok=True)
-        raise
-    return file
-
-
-def _opened(path: Path, mode: int) -> BinaryIO:
+def _create(path: Path, mode: int) -> BinaryIO:
+    """A new file; the process's umask takes from `mode`."""
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
-
-
-def _share(path: Path, mode: int, like: os.stat_result) -> None:
-    """Give what was made the group of `like`, and a mode.
-
-    Where it can't have that group, its own gets nothing, and others what the group of `like` gets as well.
-    """
-    if path.stat().st_gid != like.st_gid:
-        try:
-            os.chown(path, -1, like.st_gid)
-        except OSError:
-            mode &= 0o7700 | mode >> 3 & 0o007
-    _set_mode(path, mode)
-
-
-def _set_mode(path: Path, mode: int) -> None:
-    if stat.S_IMODE(path.stat().st_mode) != mode:
-        try:
-            path.chmod(mode)
-        except PermissionError as error:
-            reason = "permissions can't be set there, and what it is made of is closed to others"
-            raise PermissionError(error.errno, reason, str(path)) from error
-
-
-def _regular(path: Path) -> os.stat_result | None:
-    """The file that is to be replaced; None of a new one, or of what is no regular file."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return None
-    return status if stat.S_ISREG(status.st_mode) else None

@@ -25,9 +25,9 @@ from .checkpoint import Weights, read_weights, read_written_config, refuse_other
 from .companions import check_links, check_no_code, companions_of, left_behind
 from .fields import HyperConnectionFields
 from .fit import refuse_unfit
+from .output_folder import OutputFolder, plan_output_folder
 from .own_code import refuse_own_code
 from .packed import quantization
-from .place import Place, find_place, named
 from .sizes import fault_of_sizes, is_size, more_than_layers
 from .source import CONFIG, Source, open_source
 
@@ -51,7 +51,7 @@ class ConversionPlan:
     base_config: of the base, with sizes by their usual names, and the name of the family as its model type.
     written_config: of the base, as it is written.
     shards: name in the output by name in the base, in order; the hyper-connection shard comes after them.
-    place: where OUT is, and what may go for it.
+    output: where OUT is, and whether it is renamed.
     companions: files copied unchanged besides the weights.
     left: files of the base that stay behind, hidden ones aside.
     bytes_needed: what the output takes on disk beyond what it shares with the base.
@@ -59,7 +59,7 @@ class ConversionPlan:
 
     source: Source
     out: Path
-    place: Place
+    output: OutputFolder
     family: Family
     fields: HyperConnectionFields
     base_config: dict
@@ -130,8 +130,7 @@ class ConversionPlan:
             "model": self.source.name,
             "commit": self.source.commit,
             "out": str(self.out),
-            "replaces": self.place.replaced is not None,
-            "discards": list(self.place.replaced.others) if self.place.replaced else [],
+            "replaces": self.output.is_replaced,
             "family": self.family.model_type,
             **vars(self.fields),
             "base_parameters": self.weights.parameters,
@@ -162,7 +161,7 @@ class ConversionPlan:
             ("code", " ".join(self.family.code)),
             ("also copied", " ".join(self.companions) or "nothing"),
             *([("left behind", " ".join(self.left))] if self.left else []),
-            *self._replaced(),
+            *([("renames", f"the old one to {self.output.path.name}.replaced-<time>")] * self.output.is_replaced),
             ("output", f"{self.out}: needs {gigabytes(self.bytes_needed)}, {gigabytes(self.bytes_free)} free"),
         ]
         head = (
@@ -170,13 +169,6 @@ class ConversionPlan:
             f"hidden {config['hidden_size']}, {self.weights.dtype})"
         )
         return "\n".join([head, *(f"  {name:<14} {text}" for name, text in rows)])
-
-    def _replaced(self) -> list[tuple[str, str]]:
-        if (contents := self.place.replaced) is None:
-            return []
-        also = f", also what no conversion made: {named(contents.not_made)}" if contents.not_made else ""
-        also += f", also what may have changed: {named(contents.not_known)}" if contents.not_known else ""
-        return [("replaces", f"a conversion of {len(contents.files)} files{also}")]
 
 
 def plan_conversion(
@@ -188,7 +180,6 @@ def plan_conversion(
     revision: str | None = None,
     link: str = "copy",
     force: bool = False,
-    discard: bool = False,
 ) -> ConversionPlan:
     """Decide how MODEL becomes OUT, and refuse what can't be converted; nothing is written.
 
@@ -198,16 +189,13 @@ def plan_conversion(
     stack: which model in it gets them, by its attribute, as in `convert_model`; None for the usual ones.
     revision: of a Hub repo.
     link: "copy", "hard" or "symlink": how base shards reach OUT.
-    force: whether OUT may be a conversion, which is replaced.
-    discard: with `force`, whether it may hold what no conversion made, or what has changed since, which is removed.
+    force: whether an OUT that exists is renamed.
 
     Raises `UnsupportedCheckpointError` for a model that can't be converted, `ConversionError` for an OUT that can't be
     written.
     """
     if link not in LINKS:
         raise ConversionError(f"link {link!r} was asked for; accepted are {', '.join(map(repr, LINKS))}.")
-    if discard and not force:
-        raise ConversionError("--discard says what --force may remove besides a conversion. Give both, or neither.")
     fields = fields or HyperConnectionFields()
     source = open_source(model, revision)
     companions = companions_of(source)
@@ -243,7 +231,7 @@ def plan_conversion(
     plan = ConversionPlan(
         source=source,
         out=out,
-        place=find_place(out, source, (CONFIG, *shards, *companions), force=force, discard=discard),
+        output=plan_output_folder(out, source, (CONFIG, *shards, *companions), force=force),
         family=family,
         fields=fields,
         base_config=config,
@@ -358,11 +346,11 @@ def _architectures(config: dict, family: Family) -> list[str]:
 
 
 def _with_space_checked(plan: ConversionPlan) -> ConversionPlan:
-    parent = plan.place.out.parent
+    parent = plan.output.path.parent
     kept = sum(plan.source.files[name] for name in plan.companions)
     needed = kept + 4 * plan.hc_parameters + 2**20
     if plan.link == "copy":
-        done = {target for target in plan.shards.values() if (plan.place.work / target).is_file()}
+        done = {target for target in plan.shards.values() if (plan.output.work / target).is_file()}
         needed += sum(plan.source.files[name] for name, target in plan.shards.items() if target not in done)
     cache, download = plan.source.to_download([*plan.shards, *plan.companions])
     if download and os.stat(cache).st_dev == os.stat(parent).st_dev:

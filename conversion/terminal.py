@@ -6,6 +6,8 @@ from typing import TextIO
 
 from hf_hyperconn.errors import HyperConnError
 
+NAMED = 3  # files that a message names before it counts
+
 
 def open_streams() -> None:
     """Let what goes to a closed stdout or stderr go nowhere, not into the next file that is opened."""
@@ -43,6 +45,12 @@ def tell(text: str) -> None:
 def printable(text: str) -> str:
     """Text whose characters that are not shown, but change what is or drive a terminal, are escaped; lines stay."""
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+
+
+def named(names: tuple[str, ...]) -> str:
+    """The first of some files for people, and how many more there are."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _write(stream: TextIO, text: str) -> None:

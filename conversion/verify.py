@@ -24,10 +24,10 @@ from .checkpoint import (
 from .header import TensorInfo
 from .hyper_config import family_of
 from .model_code import code_fault
-from .place import named
 from .record import read_record, shards_without_digest
 from .sizes import fault_of_sizes
 from .source import CONFIG, LocalSource, Source, open_source
+from .terminal import named
 from .transfer import digest
 
 if TYPE_CHECKING:

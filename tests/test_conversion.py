@@ -301,7 +301,7 @@ def test_force_replaces_a_conversion(llama_folder, tmp_path):
     out = tmp_path / "out"
     convert_checkpoint(str(llama_folder), out, hc_mult=2, verify="structure")
     (out / "notes.txt").write_text("old")
-    convert_checkpoint(str(llama_folder), out, hc_mult=3, verify="structure", force=True, discard=True)
+    convert_checkpoint(str(llama_folder), out, hc_mult=3, verify="structure", force=True)
     assert json.loads((out / "config.json").read_text())["hc_mult"] == 3
     assert not (out / "notes.txt").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

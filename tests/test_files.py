@@ -1,14 +1,13 @@
 """Files appear whole or not at all, and only in the folder that they are meant for."""
 
-import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from hf_hyperconn.conversion import files
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.files import close_folder, is_part, leads_out, replace_file
-from hf_hyperconn.errors import ConversionError
+from hf_hyperconn.conversion.files import is_part, leads_out, opened_to_copy, replace_file, replace_files
 
 
 def test_a_file_is_replaced(tmp_path):
@@ -54,18 +53,42 @@ def test_a_name_that_is_taken_keeps_its_file(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_process_left_does_not_last(llama_folder, tmp_path):
-    """Neither in the folder that a conversion works in nor in a conversion that is replaced."""
     part, work = ".hyperconn-0123456789abcdef.part", tmp_path / ".out.incomplete"
     work.mkdir()
     (work / part).write_bytes(b"{")
     out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure").path
     assert not (out / part).exists()
-    (out / part).write_bytes(b"{")
-    convert_checkpoint(str(llama_folder), out, verify="structure", force=True)
-    assert not (out / part).exists()
-    (out / ".README.md.part").write_bytes(b"mine")
-    with pytest.raises(ConversionError, match="also contains files that the conversion did not write"):
-        convert_checkpoint(str(llama_folder), out, verify="structure", force=True)
+
+
+def test_of_several_files_none_changes_when_one_can_not_be_written(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"old")
+    (tmp_path / "gone").write_bytes(b"old")
+    token_hex, count = files.secrets.token_hex, iter(range(9))
+
+    def full(size):
+        if next(count) == 2:
+            raise OSError(28, "No space left on device")
+        return token_hex(size)
+
+    changes = {"gone": None, "a": b"new", "b": b"new", "c": b"new"}
+    with monkeypatch.context() as patch:
+        patch.setattr("secrets.token_hex", full)
+        with pytest.raises(OSError, match="No space left"):
+            replace_files(tmp_path, changes)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"old", "gone": b"old"}
+    replace_files(tmp_path, changes)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == dict.fromkeys("abc", b"new")
+
+
+def test_permissions_are_those_of_the_old_file_or_of_the_source(tmp_path):
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "file").chmod(0o640)
+    replace_file(tmp_path / "file", b"new")
+    with opened_to_copy(tmp_path / "file", tmp_path / "copy") as (source, target):
+        target.write(source.read())
+    umask = os.umask(0)
+    os.umask(umask)
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("file", "copy")} == {0o640 & ~umask | 0o600}
 
 
 def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
@@ -78,20 +101,6 @@ def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         replace_file(tmp_path / "file", b"new")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
-
-
-def test_a_mount_on_which_no_permissions_can_be_set_is_said_to_be_one(tmp_path, monkeypatch):
-    """As of another owner's share, for a base that not everyone may read."""
-
-    def refuse(self, mode):
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(self))
-
-    for name, mode in (("base", 0o700), ("mounted", 0o755)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name).chmod(mode)
-    monkeypatch.setattr(Path, "chmod", refuse)
-    with pytest.raises(PermissionError, match="permissions can't be set there, and what it is made of is closed"):
-        close_folder(tmp_path / "mounted", tmp_path / "base")
 
 
 def test_what_leads_out(tmp_path):

@@ -14,7 +14,6 @@ from hf_hyperconn.analysis.study import study
 from hf_hyperconn.analysis.unfolding import unfold_static
 from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.conversion import cli
-from hf_hyperconn.conversion.made import MARK
 from hf_hyperconn.conversion.push_folder import open_checked
 from hf_hyperconn.conversion.refresh import refresh
 from hf_hyperconn.conversion.verify import verify_checkpoint
@@ -121,37 +120,6 @@ def test_refreshed_it_has_the_code_of_this_release_and_the_same_weights(name, tm
     assert cli.main(["refresh", str(folder)]) == 0
     assert capsys.readouterr().out.endswith("nothing to do\n")
     assert contents(folder).keys() == after.keys()
-
-
-def test_a_refresh_that_was_cut_off_starts_again(tmp_path, monkeypatch):
-    """At any change of a file: the folder is the old one or the new one, and the next refresh ends it."""
-    folder = unpacked(NAMES[0], tmp_path)
-    before = contents(folder)
-    from hf_hyperconn.conversion import refresh as module
-
-    def full(path, content):
-        if path.name == "modeling_hyper_connections.py":
-            raise OSError(28, "No space left on device")
-        path.write_bytes(content)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "replace_file", full)
-        with pytest.raises(ConversionError, match="is as it was: No space left on device"):
-            refresh(folder)
-    assert contents(folder) == before
-    assert (tmp_path / ".converted.incomplete" / MARK).is_file()
-    assert refresh(folder).changed
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "converted"]
-    assert verify_checkpoint(folder).passed
-
-
-def test_an_unfinished_conversion_is_not_taken_for_one(tmp_path):
-    folder = unpacked(NAMES[0], tmp_path)
-    (tmp_path / ".converted.incomplete").mkdir()
-    (tmp_path / ".converted.incomplete" / "mine").touch()
-    with pytest.raises(ConversionError, match="is in the way: an unfinished conversion"):
-        refresh(folder)
-    assert (tmp_path / ".converted.incomplete" / "mine").is_file()
 
 
 def test_changed_code_is_not_lost(tmp_path):

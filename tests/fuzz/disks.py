@@ -8,6 +8,7 @@ Disks are made in a mount namespace of their own (`unshare -rm`). Where that is 
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from .snapshot import snapshot
 from .workers import side_by_side
 
 NOT_ALLOWED = 77
+RENAMED = re.compile(r"\.replaced-[\d-]+/")
 INSIDE = "HF_HYPERCONN_FUZZ_DISKS"
 PAGE = 4096
 LARGE = 2**26
@@ -168,9 +170,13 @@ class Rig:
                     ended = command()
                     if ended.code:
                         raise RuntimeError(f"{name} fails undisturbed: {ended.stderr}")
-                    self.made[name] = now = contents(disk)
+                    self.made[name], now = _held(disk), contents(disk)
                     whole = "out" in kind.writes  # each of its files is written anew
-                    new = [disk / file for file in now if whole or before.get(file) != now[file]]
+                    new = [
+                        disk / file
+                        for file in now
+                        if not RENAMED.search(file) and (whole or before.get(file) != now[file])
+                    ]
                     self.sizes = [file.stat().st_size for file in new]
                     return False, None
                 limited.limit(fault)
@@ -209,12 +215,12 @@ def _check_left(kind: Kind, disk: Path, before: dict, made: dict, whole: bool) -
     """Each file that a command writes is as before or as it should be, of OUT all are; the rest is as it was."""
     if kind.disk == "home":
         return
-    now = contents(disk)
+    now = _held(disk)
     if whole:
         if now != made:
             raise Broken(f"it ends well, and differs: {sorted(dict(now.items() ^ made.items()))[:3]}")
         return
-    works = {name: value for name, value in now.items() if name.startswith((".out.incomplete/", ".out.previous/"))}
+    works = {name: value for name, value in now.items() if name.startswith(".out.incomplete/")}
     now = {name: value for name, value in now.items() if name not in works}
     if "out" in kind.writes:
         if now not in (before, made):
@@ -224,6 +230,11 @@ def _check_left(kind: Kind, disk: Path, before: dict, made: dict, whole: bool) -
         accepted = (before.get(name), made.get(name)) if name in kind.writes else (before.get(name),)
         if now.get(name) not in accepted:
             raise Broken(f"{name} is neither as it was nor as it should be")
+
+
+def _held(disk: Path) -> dict[str, str]:
+    """The contents of a disk, with one name for what was renamed at any time."""
+    return {RENAMED.sub(".replaced/", name): value for name, value in contents(disk).items()}
 
 
 def faults(sizes: list[int], step: int) -> Iterator[Fault]:

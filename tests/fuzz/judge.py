@@ -93,8 +93,13 @@ def _may_change(case: Case, path: Path, ended: Ended) -> bool:
     conversion = Path("work", "hc")
     match case.driver:
         case "convert" if "--dry-run" not in case.arguments:
-            places = [work for out in _outs(case) for work in _beside(out)]
-            return any(path.is_relative_to(place) for place in (places if ended.code else [*places, *_outs(case)]))
+            places = [_work(out) for out in _outs(case)]
+            if ended.code == 0:
+                places += _outs(case)
+                places += [
+                    here for here in (path, *path.parents) if any(_is_renamed(here, out) for out in _outs(case))
+                ]
+            return any(path.is_relative_to(place) for place in places)
         case "verify":
             return path == conversion / RECORD and ended.code == 0
         case "card":
@@ -109,9 +114,14 @@ def _outs(case: Case) -> list[Path]:
     return [Path(os.path.normpath(Path("work", case.out))), Path(os.path.relpath(os.path.realpath(out), place))]
 
 
-def _beside(out: Path) -> list[Path]:
+def _work(out: Path) -> Path:
     """Where a conversion works until OUT is whole."""
-    return [out.parent / f".{out.name}.{kind}" for kind in ("incomplete", "previous")]
+    return out.with_name(f".{out.name}.incomplete") if out.name else out
+
+
+def _is_renamed(path: Path, out: Path) -> bool:
+    """Whether a path is the name that `--force` gives to an old OUT."""
+    return path.parent == out.parent and path.name.startswith(f"{out.name}.replaced-")
 
 
 def _check_hub(case: Case, ended: Ended, repos: dict[str, dict[str, Path]]) -> None:
@@ -141,9 +151,10 @@ def _check_result(case: Case, before: dict, ended: Ended) -> None:
 
 def _check_converted(case: Case, before: dict) -> None:
     out, base = case.work / case.out, case.work / "base"
-    for left in _beside(Path(os.path.normpath(Path("work", case.out)))):
-        if os.path.lexists(case.place / left) and os.fsencode(left) not in before:
-            raise Broken(f"{left.name} is left behind")
+    left = _work(Path(os.path.normpath(Path("work", case.out))))
+    if os.path.lexists(case.place / left) and os.fsencode(left) not in before:
+        raise Broken(f"{left.name} is left behind")
+    _check_renamed(case, before)
     try:
         config, record = (json.loads((out / name).read_bytes()) for name in ("config.json", RECORD))
         index = json.loads((out / "model.safetensors.index.json").read_bytes())
@@ -170,6 +181,19 @@ def _check_converted(case: Case, before: dict) -> None:
         raise Broken(f"converted, and {found}")
     if published:
         raise Broken("weights of OUT can be read by more people than those of the base")
+
+
+def _check_renamed(case: Case, before: dict) -> None:
+    """All that was at OUT is under its new name, as it was."""
+    now = look(case)
+    for place in _outs(case):
+        old = {path: entry for path, entry in before.items() if Path(os.fsdecode(path)).is_relative_to(place)}
+        if not old or old.get(os.fsencode(place), ("l",))[0].startswith("l"):  # OUT was new, or a link that stays
+            continue
+        (new,) = [Path(os.fsdecode(path)) for path in now if _is_renamed(Path(os.fsdecode(path)), place)] or [place]
+        moved = {os.fsencode(new / Path(os.fsdecode(path)).relative_to(place)): entry for path, entry in old.items()}
+        if any(now.get(path) != entry for path, entry in moved.items()):
+            raise Broken(f"--force lost or changed what was at {place}")
 
 
 def _check_verified(case: Case, before: dict, ended: Ended) -> None:

@@ -67,7 +67,7 @@ def odd(work: Path, pick: random.Random) -> str:
 
 def beside_leftovers(work: Path, pick: random.Random) -> str:
     """What an interrupted conversion left, or something in its place."""
-    name = pick.choice([".out.incomplete", ".out.previous"])
+    name = pick.choice([".out.incomplete", "out.replaced-20260101-000000"])
     left = work / name
     match pick.randrange(6):
         case 0:
