@@ -1,13 +1,12 @@
 """Files appear whole or not at all, and only in the folder that they are meant for."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from hf_hyperconn.conversion import files
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.files import is_part, leads_out, opened_to_copy, replace_file, replace_files
+from hf_hyperconn.conversion.files import is_part, leads_out, replace_file, replace_files
 
 
 def test_a_file_is_replaced(tmp_path):
@@ -78,17 +77,6 @@ def test_of_several_files_none_changes_when_one_can_not_be_written(tmp_path, mon
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"old", "gone": b"old"}
     replace_files(tmp_path, changes)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == dict.fromkeys("abc", b"new")
-
-
-def test_permissions_are_those_of_the_old_file_or_of_the_source(tmp_path):
-    (tmp_path / "file").write_bytes(b"old")
-    (tmp_path / "file").chmod(0o640)
-    replace_file(tmp_path / "file", b"new")
-    with opened_to_copy(tmp_path / "file", tmp_path / "copy") as (source, target):
-        target.write(source.read())
-    umask = os.umask(0)
-    os.umask(umask)
-    assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("file", "copy")} == {0o640 & ~umask | 0o600}
 
 
 def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
