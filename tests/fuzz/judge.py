@@ -161,7 +161,7 @@ def _check_converted(case: Case, before: dict) -> None:
     except (OSError, ValueError, LookupError) as error:
         raise Broken(f"OUT is not whole: {error}") from error
     for path in out.rglob("*.py"):
-        ours = packaged(path.name)
+        ours = packaged(path.name, config)
         if ours is None or path.read_bytes() != ours.encode():
             raise Broken(f"OUT has code that isn't the package's: {path.name}")
     for path, _ in holding(out, (SECRET,)):
