@@ -33,7 +33,7 @@ def code_of(source: Source, config: dict) -> tuple[str, ...]:
 
 
 def size_of_code(source: Source, config: dict) -> tuple[int, int]:
-    """How many files of code a checkpoint brings, and how many lines of these are not empty.
+    """Count the files of code that a checkpoint brings, and their lines that are not empty.
 
     Raises `UnsupportedCheckpointError` when one can't be read.
     """

@@ -107,7 +107,7 @@ class Family:
         return self.model_type.partition(INNER)[2]
 
     def code(self, config: Mapping) -> dict[str, str]:
-        """The files of code that a folder with this config.json brings, by their names: their text."""
+        """Write the files of code that a folder with this config.json brings: the text of each, by its name."""
         part = config.get(self.field_of_layers) if self.field_of_layers else None
         chosen = part if isinstance(part, Mapping) else config
         found = code_of(lambda name: code_text(f"{name}.py"), modules_in(self.auto_map), chosen)

@@ -134,7 +134,7 @@ def test_no_file_is_long():
 def test_what_is_written_for_a_config_is_written_again_alike(connection):
     source = (MODELS / f"{CHOSEN}.py").read_text(encoding="utf-8")
     config = hc_llama(connection=connection, hc_mult=STREAMS.get(connection, 2), norm="dyt").config
-    written = written_for(config, CHOSEN, source)
+    written = written_for(vars(config), CHOSEN, source)
     assert written_for(config.to_dict(), CHOSEN, written) == written != source
 
 

@@ -65,6 +65,6 @@ class AltUpConnection(HyperConnection):
 
 
 def altup(layer: Any, sub_layer: int, sub_layers: int) -> AltUpConnection:
-    """The connection around sub-layer k of a layer, as its config asks for."""
+    """Make the connection around sub-layer k of a layer, as its config asks for."""
     config = layer.config
     return AltUpConnection(config.hidden_size, config.hc_mult, sub_layer, config.hc_selection)

@@ -200,7 +200,7 @@ def _by_tensor(factors: torch.Tensor, values: list[torch.Tensor]) -> tuple[torch
 
 
 def attention_residual(layer: Any, sub_layer: int, sub_layers: int) -> AttentionResidual:
-    """The connection around sub-layer k of a layer, as its config asks for.
+    """Make the connection around sub-layer k of a layer, as its config asks for.
 
     Raises `ValueError` for a layer with a sub-layer that reads nothing.
     """
@@ -214,6 +214,6 @@ def attention_residual(layer: Any, sub_layer: int, sub_layers: int) -> Attention
 
 
 def attention_readout(layer: Any) -> AttentionReadout:
-    """The readout of a last layer, as its config asks for."""
+    """Make the readout of a last layer, as its config asks for."""
     config = layer.config
     return AttentionReadout(config.hidden_size, config.hc_attention, config.hc_eps)

@@ -61,7 +61,7 @@ WARNINGS: dict[str, Callable] = {
 
 
 def readout_of(config) -> Callable | None:
-    """What makes the readout of a config; None where its connection computes it."""
+    """Return what makes the readout of a config; None where its connection computes it."""
     return OWN_READOUTS.get(config.connection, READOUTS.get(config.hc_readout))
 
 

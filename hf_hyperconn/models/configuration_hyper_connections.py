@@ -114,7 +114,7 @@ class ShippedConfig(Base):
         super().save_pretrained(save_directory, **kwargs)
         this: Any = self
         read = (this.source_in or source_in)(self.code_package or package)
-        for name, source in code_of(read, modules_in(self.auto_map), this.of_layers).items():
+        for name, source in code_of(read, modules_in(self.auto_map), vars(this.of_layers)).items():
             Path(save_directory, f"{name}.py").write_text(source, encoding="utf-8", newline="\n")
         if push_to_hub:
             self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)

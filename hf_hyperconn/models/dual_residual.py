@@ -77,10 +77,10 @@ class DualReadout(WideModule):
 
 
 def dual(layer: Any, sub_layer: int, sub_layers: int) -> DualResidual:
-    """The connection around sub-layer k of a layer, as its config asks for."""
+    """Make the connection around sub-layer k of a layer, as its config asks for."""
     return DualResidual(layer.config.hidden_size, sub_layer, norm=layer.make_norm())
 
 
 def dual_readout(layer: Any) -> DualReadout:
-    """The readout of a last layer."""
+    """Make the readout of a last layer."""
     return DualReadout(layer.make_norm())

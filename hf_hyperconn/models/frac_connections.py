@@ -88,7 +88,7 @@ def narrow_norm(norm: nn.Module, size: int) -> nn.Module:
 
 
 def frac(layer: Any, sub_layer: int, sub_layers: int) -> FracConnection:
-    """The connection around sub-layer k of a layer, as its config asks for.
+    """Make the connection around sub-layer k of a layer, as its config asks for.
 
     Raises `ValueError` as `narrow_norm`.
     """

@@ -180,13 +180,13 @@ class HyperConnection(Connection):
 
 
 def static(layer: Any, sub_layer: int, sub_layers: int) -> HyperConnection:
-    """The static connection around sub-layer k of a layer, as its config asks for."""
+    """Make the static connection around sub-layer k of a layer, as its config asks for."""
     config, written = layer.config, layer.written_streams(sub_layer, sub_layers)
     return HyperConnection(config.hidden_size, config.hc_mult, sub_layer, written=written)
 
 
 def dynamic(layer: Any, sub_layer: int, sub_layers: int) -> HyperConnection:
-    """The dynamic connection around sub-layer k of a layer, as its config asks for."""
+    """Make the dynamic connection around sub-layer k of a layer, as its config asks for."""
     config, written = layer.config, layer.written_streams(sub_layer, sub_layers)
     norm, tanh = layer.make_norm(), config.hc_tanh
     return HyperConnection(config.hidden_size, config.hc_mult, sub_layer, norm=norm, tanh=tanh, written=written)

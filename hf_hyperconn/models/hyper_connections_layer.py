@@ -144,7 +144,7 @@ class HyperConnectionDecoderLayer(Base):
         return CONNECTIONS[self.config.connection](self, sub_layer, sub_layers)
 
     def written_streams(self, sub_layer: int, sub_layers: int) -> tuple[int, ...] | None:
-        """The streams that sub-layer k of so many writes at the start; None where its connection says so itself."""
+        """Return the streams that sub-layer k of so many writes at the start; None where its connection knows them."""
         config, start = self.config, STARTS.get(self.config.hc_start)
         return start and start(sub_layer, sub_layers, config.hc_mult, config.hc_history, len(self.parts))
 

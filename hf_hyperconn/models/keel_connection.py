@@ -60,5 +60,5 @@ class KeelConnection(Connection):
 
 
 def keel(layer: Any, sub_layer: int, sub_layers: int) -> KeelConnection:
-    """The connection around sub-layer k of a layer, as its config asks for."""
+    """Make the connection around sub-layer k of a layer, as its config asks for."""
     return KeelConnection(layer.config.hidden_size, sub_layer, sub_layers, norm=layer.make_norm())

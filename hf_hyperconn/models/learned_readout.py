@@ -48,6 +48,6 @@ class LearnedReadout(WideModule):
 
 
 def learned(layer: Any) -> LearnedReadout:
-    """The readout of a last layer, as its config asks for."""
+    """Make the readout of a last layer, as its config asks for."""
     config = layer.config
     return LearnedReadout(config.hidden_size, config.hc_mult, config.hc_eps)

@@ -255,12 +255,12 @@ def read_logits(n: int, favoured: int, eps: float) -> list[float]:
 
 
 def manifold(layer: Any, sub_layer: int, sub_layers: int, mixes: bool = True) -> ManifoldHyperConnection:
-    """The connection around sub-layer k of a layer, as its config asks for."""
+    """Make the connection around sub-layer k of a layer, as its config asks for."""
     config, is_biased = layer.config, layer.config.hc_start == "biased"
     settings = mixes, config.hc_sinkhorn_iters, config.hc_eps, is_biased
     return ManifoldHyperConnection(config.hidden_size, config.hc_mult, sub_layer, *settings)
 
 
 def identity(layer: Any, sub_layer: int, sub_layers: int) -> ManifoldHyperConnection:
-    """The same, with unmixed streams."""
+    """Make the same, with unmixed streams."""
     return manifold(layer, sub_layer, sub_layers, mixes=False)

@@ -21,15 +21,15 @@ IMPORT = re.compile(r"^from \.\w+ import (.+)\n", re.MULTILINE)
 
 
 def modules_in(auto_map: Mapping[str, str]) -> set[str]:
-    """The modules that an `auto_map` names."""
+    """Return the modules that an `auto_map` names."""
     return {reference.partition(".")[0] for reference in auto_map.values()}
 
 
-def code_of(read: Callable[[str], str], modules: Iterable[str], config: Any = None) -> dict[str, str]:
-    """The source of modules, and of those beside them that they import, by name.
+def code_of(read: Callable[[str], str], modules: Iterable[str], config: Mapping | None = None) -> dict[str, str]:
+    """Collect the source of modules, and of those beside them that they import, by name.
 
     read: gives the source of a module.
-    config: whose code it is, or a config.json; None for that of every config.
+    config: the fields of the config whose code it is; None for that of every config.
     """
     found: dict[str, str] = {}
     pending = set(modules)
@@ -40,12 +40,14 @@ def code_of(read: Callable[[str], str], modules: Iterable[str], config: Any = No
     return dict(sorted(found.items()))
 
 
-def written_for(config: Any, module: str, source: str) -> str:
-    """The source of a module as a model with this config brings it."""
+def written_for(config: Mapping, module: str, source: str) -> str:
+    """Write the source of a module as a model with this config brings it.
+
+    Of the rows of `chosen_code.py` it keeps those that the config chooses, and imports what these name.
+    """
     if module != CHOSEN:
         return source
-    get = config.get if isinstance(config, Mapping) else lambda name, default: getattr(config, name, default)
-    chosen = [get(name, default) for name, default in CHOOSING.items()]
+    chosen = [config.get(name, default) for name, default in CHOOSING.items()]
     source = ROW.sub(lambda row: row[0] if row[1] in chosen else "", source).replace("{\n}", "{}")
     used = {function for _, function in ROW.findall(source)}
 
@@ -57,10 +59,10 @@ def written_for(config: Any, module: str, source: str) -> str:
 
 
 def source_in(package: str) -> Callable[[str], str]:
-    """What reads the source of a module of a package, wherever it is kept.
+    """Make what reads the source of a module of a package, wherever it is kept.
 
-    It is read once, by the first model: so what is saved is the code that ran, also where another release has been
-    installed meanwhile. It raises `ImportError` or `OSError` when that can't be read.
+    It is read once, by the first model. So what is saved is the code that ran, also where another release has been
+    installed meanwhile. What is made raises `ImportError` or `OSError` when that can't be read.
     """
 
     def read(name: str) -> str:

@@ -44,6 +44,6 @@ class WeightedReadout(WideModule):
 
 
 def weighted(layer: Any) -> WeightedReadout:
-    """The readout of a last layer, as its config asks for."""
+    """Make the readout of a last layer, as its config asks for."""
     config, n = layer.config, layer.config.hc_mult
     return WeightedReadout((1.0, *[0.0] * (n - 1)) if config.hc_start == "history" else (1 / n,) * n)
