@@ -64,7 +64,8 @@ def find_changes(
     """
     recorded = (record or {}).get("files") or {}
     code = code_of(source, config)
-    changes, notes = _code(source, code, written_by(config, record), recorded, as_converted, digest_of)
+    ours = {name: packaged(name, config) for name in code}
+    changes, notes = _code(source, ours, written_by(config, record), recorded, as_converted, digest_of)
     for name, expected in recorded.items():
         if name in code or (name in (CONFIG, INDEX) and not as_converted):
             continue
@@ -121,19 +122,21 @@ def _differences(config: dict, base: dict, family: Family) -> list[str]:
 
 def _code(
     source: Source,
-    code: tuple[str, ...],
+    code: dict[str, str | None],
     writers: tuple[str | None, str | None],
     recorded: dict[str, str],
     as_converted: bool,
     digest_of: Callable[[str], str],
 ) -> tuple[list[FileChange], list[str]]:
-    """`find_changes` of the files of model code, which `writers` wrote."""
+    """`find_changes` of the files of model code, which `writers` wrote.
+
+    code: the source of each as this package writes it; None where it writes no such file.
+    """
     changes, of_release = [], []
     is_of_another = None not in writers and writers != (hf_hyperconn.__version__, release())
-    for name in code:
+    for name, text in code.items():
         if name not in source.files:
             continue
-        text = packaged(name)
         found, ours = digest_of(name), text and hashlib.sha256(text.encode()).hexdigest()
         if name not in recorded:
             if found != ours and is_of_another:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import hf_hyperconn
 from hf_hyperconn.errors import ConversionError, VerificationError
-from hf_hyperconn.pairs.modules import code_text
 
 from .base_card import README, read_base_card
 from .checkpoint import INDEX
@@ -253,8 +252,8 @@ def _write_companions(plan: ConversionPlan, work: Path) -> None:
             if not (work / folder).is_dir():
                 make_folder(work / folder, like=plan.source.folder([name]) / folder)
         copy_anew(plan.source.path(name), work / name)
-    for name in plan.family.code:
-        replace_file(work / name, code_text(name).encode())
+    for name, text in plan.code.items():
+        replace_file(work / name, text.encode())
     _write_json(work / CONFIG, plan.config)
 
 
@@ -290,7 +289,7 @@ def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
         "base_shards": shards,
         "hyper_connection_shard": plan.hc_shard,
         "hyper_connection_sha256": digest(work / plan.hc_shard),
-        "files": {name: digest(work / name) for name in sorted((CONFIG, INDEX, *plan.family.code, *plan.companions))},
+        "files": {name: digest(work / name) for name in sorted((CONFIG, INDEX, *plan.code, *plan.companions))},
     }
 
 

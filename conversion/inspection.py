@@ -22,7 +22,7 @@ from hf_hyperconn.pairs.family_names import FamilyName
 
 from .checkpoint import Weights, open_tensors, read_config, read_weights
 from .hyper_config import family_of
-from .model_code import cuts_of
+from .model_code import cuts_of, size_of_code
 from .plan import gigabytes
 from .record import base_of, read_record
 from .sizes import is_size
@@ -49,6 +49,7 @@ class Inspection:
     dtype: that of most of its weights, as safetensors spells it.
     quantised: the method, of a quantised checkpoint; None otherwise.
     base, commit: what it was converted from, where that is recorded.
+    code_files, code_lines: how many files of code it brings, and how many lines of these are not empty.
     cut_from: the releases of Transformers that its code was cut from; empty where its branches are of no release.
     parameters: stored ones, all of them; None when they are packed by quantisation.
     added_parameters: those of the connections among them.
@@ -74,6 +75,8 @@ class Inspection:
     quantised: str | None
     base: str | None
     commit: str | None
+    code_files: int
+    code_lines: int
     cut_from: tuple[str, ...]
     parameters: int | None
     added_parameters: int
@@ -94,7 +97,7 @@ class Inspection:
             ("model", f"{model}, quantised by {self.quantised}" if self.quantised else model),
             ("connection", ", ".join([self.connection, *kind_of(self.fields).settings(self.fields)])),
             ("base", f"{self.base}{commit}" if self.base else "not recorded"),
-            ("code", code_origin(self.cut_from)),
+            ("code", f"{self.code_files} files, {self.code_lines:,} lines, {code_origin(self.cut_from)}"),
             ("parameters", _share(self.parameters, self.added_parameters, lambda count: f"{count:,}")),
             ("FLOPs", f"{_share(self.flops, self.added_flops, _scaled)}, a token, forward"),
             ("activations", f"+{gigabytes(self.added_memory)} a token kept for the backward, without recomputation"),
@@ -146,6 +149,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
     base, commit = base_of(config, record)
     added_flops = connection_flops(config)
     trained, not_known, drift, readout_drift = _state_of(source, config, family, weights, record)
+    code_files, code_lines = size_of_code(source, config)
     return Inspection(
         name=source.name,
         family=family.name,
@@ -160,6 +164,8 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
         quantised=quantised,
         base=base,
         commit=commit,
+        code_files=code_files,
+        code_lines=code_lines,
         cut_from=tuple(dict.fromkeys(cut.release for cut in cuts_of(source, family))),
         parameters=None if quantised else weights.parameters,
         added_parameters=sum(tensor.size for name, tensor in weights.tensors.items() if is_of_connection(name)),

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import Family
 from hf_hyperconn.models.layer_source import CutFrom, digest
+from hf_hyperconn.models.shipped_code import code_of as imported
+from hf_hyperconn.models.shipped_code import written_for
 from hf_hyperconn.pairs.modules import code_text
 from hf_hyperconn.pairs.source_files import Source as Function
 from hf_hyperconn.pairs.source_files import release
@@ -16,7 +18,6 @@ from .source import CONFIG, Source
 
 LARGEST = 1_000_000  # bytes of a file of code
 REFERENCE = re.compile(r"(\w+)\.(\w+)")
-IMPORT = re.compile(r"^\s*from \.(\w+) import", re.MULTILINE)
 
 
 def code_of(source: Source, config: dict) -> tuple[str, ...]:
@@ -24,14 +25,20 @@ def code_of(source: Source, config: dict) -> tuple[str, ...]:
 
     Raises `UnsupportedCheckpointError` when one can't be read.
     """
-    found, pending = [], sorted({f"{file}.py" for file, _ in _named(config).values()})
-    while pending:
-        name = pending.pop(0)
-        found.append(name)
-        if name in source.files:
-            imported = (f"{module}.py" for module in IMPORT.findall(_text(source, name)))
-            pending += sorted(set(imported) - {*found, *pending})
-    return tuple(found)
+
+    def read(module: str) -> str:
+        return _text(source, f"{module}.py") if f"{module}.py" in source.files else ""
+
+    return tuple(f"{module}.py" for module in imported(read, {file for file, _ in _named(config).values()}))
+
+
+def size_of_code(source: Source, config: dict) -> tuple[int, int]:
+    """Count the files of code that a checkpoint brings, and their lines that are not empty.
+
+    Raises `UnsupportedCheckpointError` when one can't be read.
+    """
+    texts = [_text(source, name) for name in code_of(source, config) if name in source.files]
+    return len(texts), sum(bool(line.strip()) for text in texts for line in text.splitlines())
 
 
 def code_fault(source: Source, config: dict, family: Family) -> str | None:
@@ -91,10 +98,10 @@ def written_by(config: dict, record: dict | None) -> tuple[str | None, str | Non
     return config.get("hc_version"), config.get("transformers_version")
 
 
-def packaged(name: str) -> str | None:
-    """The source of a file of model code as this release writes it; None when it writes none of that name."""
+def packaged(name: str, config: dict) -> str | None:
+    """The source of a file of model code as this release writes it for a config; None when it has no such file."""
     try:
-        return code_text(name)
+        return written_for(config, name.removesuffix(".py"), code_text(name))
     except (FileNotFoundError, UnsupportedCheckpointError):
         return None
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,11 @@ class ConversionPlan:
             config |= {"hc_base_model": self.source.name, "hc_base_commit": self.source.commit}
         return config
 
+    @cached_property
+    def code(self) -> dict[str, str]:
+        """The files of code that the output brings, by their names: their text."""
+        return self.family.code(self.config)
+
     def fingerprint(self) -> list:
         """What an interrupted conversion must have in common with this one to be resumed."""
         files = {name: self.source.files[name] for name in (*self.shards, *self.companions)}
@@ -137,7 +143,7 @@ class ConversionPlan:
             "base_bytes": self.base_bytes,
             "hc_parameters": self.hc_parameters,
             "shards": {**self.shards, "(hyper-connections)": self.hc_shard},
-            "code": list(self.family.code),
+            "code": list(self.code),
             "companions": list(self.companions),
             "left": list(self.left),
             "link": self.link,
@@ -158,7 +164,7 @@ class ConversionPlan:
                 "hc weights",
                 f"{modules} modules, {self.fields}, float32: +{self.hc_parameters:,} parameters (+{share:.3g} %)",
             ),
-            ("code", " ".join(self.family.code)),
+            ("code", " ".join(self.code)),
             ("also copied", " ".join(self.companions) or "nothing"),
             *([("left behind", " ".join(self.left))] if self.left else []),
             *([("renames", f"the old one to {self.output.path.name}.replaced-<time>")] * self.output.is_replaced),

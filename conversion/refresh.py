@@ -11,7 +11,6 @@ from pathlib import Path
 import hf_hyperconn
 from hf_hyperconn.errors import ConversionError
 from hf_hyperconn.kinds import FORMAT
-from hf_hyperconn.pairs.modules import code_text
 from hf_hyperconn.pairs.source_files import release
 
 from .changes import find_changes
@@ -99,7 +98,7 @@ def _refresh(source: LocalSource, given: str | Path, dry_run: bool, accept_chang
     config, record = read_config(source), read_record(source)
     refuse_links_out(source, code_of(source, config))
     family = family_of(source, config)
-    texts = {name: code_text(name).encode() for name in family.code}
+    texts = {name: text.encode() for name, text in family.code(config).items()}
     old = {name for name in code_of(source, config) if name in source.files}
     recorded = ((record or {}).get("files") or {}).keys()
     removed = {name for name in recorded if name.endswith(".py") and "/" not in name} - texts.keys()

@@ -24,7 +24,7 @@ _EXPORTS = {
     "load_hc": "hc_file",
     "register_auto_classes": "registration",
     "save_hc": "hc_file",
-    "set_hc_implementation": "models.hyper_connections_step",
+    "set_hc_implementation": "models.computing",
 }
 
 __all__ = ["__version__", *_EXPORTS]

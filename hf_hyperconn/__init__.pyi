@@ -339,8 +339,9 @@ from .hc_file import hc_parameters as hc_parameters
 from .hc_file import load_hc as load_hc
 from .registration import register_auto_classes as register_auto_classes
 from .hc_file import save_hc as save_hc
-from .models.hyper_connections_step import set_hc_implementation as set_hc_implementation
-from .models.configuration_hyper_connections import HyperConnectionCompositeConfig, HyperConnectionConfig
+from .models.computing import set_hc_implementation as set_hc_implementation
+from .models.configuration_composite import HyperConnectionCompositeConfig
+from .models.configuration_hyper_connections import HyperConnectionConfig
 from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel
 
 __version__: str

@@ -26,9 +26,9 @@ from .errors import UnsupportedCheckpointError
 from .generic import attributes_of, cut_of
 from .hooks import hooks_of
 from .models.configuration_hyper_connections import OF_CONNECTIONS, HyperConnectionConfig
-from .models.float32_connections import warn_of_narrow, warn_of_training
-from .models.hyper_connections import InitialisedModule, copied
-from .models.hyper_connections_layer import HyperConnectionDecoderLayer, place_layers, warn_of_old_places
+from .models.connection_weights import InitialisedModule, copied, warn_of_narrow, warn_of_training
+from .models.hyper_connections_layer import HyperConnectionDecoderLayer, place_layers
+from .models.old_places import warn_of_old_places
 from .models.sub_layers import READOUT, is_of_connection
 from .pairs.cuts import Cut
 from .pairs.loops import read_layer_loop

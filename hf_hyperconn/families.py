@@ -8,49 +8,16 @@ from types import ModuleType
 from typing import Any
 
 from .errors import UnsupportedCheckpointError
+from .models.shipped_code import code_of, modules_in
 from .models.sub_layers import SubLayer
 from .pairs.classes import MAPPINGS
 from .pairs.composites import TEXT
 from .pairs.family_names import FamilyName
 from .pairs.family_source import INNER, FamilySource, InnerModel
+from .pairs.modules import code_text
 from .pairs.source_files import table
 from .pairs.sources import fields_of_stacks, read_family
 from .pairs.text import auto_map, stem
-
-SHARED_CODE = (
-    "altup_connection.py",
-    "attention_residuals.py",
-    "configuration_hyper_connections.py",
-    "dual_residual.py",
-    "dynamic_activations.py",
-    "float32_connections.py",
-    "frac_connections.py",
-    "history_start.py",
-    "hyper_connections.py",
-    "hyper_connections_autograd.py",
-    "hyper_connections_layer.py",
-    "hyper_connections_step.py",
-    "hyper_connections_torch.py",
-    "hyper_connections_triton_kernels.py",
-    "hyper_connections_triton_operators.py",
-    "hyper_connections_types.py",
-    "initial_weights.py",
-    "keel_connection.py",
-    "layer_source.py",
-    "manifold_hyper_connections.py",
-    "manifold_hyper_connections_triton_kernels.py",
-    "manifold_hyper_connections_triton_operators.py",
-    "manifold_start.py",
-    "modeling_hyper_connections.py",
-    "norm_forms.py",
-    "operators.py",
-    "peft_defaults.py",
-    "residual_streams.py",
-    "sinkhorn.py",
-    "split_parameters.py",
-    "sub_layers.py",
-    "transformers_seam.py",
-)
 
 TOLD_FIRST = ("ForImageTextToText", "ForSpeechSeq2Seq", "ForSeq2SeqLM")
 USUAL_HEADS = (*("ForCausalLM", "ForImageTextToText", "ForMultimodalLM", "ForSpeechSeq2Seq", "ForSeq2SeqLM", "Model"),)
@@ -139,10 +106,12 @@ class Family:
         """Where another model has this one, as "decoder"; "" for a whole model."""
         return self.model_type.partition(INNER)[2]
 
-    @property
-    def code(self) -> tuple[str, ...]:
-        """The files that a Hub repo of this family ships."""
-        return (*self.files, *(self.of_layers.files if self.of_layers else ()), *SHARED_CODE)
+    def code(self, config: Mapping) -> dict[str, str]:
+        """Write the files of code that a folder with this config.json brings: the text of each, by its name."""
+        part = config.get(self.field_of_layers) if self.field_of_layers else None
+        chosen = part if isinstance(part, Mapping) else config
+        found = code_of(lambda name: code_text(f"{name}.py"), modules_in(self.auto_map), chosen)
+        return {f"{name}.py": text for name, text in found.items()}
 
     @property
     def of_layers(self) -> "Family | None":

@@ -15,14 +15,14 @@ from torch import nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from .errors import UnsupportedCheckpointError
+from .models.between_layers import for_every_stream
 from .models.configuration_hyper_connections import HyperConnectionConfig
-from .models.hyper_connections_layer import HyperConnectionDecoderLayer, fresh_copy
+from .models.hyper_connections_layer import HyperConnectionDecoderLayer, fresh_copy, reduce_recorded_streams
 from .models.modeling_hyper_connections import (
     HyperConnectionHead,
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,
 )
-from .models.residual_streams import for_every_stream, reduce_recorded_streams
 from .pairs.branches import cut_branches, refusal
 from .pairs.cuts import Cut
 from .pairs.loops import read_layer_loop

@@ -22,11 +22,16 @@ from .families import name_of_family
 from .in_memory import convert_with_fields
 from .kinds import FIELDS as DEFAULTS
 from .kinds import KINDS, READOUTS, kind_of, readout_of
-from .models.configuration_hyper_connections import FORMS, NORMS, SELECTIONS, STARTS, HyperConnectionConfig
-from .models.float32_connections import warn_of_narrow
-from .models.history_start import HISTORIES
-from .models.hyper_connections_layer import warn_of_old_places
-from .models.split_parameters import whole
+from .models.configuration_hyper_connections import (
+    FORMS,
+    HISTORIES,
+    NORMS,
+    SELECTIONS,
+    STARTS,
+    HyperConnectionConfig,
+)
+from .models.connection_weights import warn_of_narrow, whole
+from .models.old_places import warn_of_old_places
 from .models.sub_layers import is_of_connection
 from .outermost import config_of, is_of_diffusers, outermost_model
 from .pairs.family_names import FamilyName

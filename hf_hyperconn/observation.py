@@ -11,8 +11,7 @@ from torch import nn
 
 from .adapters import modules_in_use
 from .errors import HyperConnError
-from .models.hyper_connections import Connection
-from .models.hyper_connections_step import without_autocast
+from .models.connection import Connection, without_autocast
 from .models.sub_layers import SubLayer
 from .outermost import outermost_model
 

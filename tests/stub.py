@@ -30,7 +30,8 @@ def _imports() -> list[str]:
         if names
     ]
     mixins = [
-        "from .models.configuration_hyper_connections import HyperConnectionCompositeConfig, HyperConnectionConfig",
+        "from .models.configuration_composite import HyperConnectionCompositeConfig",
+        "from .models.configuration_hyper_connections import HyperConnectionConfig",
         "from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel",
     ]
     return [*named, *exported, *mixins]

@@ -7,7 +7,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_hyperconn import convert_model
 from hf_hyperconn.models.attention_residuals import AttentionResidual
-from hf_hyperconn.models.hyper_connections import Connection, HyperConnection
+from hf_hyperconn.models.connection import Connection
+from hf_hyperconn.models.hyper_connections import HyperConnection
 from hf_hyperconn.models.keel_connection import KeelConnection
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldHyperConnection
 

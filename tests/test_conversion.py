@@ -21,7 +21,6 @@ from transformers import (
     LlamaModel,
 )
 
-import hf_hyperconn
 from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion import convert, shards, transfer
 from hf_hyperconn.conversion.convert import convert_checkpoint
@@ -31,6 +30,7 @@ from hf_hyperconn.conversion.source import LocalSource
 from hf_hyperconn.errors import ConversionError, VerificationError
 
 from .conftest import llama_config
+from .families import FAMILIES
 from .marks import few
 
 
@@ -143,10 +143,8 @@ def test_everything_useful_comes_along(llama_folder, tmp_path):
     for name in left:
         assert not (out / name).exists(), name
     assert "content of README.md" not in (out / "README.md").read_text()
-    models = Path(hf_hyperconn.__file__).parent / "models"
-    shared = {path.name for path in models.glob("*.py") if "_hc_" not in path.name} - {"__init__.py"}
-    code = {"configuration_hc_llama.py", "modeling_hc_llama.py", *shared}
-    assert {path.name for path in out.glob("*.py")} == code
+    config = json.loads((out / "config.json").read_text())
+    assert {path.name: path.read_text() for path in out.glob("*.py")} == FAMILIES["llama"].code(config)
 
 
 def test_record(llama_folder, tmp_path):

@@ -18,6 +18,7 @@ from hf_hyperconn.conversion.push_folder import open_checked
 from hf_hyperconn.conversion.refresh import refresh
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import ConversionError, PushError
+from hf_hyperconn.families import Family, find_family
 
 from .golden_folders import FOLDERS
 from .marks import few
@@ -108,6 +109,9 @@ def test_refreshed_it_has_the_code_of_this_release_and_the_same_weights(name, tm
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
     assert (folder / "model-00001-of-00002.safetensors").stat().st_ino == inode
     config = json.loads(after["config.json"])
+    code = find_family(config["model_type"].removeprefix("hc_")).code(config)
+    assert {name: after[name].decode() for name in after if name.endswith(".py")} == code
+    assert not code.keys() >= {name for name in before if name.endswith(".py")}  # it had those of all kinds
     assert (config["hc_format"], config["hc_version"]) == (1, __version__)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "converted"]
     with pytest.raises(PushError, match="has never been compared with its base"):
@@ -135,10 +139,8 @@ def test_changed_code_is_not_lost(tmp_path):
 
 
 def test_one_more_shared_file_does_not_make_every_folder_fail(tmp_path, monkeypatch):
-    from hf_hyperconn import families
-
-    folder = unpacked(NAMES[0], tmp_path)
-    monkeypatch.setattr(families, "SHARED_CODE", (*families.SHARED_CODE, "new_file.py"))
+    folder, code = unpacked(NAMES[0], tmp_path), Family.code
+    monkeypatch.setattr(Family, "code", lambda family, config: {**code(family, config), "new_file.py": ""})
     assert verify_checkpoint(folder).passed
     (folder / "sinkhorn.py").unlink()
     assert verify_checkpoint(folder).failure == "the code file sinkhorn.py is missing"

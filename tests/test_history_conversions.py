@@ -17,7 +17,7 @@ from hf_hyperconn.conversion.demo import byte_tokenizer
 from hf_hyperconn.conversion.inspection import inspect_checkpoint
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import HyperConnectionFileError, HyperConnError
-from hf_hyperconn.models.hyper_connections import WeightedReadout
+from hf_hyperconn.models.weighted_readout import WeightedReadout
 
 from .marks import few
 from .processes import elsewhere

@@ -91,7 +91,7 @@ def test_shapes_are_compared_before_connections_take_memory(write, llama, monkey
         f"model.layers.{i}.{name}.static_beta": torch.ones(1000) for i in range(3) for name in ("attn_hc", "mlp_hc")
     }
     file = write({"hc_mult": 1000}, tensors)
-    monkeypatch.setattr("hf_hyperconn.models.initial_weights.init.copy_", forbidden)
+    monkeypatch.setattr("hf_hyperconn.models.connection_weights.init.copy_", forbidden)
     with pytest.raises(HyperConnectionFileError, match="belongs to another model: the file has no"):
         load_hc(llama, file)
 

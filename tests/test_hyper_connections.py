@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from hf_hyperconn.models import hyper_connections_torch
-from hf_hyperconn.models.hyper_connections import HyperConnection, expand_streams, reduce_streams
+from hf_hyperconn.models.connection import expand_streams, reduce_streams
+from hf_hyperconn.models.hyper_connections import HyperConnection
 
 from .tolerances import BFLOAT16_STREAMS, FLOAT32, LOOP_FLOAT64, TWO_FORMS
 

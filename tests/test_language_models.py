@@ -154,7 +154,7 @@ def test_another_language_model_than_usual_has_a_name_of_its_own(folder):
     base = json.loads((folder.with_name("base") / "config.json").read_text())
     assert name_of_family(base) == name_of_family(config) == "llava__mistral"
     assert [name for name in base.keys() - config.keys() if name != "_name_or_path"] == []
-    assert {path.name for path in folder.glob("*.py")} == set(find_family("llava__mistral").code)
+    assert {path.name for path in folder.glob("*.py")} == set(find_family("llava__mistral").code(config))
 
 
 def test_it_equals_its_base_without_the_package(folder):

@@ -138,7 +138,7 @@ def test_trainer_saves_what_loads_without_the_package(tmp_path):
     settings = {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 2, "report_to": [], "use_cpu": True}
     HCTrainer(model, TrainingArguments(str(tmp_path / "run"), **settings), train_dataset=rows).train()
     saved = tmp_path / "run" / "checkpoint-2"
-    assert {path.name for path in saved.glob("*.py")} == set(find_family("glm4").code)
+    assert {path.name for path in saved.glob("*.py")} == set(find_family("glm4").code({}))
     model.save_pretrained(tmp_path / "again")
     comparison = {"base": str(saved), "converted": [str(tmp_path / "again")], "attention": None, "dtypes": ["float32"]}
     found = elsewhere([{"comparisons": [{**comparison, "prompts": IDS.tolist()}], "new_tokens": 4}], tmp_path)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from hf_hyperconn import convert_model
-from hf_hyperconn.models import peft_defaults
+from hf_hyperconn.models import transformers_seam
 
 from .adapted import CONNECTIONS, logits, train
 from .families import FAMILIES
@@ -94,8 +94,8 @@ def test_every_table_of_peft_has_for_a_family_what_it_has_for_the_base(model_typ
 
 def test_lora_targets_are_listed_for_the_families_that_peft_has_none_for():
     known = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    assert FAMILIES.keys() - known.keys() <= peft_defaults.LORA_TARGETS.keys() <= FAMILIES.keys()
-    assert known["llama"] == peft_defaults.LORA_TARGETS["olmo"]
+    assert FAMILIES.keys() - known.keys() <= transformers_seam.LORA_TARGETS.keys() <= FAMILIES.keys()
+    assert known["llama"] == transformers_seam.LORA_TARGETS["olmo"]
 
 
 @pytest.mark.slow

@@ -55,8 +55,9 @@ def test_twenty_steps(whole_run):
 
 def test_the_result_loads_by_its_own_code(whole_run):
     family = FAMILIES["llama"]
-    assert {path.name for path in whole_run.glob("*.py")} == set(family.code)
-    assert json.loads((whole_run / "config.json").read_text())["auto_map"] == family.auto_map
+    config = json.loads((whole_run / "config.json").read_text())
+    assert {path.name for path in whole_run.glob("*.py")} == set(family.code(config))
+    assert config["auto_map"] == family.auto_map
     assert (whole_run / "tokenizer.json").is_file()
 
 

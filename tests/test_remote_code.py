@@ -64,7 +64,7 @@ def test_every_auto_class_loads_saves_and_loads_again(llama, llama_folder, ids, 
         assert torch.equal(torch.tensor(report["AutoModelForCausalLM"][2]), expected)
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("converted", "again", "third")]
     assert configs[0]["auto_map"] == configs[1]["auto_map"] == configs[2]["auto_map"]
-    for name in FAMILIES["llama"].code:
+    for name in FAMILIES["llama"].code(configs[0]):
         assert (tmp_path / "third" / name).read_bytes() == (converted / name).read_bytes()
 
 
@@ -120,7 +120,7 @@ def test_a_part_that_no_auto_class_has_is_saved_with_its_code(tmp_path):
     convert_model(other_families.tiny("t5"), hc_mult=2).save_pretrained(tmp_path / "hc")
     save = f"{OUTPUTS}\nload('AutoModelForSeq2SeqLM', sys.argv[1]).encoder.save_pretrained(sys.argv[2])"
     printed(save, tmp_path / "hc", tmp_path / "again", place=tmp_path)
-    assert {path.name for path in (tmp_path / "again").glob("*.py")} == {*find_family("t5").code}
+    assert {path.name for path in (tmp_path / "again").glob("*.py")} == {*find_family("t5").code({})}
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_config_that_is_saved_alone_loads(tmp_path):
     printed(save, tmp_path / "hc", tmp_path / "of a model", place=tmp_path)
     for name in ("alone", "of a model"):
         printed(f"{OUTPUTS}\n{config}", tmp_path / name, place=tmp_path)
-    assert {path.name for path in (tmp_path / "of a model").glob("*.py")} == {*find_family("llama").code}
+    assert {path.name for path in (tmp_path / "of a model").glob("*.py")} == {*find_family("llama").code({})}
 
 
 PARTS = """

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, Trainer, TrainingArguments
 
 from hf_hyperconn import HCLlamaForCausalLM, convert_model
-from hf_hyperconn.models.hyper_connections import expand_streams
+from hf_hyperconn.models.connection import expand_streams
 
 from .conftest import train
 

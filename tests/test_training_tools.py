@@ -20,10 +20,11 @@ from trl.trainer.utils import add_fused_lm_head
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCTrainer, convert_model, hc_param_groups, load_hc, save_hc
 from hf_hyperconn.errors import HyperConnError
-from hf_hyperconn.models.hyper_connections import HyperConnection, copied
+from hf_hyperconn.models.connection_weights import copied
+from hf_hyperconn.models.hyper_connections import HyperConnection
 from hf_hyperconn.models.norm_forms import form_of
-from hf_hyperconn.models.peft_defaults import share_peft_defaults
 from hf_hyperconn.models.sub_layers import is_of_connection
+from hf_hyperconn.models.transformers_seam import share_peft_defaults
 from hf_hyperconn.training import refuse_cast_by_zero_init, use_autocast
 
 from .conftest import hc_llama, randomise_connections

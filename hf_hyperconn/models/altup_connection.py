@@ -15,11 +15,14 @@ This is a static hyper-connection with fewer parameters, in the letters of `hype
 and is computed as one. At the start p is the identity and g is 1.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
-from .hyper_connections import HyperConnection, compute_dtype
-from .hyper_connections_types import CoefficientParameters
+from .connection import compute_dtype
+from .hyper_connections import HyperConnection
+from .hyper_connections_torch import CoefficientParameters
 
 
 class AltUpConnection(HyperConnection):
@@ -59,3 +62,9 @@ class AltUpConnection(HyperConnection):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, selected={self.selected}"
+
+
+def altup(layer: Any, sub_layer: int, sub_layers: int) -> AltUpConnection:
+    """Make the connection around sub-layer k of a layer, as its config asks for."""
+    config = layer.config
+    return AltUpConnection(config.hidden_size, config.hc_mult, sub_layer, config.hc_selection)

@@ -23,10 +23,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .hyper_connections import Connection, WideModule, compute_dtype, expand_streams
-from .hyper_connections_autograd import returned
-from .hyper_connections_step import without_autocast
-from .hyper_connections_types import of_every_token
+from .connection import Connection, compute_dtype, expand_streams, of_every_token, returned, without_autocast
+from .connection_weights import WideModule
 
 
 @dataclass(eq=False)
@@ -199,3 +197,23 @@ def _weights(scores: torch.Tensor) -> torch.Tensor:
 def _by_tensor(factors: torch.Tensor, values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Factors `[B, S, M]` as `[B, S, m, 1]` for each tensor of values."""
     return factors.unsqueeze(-1).split([value.shape[-2] for value in values], dim=-2)
+
+
+def attention_residual(layer: Any, sub_layer: int, sub_layers: int) -> AttentionResidual:
+    """Make the connection around sub-layer k of a layer, as its config asks for.
+
+    Raises `ValueError` for a layer with a sub-layer that reads nothing.
+    """
+    config = layer.config
+    if not all(part.reads for part in layer.parts):
+        raise ValueError(
+            f"connection is 'attnres', which reads values for every sub-layer; one of {type(layer).__name__} reads "
+            f"nothing. Choose another connection."
+        )
+    return AttentionResidual(config.hidden_size, sub_layer, config.hc_block, config.hc_attention, config.hc_eps)
+
+
+def attention_readout(layer: Any) -> AttentionReadout:
+    """Make the readout of a last layer, as its config asks for."""
+    config = layer.config
+    return AttentionReadout(config.hidden_size, config.hc_attention, config.hc_eps)

@@ -2,10 +2,7 @@
 """The fields every hyper-connection config shares, and their validation."""
 
 import os
-import re
-from copy import deepcopy
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,14 +10,15 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig
 
-from .history_start import HISTORIES
-from .peft_defaults import share_peft_defaults, tell_scale_of_logits
+from .shipped_code import code_of, modules_in, source_in
 from .transformers_seam import (
     implementations,
     share_class_names,
     share_correction_of_tokenizer,
+    share_peft_defaults,
     share_processors,
     share_tokenizer,
+    tell_scale_of_logits,
 )
 
 FORMAT = 1  # of a saved folder: names of parameters and fields of the config
@@ -28,6 +26,7 @@ VERSION = "0.1.0"  # of hf_hyperconn, whose code this is
 CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac", "keel", "attnres", "altup", "dual")
 READOUTS = ("mean", "sum", "learned", "weighted")
 STARTS = ("copies", "history", "biased")
+HISTORIES = ("type", "depth")
 FORMS = ("sum", "mean")
 SELECTIONS = ("alternating", "same")
 NORMS = (None, "dyt", "derf")
@@ -36,7 +35,6 @@ ONE_STREAM = {
     "keel": "Keel carries one residual stream",
     "attnres": "'attnres' has values of earlier sub-layers instead of streams",
 }
-SOURCES: dict[str, str] = {}  # of modules, as they were when they were first asked for
 OF_A_CONVERSION = ("hc_base_model", "hc_base_commit", "hc_version")  # in config.json beside the fields below
 OF_A_FOLDER = ("model_type", "architectures", "auto_map", "transformers_version")
 
@@ -52,7 +50,7 @@ class ShippedConfig(Base):
 
     base_model_type: the model type of the base.
     code_package: where the modules that `auto_map` names are; None for the package of this class.
-    read_code: the `code_of` that has read them; None for that of this module.
+    source_in: what has read them; None for that of this package.
 
     Models set the last two, as Transformers may keep the code of a checkpoint twice: for its config, without the
     modules of models, and for its models, with all.
@@ -60,7 +58,7 @@ class ShippedConfig(Base):
 
     base_model_type: ClassVar[str]
     code_package: ClassVar[str | None] = None
-    read_code: ClassVar[Any] = None
+    source_in: ClassVar[Any] = None
     base_model_pp_plan: ClassVar[Any] = None  # pipeline stages exchange [B, S, D]; streams are [B, S, N, D]
 
     def __init_subclass__(cls, *args, **kwargs):
@@ -114,8 +112,9 @@ class ShippedConfig(Base):
         package, _, own = type(self).__module__.rpartition(".")
         self.auto_map = {"AutoConfig": f"{own}.{type(self).__name__}", **(getattr(self, "auto_map", None) or {})}
         super().save_pretrained(save_directory, **kwargs)
-        read_code = type(self).read_code or code_of
-        for name, source in read_code(self.code_package or package, modules_in(self.auto_map)).items():
+        this: Any = self
+        read = (this.source_in or source_in)(self.code_package or package)
+        for name, source in code_of(read, modules_in(self.auto_map), vars(this.of_layers)).items():
             Path(save_directory, f"{name}.py").write_text(source, encoding="utf-8", newline="\n")
         if push_to_hub:
             self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)
@@ -279,71 +278,11 @@ class HyperConnectionConfig(ShippedConfig):
             "hc_mult": 1 if fields.get("connection") in ONE_STREAM else 4,
         }
         fields = {**fields, **{name: value for name, value in follow.items() if fields.get(name) is None}}
-        base = _without_its_folder(config.to_dict(), cls)
-        return cls(**{**base, **fields, **_base_on_the_hub(config)}, **implementations(config))
+        base = without_its_folder(config.to_dict(), cls)
+        return cls(**{**base, **fields, **base_on_the_hub(config)}, **implementations(config))
 
 
 OF_CONNECTIONS = [name for name in HyperConnectionConfig.__dataclass_fields__ if name != "hc_format"]
-
-
-class HyperConnectionCompositeConfig(ShippedConfig):
-    """Mixin before the config of a model that has its layers in another model, its language model.
-
-    The fields of `HyperConnectionConfig` are those of `text_config`, and may be given beside it.
-
-    part_field: where that model has its config; `text_config`, if it is the language model.
-    part_class: what that is, with the fields of `HyperConnectionConfig`.
-    """
-
-    part_field: ClassVar[str] = "text_config"
-    part_class: ClassVar[type[HyperConnectionConfig]]
-
-    @property
-    def of_layers(self):
-        """The config that has the fields of hyper-connections: that of the model with the layers."""
-        return getattr(self, self.part_field)
-
-    def __post_init__(self, **kwargs):
-        wanted, found, field = self.part_class, self.of_layers, self.part_field
-        given = {name: kwargs.pop(name) for name in OF_CONNECTIONS if name in kwargs}
-        chosen = found.get("model_type") if isinstance(found, dict) else getattr(found, "model_type", None)
-        if chosen not in (None, wanted.model_type, wanted.base_model_type):
-            raise ValueError(f"{field} has model_type {chosen!r}; {type(self).__name__} takes {wanted.model_type!r}.")
-        if given and isinstance(found, wanted):
-            raise ValueError(f"{', '.join(given)} belong in {field}, which is a {wanted.__name__}. Set them there.")
-        if isinstance(found, dict):
-            setattr(self, field, wanted(**{**_without_its_folder(found, wanted), **given}))
-        super().__post_init__(**kwargs)
-        made = self.of_layers
-        if made.model_type != wanted.model_type:  # one without hyper-connections, or made by the base
-            setattr(
-                self,
-                field,
-                wanted(**{**_without_its_folder(made.to_dict(), wanted), **given}, **implementations(made)),
-            )
-
-    def to_diff_dict(self) -> dict:
-        """As Transformers' own, but with all that the config of the model with the layers has."""
-        return {**super().to_diff_dict(), self.part_field: self.of_layers.to_diff_dict()}
-
-    @classmethod
-    def from_prenorm(cls, config: PreTrainedConfig, **fields):
-        """This family's config for the Pre-Norm `config`, with the hyper-connection `fields` given.
-
-        Raises `ValueError` as that of `HyperConnectionConfig`.
-        """
-        if config.model_type != cls.base_model_type:
-            raise ValueError(
-                f"{cls.__name__} is made from a {cls.base_model_type!r} config, not from {config.model_type!r}."
-            )
-        base = {
-            name: deepcopy(getattr(config, name)) if name in config.sub_configs else value
-            for name, value in _without_its_folder(config.to_dict(), cls).items()
-        }
-        base[cls.part_field] = cls.part_class.from_prenorm(getattr(config, cls.part_field), **fields)
-        # other parts keep theirs
-        own: dict[str, Any] = {name: {"": value} for name, value in implementations(config).items()}
-        return cls(**base, **_base_on_the_hub(config), **own)
 
 
 def _is_mistaken(name: str, config_class: Any) -> bool:
@@ -352,11 +291,11 @@ def _is_mistaken(name: str, config_class: Any) -> bool:
     return name == "n" or (name.startswith("hc_") and name not in known)
 
 
-def _without_its_folder(config: dict, config_class: type) -> dict:
+def without_its_folder(config: dict, config_class: type) -> dict:
     return {k: value for k, value in config.items() if k not in OF_A_FOLDER and not _is_mistaken(k, config_class)}
 
 
-def _base_on_the_hub(config: PreTrainedConfig) -> dict[str, Any]:
+def base_on_the_hub(config: PreTrainedConfig) -> dict[str, Any]:
     """The name of a base that was loaded from the Hub, as `hc_base_model`."""
     name = config.name_or_path or ""
     return {"hc_base_model": name} if _is_of_the_hub(name) and not os.path.isdir(name) else {}
@@ -369,32 +308,3 @@ def _is_of_the_hub(name: str) -> bool:
     except HFValidationError:
         return False
     return "/" in name
-
-
-def modules_in(auto_map: dict[str, str]) -> set[str]:
-    """The modules that an `auto_map` names."""
-    return {reference.partition(".")[0] for reference in auto_map.values()}
-
-
-def code_of(package: str, modules: set[str]) -> dict[str, str]:
-    """The source of modules of a package, and of those beside them that they import, by name, wherever it is kept.
-
-    It is read once, by the first model: so what is saved is the code that ran, also where another release has been
-    installed meanwhile.
-
-    Raises `ImportError` or `OSError` when it can't be read.
-    """
-    found: dict[str, str] = {}
-    pending = set(modules)
-    while pending:
-        name = pending.pop()
-        module = f"{package}.{name}"
-        if module not in SOURCES:
-            spec: Any = find_spec(module)
-            source = spec and spec.loader.get_source(module)
-            if source is None:
-                raise ImportError(f"there is no source of {module}, which is saved with its models")
-            SOURCES[module] = source
-        found[name] = SOURCES[module]
-        pending |= set(re.findall(r"^\s*from \.(\w+) import", found[name], re.MULTILINE)) - found.keys()
-    return found

@@ -10,11 +10,13 @@ After the last, the two become x + Norm(d). The family's final norm follows.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from .hyper_connections import Carry, Connection, WideModule, compute_dtype, in_float32
+from .connection import Carry, Connection, compute_dtype
+from .connection_weights import WideModule, in_float32
 
 
 @dataclass(eq=False)
@@ -72,3 +74,13 @@ class DualReadout(WideModule):
         """Hidden states `[B, S, D]` of streams `[B, S, 2, D]`, in their dtype."""
         x, d = streams.to(compute_dtype(streams.dtype)).unbind(-2)
         return (x + self.norm(d)).to(streams.dtype)
+
+
+def dual(layer: Any, sub_layer: int, sub_layers: int) -> DualResidual:
+    """Make the connection around sub-layer k of a layer, as its config asks for."""
+    return DualResidual(layer.config.hidden_size, sub_layer, norm=layer.make_norm())
+
+
+def dual_readout(layer: Any) -> DualReadout:
+    """Make the readout of a last layer."""
+    return DualReadout(layer.make_norm())

@@ -10,11 +10,13 @@ width.
 """
 
 import inspect
+from typing import Any
 
 import torch
 from torch import nn
 
-from .hyper_connections import InitialisedModule, compute_dtype
+from .connection import compute_dtype
+from .connection_weights import InitialisedModule
 
 # initial alpha before attention and elsewhere, by width: the DyT paper's Tables 10 and 11
 ALPHAS = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
@@ -76,13 +78,11 @@ class EmbeddingScale(InitialisedModule):
         return (hidden_states * self.weight).to(hidden_states.dtype)
 
 
-def replace_norms(module: nn.Module, config) -> None:
-    """Put what `config.norm` names in the place of every norm inside `module`; nothing when it is None.
+def dynamic_activations(module: Any, config) -> None:
+    """Put what `config.norm` names in the place of every norm inside `module`; a first layer scales embeddings, too.
 
     Raises `ValueError` for a norm that is more than a function of one tensor, or does not tell its width.
     """
-    if config.norm is None:
-        return
     family = type(config).__name__.removeprefix("HC").removesuffix("Config")  # as RobertaPreLayerNorm
     for path, norm in list(module.named_modules()):
         if "Norm" in type(norm).__name__.replace(family, ""):
@@ -96,6 +96,8 @@ def replace_norms(module: nn.Module, config) -> None:
             attention = name == "input_layernorm" or "self_attn" in owner
             alpha = initial_alphas(config)[0 if attention else 1]
             setattr(module.get_submodule(owner), name, DynamicActivation(width, config.norm, alpha))
+    if getattr(module, "is_first", False):
+        module.embedding_scale = EmbeddingScale(config.hidden_size)
 
 
 def initial_alphas(config) -> tuple[float, float]:

@@ -11,11 +11,13 @@ row of norm(H). At Y = A_r = I and b = 1 this is the residual connection, exactl
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from .hyper_connections import Carry, HyperConnection, width_connection
+from .connection import Carry
+from .hyper_connections import HyperConnection, width_connection
 
 
 @dataclass(eq=False)
@@ -83,3 +85,13 @@ def narrow_norm(norm: nn.Module, size: int) -> nn.Module:
         if hasattr(norm, name):
             setattr(norm, name, value)
     return norm
+
+
+def frac(layer: Any, sub_layer: int, sub_layers: int) -> FracConnection:
+    """Make the connection around sub-layer k of a layer, as its config asks for.
+
+    Raises `ValueError` as `narrow_norm`.
+    """
+    config = layer.config
+    norm = narrow_norm(layer.make_norm(), config.hidden_size // config.hc_mult)
+    return FracConnection(config.hidden_size, config.hc_mult, sub_layer, norm=norm, tanh=config.hc_tanh)

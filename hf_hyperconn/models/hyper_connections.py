@@ -1,10 +1,8 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """Hyper-Connections (arXiv 2409.19606): what stands where a residual connection stood.
 
-Letters: B batch, S sequence, N residual streams, D hidden size; k counts sub-layers from zero (attention of decoder
-layer i is k = 2i, its MLP is k = 2i + 1). A *branch* is norm + attention, or norm + MLP.
-
-For one token, H holds its N streams as rows. A sub-layer reads, mixes and writes them with
+For one token, in the letters of `connection.py`, H holds its N streams as rows. A sub-layer reads, mixes and writes
+them with
 
     A = [A_m | A_r]  N x (N+1)      b  N
 
@@ -23,81 +21,17 @@ computes what its Pre-Norm base computes, bit for bit. That is why coefficients 
 float32, without any reduced-precision matrix product, and each stream is rounded once, when it is written.
 """
 
-from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
-from .hyper_connections_autograd import is_transformed
-from .hyper_connections_step import StepCarry, Streams, step, without_autocast
-from .hyper_connections_torch import compute_dtype, products_on
-from .hyper_connections_types import CoefficientParameters, of_every_token, without_overflow
+from .computing import is_transformed, products_on
+from .connection import Connection, Streams, Writer, compute_dtype, without_autocast
+from .connection_weights import in_float32
+from .hyper_connections_step import StepCarry, step
+from .hyper_connections_torch import CoefficientParameters
 from .norm_forms import NormForm, form_of
-from .split_parameters import whole
-
-
-class Written(Protocol):
-    """Streams on their way to a connection: what its `take` gives, or what a carry has written."""
-
-    def written(self) -> torch.Tensor:
-        """The streams, `[B, S, N, D]`."""
-
-
-class Writer(Protocol):
-    """What any width connection leaves for its branch's output."""
-
-    def write(self, branch_output: torch.Tensor) -> Written:
-        """The next streams, of a branch output `[B, S, D]`."""
-
-
-@dataclass(eq=False)
-class Carry:
-    """What a width connection leaves for its branch's output: streams that are mixed, to be written to.
-
-    mixed: H', the mixed streams, `[B, S, N, D]`, float32 (float64 for float64 streams).
-    beta: b, the write weights, `[N]` or `[B, S, N]`, same dtype.
-    dtype: the dtype of the streams.
-    """
-
-    mixed: torch.Tensor
-    beta: torch.Tensor
-    dtype: torch.dtype
-
-    def write(self, branch_output: torch.Tensor) -> Streams:
-        """The depth connection: the next streams, of a branch output `[B, S, D]`.
-
-        They have the dtype that `streams + branch_output` would have.
-        """
-        dtype = torch.promote_types(self.dtype, branch_output.dtype)
-        return Streams(self.added(without_overflow(branch_output.to(self.mixed.dtype), dtype)).to(dtype))
-
-    def added(self, branch_output: torch.Tensor) -> torch.Tensor:
-        """The next streams before they are rounded, `[B, S, N, D]`, of an output in their dtype. Eq. 5."""
-        *tokens, _, size = self.mixed.shape
-        return self.mixed + self.beta.unsqueeze(-1) * of_every_token(branch_output, (*tokens, size)).unsqueeze(-2)
-
-
-def expand_streams(hidden_states: torch.Tensor, hc_mult: int) -> torch.Tensor:
-    """Repeat hidden states `[B, S, D]` into `hc_mult` equal streams, `[B, S, N, D]` (a view). Section 2.1."""
-    return hidden_states.unsqueeze(-2).expand(*hidden_states.shape[:-1], hc_mult, hidden_states.shape[-1])
-
-
-def reduce_streams(streams: torch.Tensor, readout: str = "mean") -> torch.Tensor:
-    """Read hidden states `[B, S, D]` out of streams `[B, S, N, D]`, in the dtype of the streams.
-
-    readout: "mean", which returns equal streams themselves, exactly, for every N; or "sum", the paper's, which hands
-    N times the vector to the final norm.
-    """
-    values = streams.to(compute_dtype(streams.dtype))
-    return (values.sum(-2) if readout == "sum" else stream_mean(values)).to(streams.dtype)
-
-
-def stream_mean(streams: torch.Tensor) -> torch.Tensor:
-    """The mean `[B, S, D]` of streams `[B, S, N, D]`; of equal streams themselves, exactly."""
-    first = streams[..., 0, :]
-    return first + (streams - first.unsqueeze(-2)).mean(-2)
 
 
 def width_connection(streams: torch.Tensor, alpha: torch.Tensor, reads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,146 +45,6 @@ def width_connection(streams: torch.Tensor, alpha: torch.Tensor, reads: int = 1)
     """
     products = products_on(streams.device).mixed(alpha, streams.to(alpha.dtype))
     return products[..., :reads, :].to(streams.dtype), products[..., reads:, :]
-
-
-class InitialisedModule(nn.Module):
-    """A module whose `initial_values` its constructor and a model's `_init_weights` both take.
-
-    decayed: names of those of its parameters that weight decay applies to.
-    """
-
-    decayed: tuple[str, ...] = ()
-
-    def initial_values(self) -> dict[str, torch.Tensor]:
-        """Every parameter of the module itself at the start."""
-        raise NotImplementedError
-
-    def register_initial_values(self) -> None:
-        """Make a parameter of each initial value."""
-        for name, value in self.initial_values().items():
-            self.register_parameter(name, nn.Parameter(value))
-
-
-def copied(module: nn.Module) -> nn.Module:
-    """A deep copy; also of a module whose tensors are fake, of which `deepcopy` alone would copy the mode."""
-    with whole(module.parameters()):
-        parameters = {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in module.parameters()}
-    return deepcopy(module, parameters | {id(buffer): buffer.clone() for buffer in module.buffers()})
-
-
-def in_float32(norm: nn.Module) -> nn.Module:
-    """The norm, in float32; unlike by `.float()` also where its tensors are fake, which can't be changed in place."""
-    for module in norm.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.dtype != torch.float32:
-                module.register_parameter(name, nn.Parameter(parameter.detach().float(), parameter.requires_grad))
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_floating_point():
-                setattr(module, name, buffer.float())
-    return norm
-
-
-class WideModule(InitialisedModule):
-    """A module whose parameters stay float32 when a model is cast to 16 bits (`.to(torch.bfloat16)`, `.half()`).
-
-    Those made or loaded in 16 bits stay so; its forward has to cast up.
-    """
-
-    def _apply(self, fn, recurse=True):
-        # what `.to`, `.half`, `.cuda` and the like do to every parameter, gradient and buffer, children's included
-        def widely(tensor: torch.Tensor) -> torch.Tensor:
-            result = fn(tensor)
-            is_narrowed = result.is_floating_point() and result.itemsize < 4 <= tensor.itemsize
-            return tensor.to(result.device, torch.float32) if is_narrowed else result
-
-        return super()._apply(widely, recurse)
-
-
-class Connection(WideModule):
-    """What stands around one sub-layer: a width connection before its branch and a depth connection after it.
-
-    hidden_size: D.
-    hc_mult: N, at least 1.
-    sub_layer: k.
-
-    Parameters are float32 whatever the default dtype, and stay it; the forward casts up whatever they have become.
-    """
-
-    def __init__(self, hidden_size: int, hc_mult: int, sub_layer: int):
-        super().__init__()
-        self.hidden_size, self.hc_mult, self.sub_layer = hidden_size, hc_mult, sub_layer
-
-    def expand_streams(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The first streams, `[B, S, N, D]`, of hidden states `[B, S, D]`."""
-        return expand_streams(hidden_states, self.hc_mult)
-
-    def reduce_streams(self, streams: torch.Tensor, readout: str) -> torch.Tensor:
-        """Hidden states `[B, S, D]` of streams."""
-        return reduce_streams(streams, readout)
-
-    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """From streams `[B, S, N, D]`, the branch input `[B, S, D]` in their dtype, and H' and b of `Carry`."""
-        raise NotImplementedError
-
-    def take(self, streams: torch.Tensor) -> Written:
-        """Streams `[B, S, N, D]` as `forward` takes them."""
-        return Streams(streams)
-
-    def forward(self, streams: Any) -> tuple[torch.Tensor, Writer]:
-        """The width connection; a forward, so that hooks and wrappers of the module see it.
-
-        streams: what `take` gives, or what the carry of the sub-layer before has written.
-
-        Returns the branch input `[B, S, D]` and the carry, whose `write` takes the branch's output.
-        """
-        values = streams.written()
-        with without_autocast(values):
-            branch_input, mixed, beta = self.connect(values)
-        return branch_input, self.carry(mixed, beta, values.dtype)
-
-    def carry(self, mixed: torch.Tensor, beta: torch.Tensor, dtype: torch.dtype) -> Carry:
-        """What writes a branch's output to H', with b, as streams of a dtype."""
-        return Carry(mixed, beta, dtype)
-
-    def width_connection(self, streams: torch.Tensor) -> tuple[torch.Tensor, Writer]:
-        """`forward`, of streams `[B, S, N, D]` as a tensor."""
-        return self(self.take(streams))
-
-    def extra_repr(self) -> str:
-        return f"hidden_size={self.hidden_size}, hc_mult={self.hc_mult}, sub_layer={self.sub_layer}"
-
-
-class WeightedReadout(WideModule):
-    """The last streams, summed with learned weights.
-
-    weights: one for each stream, at the start.
-    """
-
-    static_gamma: nn.Parameter
-
-    def __init__(self, weights: tuple[float, ...]):
-        super().__init__()
-        self.weights = weights
-        self.register_initial_values()
-
-    def initial_values(self) -> dict[str, torch.Tensor]:
-        """The weights at the start, float32."""
-        return {"static_gamma": torch.tensor(self.weights, dtype=torch.float32)}
-
-    def forward(self, streams: torch.Tensor) -> torch.Tensor:
-        """Hidden states `[B, S, D]` of streams `[B, S, N, D]`, in their dtype.
-
-        Equal streams whose weights sum to 1 return themselves, exactly, and so does a stream of weight 1 beside those
-        of weight 0.
-        """
-        with without_autocast(streams):
-            values = streams.to(compute_dtype(streams.dtype))
-            weights, first = self.static_gamma.to(values.dtype), values[..., 0, :]
-            others: Any = sum(weights[i] * (values[..., i, :] - first) for i in range(1, len(weights)))
-            return (weights.sum() * first + others).to(streams.dtype)
-
-    def extra_repr(self) -> str:
-        return f"hc_mult={len(self.weights)}"
 
 
 class HyperConnection(Connection):
@@ -383,3 +177,16 @@ class HyperConnection(Connection):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, tanh={self.tanh}"
+
+
+def static(layer: Any, sub_layer: int, sub_layers: int) -> HyperConnection:
+    """Make the static connection around sub-layer k of a layer, as its config asks for."""
+    config, written = layer.config, layer.written_streams(sub_layer, sub_layers)
+    return HyperConnection(config.hidden_size, config.hc_mult, sub_layer, written=written)
+
+
+def dynamic(layer: Any, sub_layer: int, sub_layers: int) -> HyperConnection:
+    """Make the dynamic connection around sub-layer k of a layer, as its config asks for."""
+    config, written = layer.config, layer.written_streams(sub_layer, sub_layers)
+    norm, tanh = layer.make_norm(), config.hc_tanh
+    return HyperConnection(config.hidden_size, config.hc_mult, sub_layer, norm=norm, tanh=tanh, written=written)

@@ -1,7 +1,9 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""A decoder layer on residual streams."""
+"""A decoder layer on residual streams, and what a base model sees of them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import wraps
+from inspect import unwrap
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,16 +11,9 @@ import transformers
 from torch import nn
 from transformers.utils import logging
 
-from .altup_connection import AltUpConnection
-from .attention_residuals import AttentionReadout, AttentionResidual
-from .dual_residual import DualReadout, DualResidual
-from .dynamic_activations import EmbeddingScale, replace_norms
-from .frac_connections import FracConnection, narrow_norm
-from .history_start import written_streams
-from .hyper_connections import Connection, HyperConnection, InitialisedModule, WeightedReadout, copied
-from .keel_connection import KeelConnection
-from .layer_source import CACHE_NAMES, CacheNamedAs, CutFrom, cache_name, has_other_cache_names
-from .manifold_hyper_connections import LearnedReadout, ManifoldHyperConnection
+from .chosen_code import CONNECTIONS, STARTS, readout_of, replace_norms
+from .connection import Connection
+from .connection_weights import InitialisedModule, copied, warn_of_training
 from .sub_layers import SUB_LAYERS, SubLayer
 
 logger = logging.get_logger(__name__)
@@ -29,12 +24,11 @@ OUTPUT_PROJECTIONS = (
     *("output_linear", "linear_out", "o", "wo", "ffn.2", "projection_layer", "attn.proj", "per_layer_projection"),
 )
 INSIDE_A_BRANCH = ("norm", "intermediate.")  # in the paths of weights called alike that write nothing there
-BY_PLACE = ("selected", "opens_block", "alpha")  # what AltUp, attention residuals and Keel do because of their k
 
 
 def has_readout_module(config) -> bool:
     """Whether the readout has parameters, or norms, of its own: `hc_head` of the last layer."""
-    return config.hc_readout in ("learned", "weighted") or config.connection in ("attnres", "dual")
+    return readout_of(config) is not None
 
 
 if TYPE_CHECKING:  # what the mixin below stands before
@@ -61,7 +55,7 @@ class HyperConnectionDecoderLayer(Base):
         None where it returns hidden states alone.
     settings: the value of each field of the config with which the family's layer has these branches.
     absent: arguments that must be None, as what takes them is no branch of this layer.
-    cut_from: the source of the branches that were cut; None without any.
+    cut_from: the `CutFrom` of the branches that were cut; None without any.
     cache_names: what the model calls the cache, and what the branches call it; None where that is the same.
     predicting_norm: the norm of the layer that dynamic coefficients take a copy of; None for an RMSNorm of torch.
     is_first, is_last: whether it expands the streams and reads them out; the model keeps them right when layers are
@@ -83,10 +77,11 @@ class HyperConnectionDecoderLayer(Base):
     returned: tuple[str, ...] | None = None
     settings: dict[str, object] = {}
     absent: tuple[str, ...] = ()
-    cut_from: CutFrom | None = None
+    cut_from: Any = None
     cache_names: tuple[str, str] | None = None
     predicting_norm: str | None = "post_attention_layernorm"
     hc_head: InitialisedModule
+    embedding_scale: InitialisedModule
     lent_readout: tuple[InitialisedModule, ...] = ()  # in a tuple, so that its parameters keep the one name they have
 
     def connect(self, config, layer_idx: int, layers: int) -> None:
@@ -94,40 +89,22 @@ class HyperConnectionDecoderLayer(Base):
 
         layers: how many there are.
 
-        Raises `ValueError` when the layer has other branches with this config, and `SourceDiffersError` when the
+        Raises `ValueError` when the layer has other branches with this config, and `ImportError` when the
         installed Transformers has another layer than they were cut from.
         """
         self.check_settings(config)
-        if self.cut_from is not None and has_other_cache_names(self.cut_from, transformers.__version__):
-            self._name_caches()
-        if config.connection == "attnres" and not all(part.reads for part in self.parts):
-            raise ValueError(
-                f"connection is 'attnres', which reads values for every sub-layer; one of {type(self).__name__} reads "
-                f"nothing. Choose another connection."
-            )
+        if self.cut_from is not None:
+            self.cut_from.fit(self, super().forward, transformers.__version__)
         if config.connection in ("shc", "dhc"):
             self._mark_output_projections()
         self.config, self.layer_idx = config, layer_idx
         self.is_first, self.is_last = layer_idx == 0, layer_idx == layers - 1
         replace_norms(self, config)
-        if config.norm is not None and self.is_first:
-            self.embedding_scale = EmbeddingScale(config.hidden_size)
         for place, part in enumerate(self.parts):
             connection = self.make_connection(len(self.parts) * layer_idx + place, len(self.parts) * layers)
             setattr(self, part.connection, connection)
         if self.is_last:
             self.add_readout()
-
-    def _name_caches(self) -> None:
-        """Hand the cache on where the installed Transformers calls it otherwise than the branches do."""
-        given = cache_name(super().forward)
-        branches = (cache_name(getattr(type(self), part.branch)) for part in self.parts)
-        accepted = next((name for name in (*branches, *self.positional) if name in CACHE_NAMES), None)
-        if given is not None and accepted is not None and given != accepted:
-            self.cache_names = given, accepted
-        for module in self.modules():
-            if module is not self and (name := cache_name(type(module).forward)) is not None:
-                module.register_forward_pre_hook(CacheNamedAs(name), with_kwargs=True)
 
     @classmethod
     def check_settings(cls, config) -> None:
@@ -153,16 +130,8 @@ class HyperConnectionDecoderLayer(Base):
 
     def add_readout(self) -> None:
         """Give the last layer its readout, if that has parameters."""
-        config, n = self.config, self.config.hc_mult
-        if config.connection == "attnres":
-            self.hc_head = AttentionReadout(config.hidden_size, config.hc_attention, config.hc_eps)
-        elif config.connection == "dual":
-            self.hc_head = DualReadout(self.make_norm())
-        elif config.hc_readout == "learned":
-            self.hc_head = LearnedReadout(config.hidden_size, n, config.hc_eps)
-        elif config.hc_readout == "weighted":
-            weights = (1.0, *[0.0] * (n - 1)) if config.hc_start == "history" else (1 / n,) * n
-            self.hc_head = WeightedReadout(weights)
+        if (readout := readout_of(self.config)) is not None:
+            self.hc_head = readout(self)
 
     def make_norm(self) -> nn.Module:
         """A new norm of the family's own kind, for the prediction of DHC's coefficients."""
@@ -172,38 +141,12 @@ class HyperConnectionDecoderLayer(Base):
 
     def make_connection(self, sub_layer: int, sub_layers: int) -> Connection:
         """The connection around sub-layer k of so many, as the config asks for."""
-        config, written = self.config, None
-        size, n = config.hidden_size, config.hc_mult
-        if config.hc_start == "history":
-            written = written_streams(sub_layer, sub_layers, n, config.hc_history, len(self.parts))
-        match config.connection:
-            case "shc":
-                return HyperConnection(size, n, sub_layer, written=written)
-            case "dhc":
-                norm = self.make_norm()
-                return HyperConnection(size, n, sub_layer, norm=norm, tanh=config.hc_tanh, written=written)
-            case "frac":
-                norm = narrow_norm(self.make_norm(), size // n)
-                return FracConnection(size, n, sub_layer, norm=norm, tanh=config.hc_tanh)
-            case "keel":
-                return KeelConnection(size, sub_layer, sub_layers, norm=self.make_norm())
-            case "mhc" | "ihc" as name:
-                return ManifoldHyperConnection(
-                    size,
-                    n,
-                    sub_layer,
-                    mixes=name == "mhc",
-                    sinkhorn_iters=config.hc_sinkhorn_iters,
-                    eps=config.hc_eps,
-                    is_biased=config.hc_start == "biased",
-                )
-            case "attnres":
-                return AttentionResidual(size, sub_layer, config.hc_block, config.hc_attention, config.hc_eps)
-            case "altup":
-                return AltUpConnection(size, n, sub_layer, config.hc_selection)
-            case "dual":
-                return DualResidual(size, sub_layer, norm=self.make_norm())
-        raise ValueError(f"connection is {config.connection!r}, of which no connection can be made.")
+        return CONNECTIONS[self.config.connection](self, sub_layer, sub_layers)
+
+    def written_streams(self, sub_layer: int, sub_layers: int) -> tuple[int, ...] | None:
+        """Return the streams that sub-layer k of so many writes at the start; None where its connection knows them."""
+        config, start = self.config, STARTS.get(self.config.hc_start)
+        return start and start(sub_layer, sub_layers, config.hc_mult, config.hc_history, len(self.parts))
 
     @property
     def sub_layers(self) -> list[tuple[Connection, Callable[..., torch.Tensor]]]:
@@ -333,23 +276,37 @@ def place_layers(layers: nn.ModuleList, config, count: int | None = None) -> Non
         last.lent_readout = lent
 
 
-def warn_of_old_places(model: nn.Module) -> None:
-    """Say so when layers of a model have been removed or moved that, loaded again, compute something else."""
-    for layers in model.modules():
-        if isinstance(layers, nn.ModuleList):
-            _warn_of_old_places(layer for layer in layers if hasattr(layer, "make_connection"))
+def reduce_recorded_streams(forward):
+    """Make the `hidden_states` that a base model's `forward` records `[B, S, D]`, by the model's own readout.
 
+    The result raises `ValueError` when the layers are such that they can't be read out.
+    """
 
-def _warn_of_old_places(layers: Iterable[Any]) -> None:
-    connections = [(layer, getattr(layer, part.connection)) for layer in layers for part in layer.parts]
-    for k, (layer, connection) in enumerate(connections):
-        if any(hasattr(connection, name) for name in BY_PLACE):
-            with torch.device("meta"):
-                new = layer.make_connection(k, len(connections))
-            if any(getattr(connection, name, None) != getattr(new, name, None) for name in BY_PLACE):
-                logger.warning(
-                    f"sub-layer {connection.sub_layer} is sub-layer {k} of {len(connections)} now, as layers have "
-                    f"been removed or moved, and this kind of connection computes something else there: what is "
-                    f"saved, loaded again, will not be this model. Train it on from there, or keep all layers."
-                )
-                return
+    # most loop over `self.layers[: self.config.num_hidden_layers]`, some over all of the layers
+    names_count = "num_hidden_layers" in unwrap(forward).__code__.co_names
+
+    @wraps(forward)
+    def wrapper(self, *args, **kwargs):
+        return_dict = kwargs.pop("return_dict", None)
+        if return_dict is None:
+            return_dict = getattr(self.config, "return_dict", True)
+        may_exit_early = names_count and self.layer_classes[0].count == "num_hidden_layers"
+        self.keep_every_layer()
+        place_layers(self.decoder_layers, self.config, self.config.num_hidden_layers if may_exit_early else None)
+        warn_of_training(self.decoder_layers)
+        outputs = forward(self, *args, return_dict=True, **kwargs)
+        are_streams = self.layer_classes[0].are_streams
+        if are_streams(outputs[0]):
+            raise ValueError(
+                "no decoder layer has read the streams out: the last one is inside a wrapper, or something else "
+                "stands in its place. Remove it from the list of layers, and wrap layers after that. Stages of a "
+                "pipeline end so, too: use tensor parallelism instead."
+            )
+        if outputs.get("hidden_states") is not None:
+            outputs["hidden_states"] = tuple(
+                self.decoder_layers[-1].read_out(state) if state is not None and are_streams(state) else state
+                for state in outputs["hidden_states"]
+            )
+        return outputs if return_dict else outputs.to_tuple()
+
+    return wrapper

@@ -15,152 +15,32 @@ S is that of A_r'^T S. Streams thereby have one gradient, not a sum of two. What
 few values a token for the coefficients; H is computed again.
 """
 
-import math
-import os
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch.nn import functional as F
-from transformers.utils import logging
 
-from .hyper_connections_autograd import gradients, needs_autograd, returned, write, write_and_read
-from .hyper_connections_torch import BY_MATRIX_PRODUCTS, BY_SUMS, uses_matrix_products
-from .hyper_connections_types import CoefficientParameters, Kernels, Read, of_every_token
+from .computing import gradients, implementation, needs_autograd, uses_matrix_products
+from .connection import Streams, of_every_token, returned, without_autocast, without_overflow
+from .hyper_connections_torch import BY_MATRIX_PRODUCTS, BY_SUMS, CoefficientParameters, Kernels, Read
 
-logger = logging.get_logger(__name__)
-
-IMPLEMENTATIONS = ("auto", "torch", "triton")
-MAX_TRITON_STREAMS = 8
 MAX_TRITON_VALUES = 2**15  # of a token's streams, N and D padded to powers of two: more don't fit into registers
-_TRITON_IS_INSTALLED = find_spec("triton") is not None
-_TRITON_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
-_asked = "auto"
-_logged: set[str] = set()
-_TRIES = 3  # of a kernel that fails, before it counts as one that never runs
-_failures: dict[torch.device, list[str]] = {}  # of kernels that were tried; none of those that ran
-
-
-def set_hc_implementation(name: str) -> None:
-    """Choose what computes static, dynamic and manifold-constrained hyper-connections from here on, in the process.
-
-    name: "torch"; "triton", the fused kernels, which need a GPU (or `TRITON_INTERPRET=1`) and never fall back; or
-        "auto", the kernels on a GPU. The environment variable `HF_HYPERCONN_IMPLEMENTATION` sets it at start.
-
-    Kernels that have failed are tried again from here on.
-
-    Raises `ValueError` for another name, `RuntimeError` for "triton" where Triton is not installed.
-    """
-    global _asked
-    if name not in IMPLEMENTATIONS:
-        raise ValueError(
-            f"implementation {name!r} was asked for; accepted are {', '.join(map(repr, IMPLEMENTATIONS))}."
-        )
-    if name == "triton" and not _TRITON_IS_INSTALLED:
-        raise RuntimeError(
-            'implementation "triton" was asked for, but Triton is not installed. Run: pip install triton'
-        )
-    _asked = name
-    _failures.clear()
-
-
-set_hc_implementation(os.environ.get("HF_HYPERCONN_IMPLEMENTATION", "auto"))
-
-
-def implementation(streams: torch.Tensor, most_values: int | None = None) -> str:
-    """What computes a connection on `streams`: "torch" or "triton".
-
-    most_values: that its kernels take of a token's streams, padded as in `MAX_TRITON_VALUES`; None for any number.
-
-    Raises `RuntimeError` when "triton" was asked for and can't run on them.
-    """
-    if _asked == "torch":
-        return "torch"
-    on_gpu = streams.device.type == "cuda"
-    obstacle = _triton_obstacle(streams, on_gpu or (_asked == "triton" and _TRITON_INTERPRETS), most_values)
-    if _asked == "triton" and obstacle is not None:
-        raise RuntimeError(f'implementation "triton" was asked for, but {obstacle}. Use "auto" or "torch" there.')
-    taken = "triton" if obstacle is None else "torch"
-    message = f"hyper-connections are computed by {taken}{f', because {obstacle}' if obstacle else ''}."
-    if not torch.compiler.is_compiling() and message not in _logged:
-        _logged.add(message)
-        log = logger.warning if on_gpu and obstacle else logger.info
-        log(message)
-    return taken
-
-
-def _triton_obstacle(streams: torch.Tensor, has_device: bool, most_values: int | None) -> str | None:
-    if not _TRITON_IS_INSTALLED:
-        return "Triton is not installed"
-    if not has_device:
-        return f"the streams are on {streams.device.type}, not on a GPU"
-    if streams.dtype == torch.float64:
-        return "the streams are float64"
-    n, size = (int(each) for each in streams.shape[-2:])  # tensors, while `torch.jit.trace` looks on
-    if n > MAX_TRITON_STREAMS:
-        return f"there are {n} streams, more than {MAX_TRITON_STREAMS}"
-    padded = [1 << (each - 1).bit_length() for each in (n, size)]
-    if most_values is not None and math.prod(padded) > most_values:
-        return f"{n} streams of {size} values, padded to {padded[0]} x {padded[1]}, are more than {most_values}"
-    return _why_kernels_fail(streams.device) if streams.device.type == "cuda" else None
-
-
-@torch.compiler.assume_constant_result
-def _why_kernels_fail(device: torch.device) -> str | None:
-    """What a small kernel on a GPU fails with, as where there is no C compiler or the GPU is old; None if it runs.
-
-    What fails once may pass: it is tried again. While a CUDA graph is captured nothing can be tried.
-    """
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return None
-    failures = _failures.get(device)
-    if failures is None or 0 < len(failures) < _TRIES:
-        failure = _try_kernels(device)
-        _failures[device] = failures = [] if failure is None else [*(failures or ()), failure]
-    return failures[-1] if failures else None
-
-
-def _try_kernels(device: torch.device) -> str | None:
-    from torch.utils._python_dispatch import _disable_current_modes  # torch's own: a folder must load without it
-
-    try:
-        from .hyper_connections_triton_operators import KERNELS
-
-        with _disable_current_modes(), torch.no_grad():  # an exported program would hold what it runs
-            alpha, beta = torch.zeros(2, 3, device=device), torch.zeros(2, device=device)
-            KERNELS.step_forward(
-                torch.zeros(1, 1, 2, 16, device=device), None, None, CoefficientParameters(alpha, beta)
-            )
-    except torch.OutOfMemoryError:  # which may pass
-        raise
-    except Exception as error:  # of a driver, a compiler, or Triton
-        first_line = next(iter(str(error).splitlines()), "")
-        return f"a kernel failed on {device} ({type(error).__name__}: {first_line}); set_hc_implementation tries again"
-    return None
 
 
 @dataclass(eq=False)
-class Streams:
-    """Residual streams on their way to a connection; what the branch before adds to them may be left to be written.
+class UnwrittenStreams(Streams):
+    """Residual streams to which the next step writes what the branch before adds.
 
-    values: H, `[B, S, N, D]`; where something is to be written, S.
+    values: S.
     coefficients, branch_output: A', b' and f to write with; see `StepCarry`.
     """
 
-    values: torch.Tensor
-    coefficients: torch.Tensor | None = None
-    branch_output: torch.Tensor | None = None
-
-    def __len__(self) -> int:
-        """B, as of a tensor: PEFT asks for it."""
-        return len(self.values)
+    coefficients: torch.Tensor
+    branch_output: torch.Tensor
 
     def written(self) -> torch.Tensor:
         """H, `[B, S, N, D]`."""
-        if self.coefficients is None:
-            return self.values
         with without_autocast(self.values):
             (values,) = step(self)
         return values
@@ -180,27 +60,20 @@ class StepCarry:
     def write(self, branch_output: torch.Tensor) -> Streams:
         """The next streams, to which the next step writes a branch output `[B, S, D]`."""
         *tokens, _, size = self.streams.shape
-        return Streams(self.streams, self.coefficients, of_every_token(branch_output, (*tokens, size)))
+        return UnwrittenStreams(self.streams, self.coefficients, of_every_token(branch_output, (*tokens, size)))
 
 
 def step(streams: Streams, parameters: CoefficientParameters | None = None) -> tuple[torch.Tensor, ...]:
     """H and, when there are parameters to read it by, the branch input `[B, S, D]` and the coefficients."""
-    tensors = streams.values, streams.coefficients, streams.branch_output
-    name = implementation(streams.values, MAX_TRITON_VALUES)
+    written_with = (streams.coefficients, streams.branch_output) if isinstance(streams, UnwrittenStreams) else None
+    tensors = streams.values, *(written_with or (None, None))
+    name = implementation(streams.values, _run_one, MAX_TRITON_VALUES)
     if not torch.is_grad_enabled() or torch.jit.is_tracing():  # which can't hold a Function
         handed_on, result = _kernels(name, streams.values.device).step_forward(*tensors, parameters)
         return (handed_on,) if result is None else (handed_on, result.branch_input, result.coefficients)
     read_with = (None,) * 6 if parameters is None else parameters[:6]
     settings = None if parameters is None else parameters[6:]
     return _Step.apply(name, settings, *tensors, *read_with)
-
-
-def without_autocast(tensor: torch.Tensor) -> AbstractContextManager:
-    """A context in which operations on `tensor` keep the dtypes that they are given."""
-    device = tensor.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):  # which raises where there is no autocast
-        return nullcontext()
-    return torch.autocast(device, enabled=False)
 
 
 def _kernels(name: str, device: torch.device) -> Kernels:
@@ -210,6 +83,12 @@ def _kernels(name: str, device: torch.device) -> Kernels:
 
         return KERNELS
     return BY_MATRIX_PRODUCTS if uses_matrix_products(device) else BY_SUMS
+
+
+def _run_one(device: torch.device) -> None:
+    """Read small streams by the kernels."""
+    parameters = CoefficientParameters(torch.zeros(2, 3, device=device), torch.zeros(2, device=device))
+    _kernels("triton", device).step_forward(torch.zeros(1, 1, 2, 16, device=device), None, None, parameters)
 
 
 class _Step(torch.autograd.Function):
@@ -290,3 +169,58 @@ def _of_written(grad_beta: torch.Tensor, coefficients: torch.Tensor) -> torch.Te
     if coefficients.dim() == 2:
         grad_beta = grad_beta.flatten(0, -2).sum(0)
     return F.pad(grad_beta.unsqueeze(-1), (coefficients.shape[-1] - 1, 0))
+
+
+def write(coefficients: torch.Tensor, branch_output: torch.Tensor) -> torch.Tensor:
+    """What a branch adds to the streams: b (outer) f, `[B, S, N, D]`, in the dtype of the coefficients."""
+    output = without_overflow(branch_output.to(coefficients.dtype), branch_output.dtype)
+    return coefficients[..., -1:] * output.unsqueeze(-2)
+
+
+def write_and_read(
+    streams: torch.Tensor,
+    coefficients: torch.Tensor | None,
+    branch_output: torch.Tensor | None,
+    parameters: CoefficientParameters,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A step that reads, in the letters of `hyper_connections_step.py`: A_r^T H, x and b.
+
+    The gradient of `streams` is that of A_r'^T S when something is written.
+    """
+    if coefficients is not None:
+        dtype = torch.promote_types(streams.dtype, branch_output.dtype)
+        streams = (Mixed.apply(streams, coefficients) + write(coefficients, branch_output)).to(dtype)
+    values, used = streams.to(parameters.static_alpha.dtype), parameters.static()
+    if parameters.fn is not None:
+        centred = values - values.mean(-1, keepdim=True) if parameters.centred else values
+        normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + parameters.eps)
+        used = used + parameters.scale() * parameters.squash(normed @ parameters.fn.transpose(0, 1))
+    return mixed(used, values), weighted(used[..., 0], values).to(streams.dtype), used[..., -1]
+
+
+def mixed(coefficients: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A_r^T H, `[B, S, N, D]`."""
+    return torch.stack([weighted(column, values) for column in coefficients[..., 1:-1].unbind(-1)], dim=-2)
+
+
+def weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The sum of streams `[B, S, N, D]` with weights `[B, S, N]` or `[N]`: `[B, S, D]`."""
+    return (weights.unsqueeze(-1) * values).sum(-2)
+
+
+class Mixed(torch.autograd.Function):
+    """A_r^T H of streams and coefficients, as a variable of its own: a step's gradient of H is that of A_r^T H."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(streams, coefficients):
+        return mixed(coefficients, streams.to(coefficients.dtype))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None

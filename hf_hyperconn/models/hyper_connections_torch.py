@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""Steps (see `hyper_connections_step.py`) in plain torch, their sums as small matrix products or written out.
+"""Steps (see `hyper_connections_step.py`): what goes in and comes out of them, and how plain torch computes them.
 
 Matrix products are few operations, the faster form in eager mode. A setting of the process can make them lossy; sums
 written out never are, and a compiler fuses them. Either way sums over the streams are float32 (float64 for float64
@@ -8,37 +8,104 @@ those of SHC have no token dimensions.
 """
 
 from collections.abc import Callable
-from functools import reduce
-from operator import add
 from typing import NamedTuple
 
 import torch
 
-from .hyper_connections_types import (
-    CoefficientGrads,
-    CoefficientParameters,
-    Kernels,
-    Read,
-    StepGrads,
-    without_overflow,
-)
-
-EXACT_AT_HIGHEST = ("cpu", "cuda", "xpu", "mps", "meta")  # whose float32 matrix products then are; a TPU's are not
+from .computing import MATRIX_PRODUCTS, SUMS, Products
+from .connection import without_overflow
 
 
-class Products(NamedTuple):
-    """How a step makes its sums over streams, channels and tokens.
+class CoefficientParameters(NamedTuple):
+    """What a width connection computes its coefficients with, in the compute dtype.
 
-    mixed: from weights `[..., N, M]` and values `[..., N, D]`, weighted sums of the values, `[..., M, D]`.
-    dots: from values `[..., N, D]` and others `[..., M, D]` or `[M, D]`, their products over D, `[..., N, M]`.
-    add_mixed: adds to `[B, S, N, D]`, in place, sums of `fn` `[M, D]` with weights `[B, S, N, M]`.
-    over_tokens: from weights `[B, S, N, M]` and values `[B, S, N, D]`, sums over all but M and D, `[M, D]`.
+    static_alpha: `[N, N+1]`. static_beta: `[N]`.
+    fn: `[N+2, D]`, the norm's weight folded in; None for static coefficients, which have nothing of what follows.
+    offset: `[N+2]`, added to the prediction; or None.
+    alpha_scale, beta_scale: `[1]`.
+    eps: of the norm. centred: whether the norm takes off the mean. tanh: whether the prediction goes through tanh.
     """
 
-    mixed: Callable
-    dots: Callable
-    add_mixed: Callable
-    over_tokens: Callable
+    static_alpha: torch.Tensor
+    static_beta: torch.Tensor
+    fn: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+    alpha_scale: torch.Tensor | None = None
+    beta_scale: torch.Tensor | None = None
+    eps: float = 0.0
+    centred: bool = False
+    tanh: bool = True
+
+    def static(self) -> torch.Tensor:
+        """`[N, N+2]`."""
+        return torch.cat([self.static_alpha, self.static_beta.unsqueeze(-1)], dim=-1)
+
+    def scale(self) -> torch.Tensor:
+        """`[N+2]`, of dynamic coefficients."""
+        assert self.alpha_scale is not None
+        assert self.beta_scale is not None
+        return torch.cat([self.alpha_scale.expand(self.static_alpha.shape[-1]), self.beta_scale])
+
+    def squash(self, predicted: torch.Tensor) -> torch.Tensor:
+        """What is scaled and added to the static coefficients."""
+        logits = predicted if self.offset is None else predicted + self.offset
+        return logits.tanh() if self.tanh else logits
+
+
+class Read(NamedTuple):
+    """What reading streams gives.
+
+    branch_input: `[B, S, D]`, in the dtype of the streams.
+    coefficients: `[B, S, N, N+2]`, or `[N, N+2]` when static.
+    predicted: norm(H) @ fn, without offset, `[B, S, N, N+2]`; or None.
+    deviation, mean: the norm's 1 / sqrt(...) and what it takes off, `[B, S, N]`; or None.
+    """
+
+    branch_input: torch.Tensor
+    coefficients: torch.Tensor
+    predicted: torch.Tensor | None = None
+    deviation: torch.Tensor | None = None
+    mean: torch.Tensor | None = None
+
+
+class CoefficientGrads(NamedTuple):
+    """The gradients of a `CoefficientParameters`: of [static_alpha | static_beta] `[N, N+2]`, and of what is not None.
+
+    That of static_beta is left out when the coefficients are static.
+    """
+
+    static: torch.Tensor
+    fn: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+
+
+class StepGrads(NamedTuple):
+    """The gradients of a step.
+
+    streams: of A_r'^T S when the step wrote, of S when it only read, `[B, S, N, D]`.
+    parameters: None when it did not read.
+    written_beta, branch_output: of b' `[B, S, N]` and f `[B, S, D]`; None when it did not write.
+    """
+
+    streams: torch.Tensor
+    parameters: CoefficientGrads | None
+    written_beta: torch.Tensor | None
+    branch_output: torch.Tensor | None
+
+
+class Kernels(NamedTuple):
+    """An implementation of steps.
+
+    step_forward: H and what reading it gives, from S, A' and f (None when nothing is written) and the parameters of
+        the coefficients (None when nothing is read).
+    step_backward: `StepGrads`, from the same, the result of reading, and the gradients of what the step gave: of the
+        streams handed on, of x and of b (None for static coefficients). S is needed only when the step reads. The
+        gradient of `fn` is left out when it is not wanted.
+    """
+
+    step_forward: Callable
+    step_backward: Callable
 
 
 def steps_of(products: Products) -> Kernels:
@@ -170,63 +237,4 @@ def _centred(values: torch.Tensor, mean: torch.Tensor | None) -> torch.Tensor:
     return values if mean is None else values - mean.unsqueeze(-1)
 
 
-def _mixed_by_sums(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    pairs = zip(weights.unbind(-2), values.unbind(-2), strict=True)
-    return reduce(add, (weight.unsqueeze(-1) * value.unsqueeze(-2) for weight, value in pairs))
-
-
-def _dots_by_sums(values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    return torch.stack([(values * other.unsqueeze(-2)).sum(-1) for other in others.unbind(-2)], dim=-1)
-
-
-def _add_mixed_by_sums(onto: torch.Tensor, weights: torch.Tensor, fn: torch.Tensor) -> None:
-    for weight, row in zip(weights.unbind(-1), fn.unbind(0), strict=True):
-        onto.addcmul_(weight.unsqueeze(-1), row)
-
-
-def _over_tokens_by_sums(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    return torch.stack([(weight.unsqueeze(-1) * values).flatten(0, -2).sum(0) for weight in weights.unbind(-1)])
-
-
-MATRIX_PRODUCTS = Products(
-    mixed=lambda weights, values: weights.transpose(-1, -2) @ values,
-    dots=lambda values, others: values @ others.transpose(-1, -2),
-    add_mixed=lambda onto, weights, fn: onto.flatten(0, -2).addmm_(weights.flatten(0, -2), fn),
-    over_tokens=lambda weights, values: weights.flatten(0, -2).transpose(0, 1) @ values.flatten(0, -2),
-)
-SUMS = Products(_mixed_by_sums, _dots_by_sums, _add_mixed_by_sums, _over_tokens_by_sums)
 BY_MATRIX_PRODUCTS, BY_SUMS = steps_of(MATRIX_PRODUCTS), steps_of(SUMS)
-
-
-def products_on(device: torch.device) -> Products:
-    """What sums are made with on a device, so that none of them loses bits of its operands."""
-    return MATRIX_PRODUCTS if uses_matrix_products(device) else SUMS
-
-
-def is_exporting() -> bool:
-    """Whether `torch.export` looks on.
-
-    As `torch.compiler.is_exporting`, which for Dynamo is always true before torch 2.12.
-    """
-    return getattr(torch.compiler, "_is_exporting_flag", False)
-
-
-def uses_matrix_products(device: torch.device) -> bool:
-    """Whether small matrix products on `device` are the faster form and keep every bit of their operands.
-
-    A compiler fuses sums into fewer passes over the streams. What is exported is read by other programs, to whom every
-    operation is one.
-    """
-    if torch.compiler.is_compiling() and not is_exporting():
-        return False
-    if device.type not in EXACT_AT_HIGHEST:
-        return False
-    try:
-        return torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # the precision was set per backend, so it may be reduced
-        return False
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which streams of `dtype` are computed: float32, or float64 for float64."""
-    return torch.promote_types(dtype, torch.float32)

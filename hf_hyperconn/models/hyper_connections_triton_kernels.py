@@ -22,7 +22,7 @@ try:
 except ImportError as error:
     raise ImportError("the fused kernels need Triton. Run: pip install triton") from error
 
-from .hyper_connections_types import OVERFLOW as _OVERFLOW
+from .connection import OVERFLOW as _OVERFLOW
 
 OVERFLOW = tl.constexpr(_OVERFLOW)
 

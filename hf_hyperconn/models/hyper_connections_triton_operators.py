@@ -5,10 +5,9 @@ from functools import cache
 
 import torch
 
-from .hyper_connections_torch import coefficient_grads
+from .computing import by_token, operator, operator_namespace, refuse_shape
+from .hyper_connections_torch import CoefficientParameters, Kernels, Read, StepGrads, coefficient_grads
 from .hyper_connections_triton_kernels import _backward, _forward, _projection, triton
-from .hyper_connections_types import CoefficientParameters, Kernels, Read, StepGrads
-from .operators import operator, operator_namespace
 
 _NAMESPACE = operator_namespace(__name__)
 # values of a token's streams in a thread: of 16 to 128, those that are fastest on an H100 in nearly every shape of
@@ -16,28 +15,6 @@ _NAMESPACE = operator_namespace(__name__)
 _VALUES = 64
 _PROJECTION_BLOCK, _PROJECTION_CHUNKS = 512, 192
 _OPTIONS = {"enable_fp_fusion": True}
-
-
-def _tokens(tensor: torch.Tensor | None, inner: int) -> torch.Tensor | None:
-    """The tensor with its token dimensions as one, `inner` dimensions behind it, the last of them dense."""
-    if tensor is None:
-        return None
-    tensor = tensor.reshape(-1, *tensor.shape[tensor.dim() - inner :])
-    to_last_stream = (tensor.shape[-2] - 1) * tensor.stride(-2) if inner == 2 else 0  # 32 bits in the kernels
-    return tensor if tensor.stride(-1) == 1 and to_last_stream < 2**31 else tensor.contiguous()
-
-
-def refuse_shape(branch_output: torch.Tensor | None, streams: torch.Tensor) -> None:
-    """Make sure that a kernel, which knows the shape of the streams alone, stays within a branch output.
-
-    Raises `ValueError`.
-    """
-    expected = (*streams.shape[:-2], streams.shape[-1])
-    if branch_output is not None and branch_output.shape != expected:
-        raise ValueError(
-            f"a branch output for streams of shape {tuple(streams.shape)} must be of shape {expected} (got "
-            f"{tuple(branch_output.shape)}). Expand it."
-        )
 
 
 def _dense(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -88,7 +65,7 @@ def _step_forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     refuse_shape(branch_output, streams)
     results = _forward_results(streams, branch_output, static_alpha, fn, centred)
-    h, f = _tokens(streams, 2), _tokens(branch_output, 1)
+    h, f = by_token(streams, 2), by_token(branch_output, 1)
     if h.numel() == 0:
         return results
     written, static_alpha, static_beta = map(_dense, (written, static_alpha, static_beta))
@@ -146,10 +123,10 @@ def _step_backward(
     refuse_shape(branch_output, grad_streams)
     refuse_shape(grad_input, grad_streams)
     results = _backward_results(grad_streams, branch_output, coefficients, fn)
-    of_h, of_x, f = _tokens(grad_streams, 2), _tokens(grad_input, 1), _tokens(branch_output, 1)
+    of_h, of_x, f = by_token(grad_streams, 2), by_token(grad_input, 1), by_token(branch_output, 1)
     if of_h.numel() == 0:
         return results
-    h = _tokens(streams, 2)
+    h = by_token(streams, 2)
     written, of_beta = _dense(written), _dense(grad_beta)
     with torch.cuda.device_of(of_h):
         _backward[(of_h.shape[0],)](
@@ -199,7 +176,7 @@ def _projection_backward(
 ) -> torch.Tensor:
     refuse_shape(branch_output, streams)
     n, size = streams.shape[-2:]
-    h, f = _tokens(streams, 2), _tokens(branch_output, 1)
+    h, f = by_token(streams, 2), by_token(branch_output, 1)
     sizes = _projection_sizes(n, size)
     tokens_a_chunk = max(1, triton.cdiv(h.shape[0], _PROJECTION_CHUNKS))
     chunks = triton.cdiv(h.shape[0], tokens_a_chunk)

@@ -9,11 +9,13 @@ Sub-layers 0 and 1 have alpha = 1, and sub-layer 0 has no Norm (Section 3.1).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from .hyper_connections import Carry, Connection, compute_dtype, in_float32
+from .connection import Carry, Connection, compute_dtype
+from .connection_weights import in_float32
 
 
 @dataclass(eq=False)
@@ -55,3 +57,8 @@ class KeelConnection(Connection):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, alpha={self.alpha}"
+
+
+def keel(layer: Any, sub_layer: int, sub_layers: int) -> KeelConnection:
+    """Make the connection around sub-layer k of a layer, as its config asks for."""
+    return KeelConnection(layer.config.hidden_size, sub_layer, sub_layers, norm=layer.make_norm())

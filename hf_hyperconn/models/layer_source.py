@@ -36,17 +36,27 @@ class CutFrom(NamedTuple):
     same: str
     spelled: str
 
+    def fit(self, layer: Any, forward: Callable, installed: str) -> None:
+        """Hand on the cache where the installed Transformers calls it otherwise than the branches of a layer do.
+
+        forward: of the layer that Transformers has. installed: the release of Transformers.
+
+        Raises `SourceDiffersError` when the installed Transformers has another layer than branches were cut from.
+        """
+        if not has_other_cache_names(self, installed):
+            return
+        given = cache_name(forward)
+        branches = (cache_name(getattr(type(layer), part.branch)) for part in layer.parts)
+        accepted = next((name for name in (*branches, *layer.positional) if name in CACHE_NAMES), None)
+        if given is not None and accepted is not None and given != accepted:
+            layer.cache_names = given, accepted
+        for module in layer.modules():
+            if module is not layer and (name := cache_name(type(module).forward)) is not None:
+                module.register_forward_pre_hook(CacheNamedAs(name), with_kwargs=True)
+
 
 class SourceDiffersError(ImportError):
     """The installed Transformers has another source than branches were cut from."""
-
-
-def plain_config(model: Any) -> SourceDiffersError:
-    """What to raise for a model that the installed Transformers builds with a config of its base."""
-    return SourceDiffersError(
-        f"the installed Transformers builds {type(model).__name__} with a {type(model.config).__name__}, which has no "
-        f"fields of hyper-connections. Install the release that config.json names as transformers_version."
-    )
 
 
 @cache

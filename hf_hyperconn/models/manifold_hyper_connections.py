@@ -19,17 +19,16 @@ converted model keeps its base's streams, whatever the rounding of the weights.
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from .hyper_connections import Connection, WideModule, Writer, compute_dtype, stream_mean
-from .hyper_connections_autograd import gradients, is_transformed, needs_autograd
-from .hyper_connections_step import Streams, implementation, without_autocast
-from .hyper_connections_torch import products_on
-from .hyper_connections_types import of_every_token
+from .computing import gradients, implementation, is_transformed, needs_autograd, products_on
+from .connection import Connection, Streams, Writer, compute_dtype, of_every_token, without_autocast
 from .manifold_start import FAVOURED_READ, KEPT
 from .sinkhorn import sinkhorn
+from .stream_means import centred, logit, normed_projection, read_streams
 
 BIAS = 3.0
 
@@ -131,48 +130,12 @@ class ManifoldHyperConnection(Connection):
     def forward(self, streams: Streams) -> tuple[torch.Tensor, Writer]:
         """The width connection, by the fused kernels or in plain torch, as `set_hc_implementation` says."""
         values = streams.written()
-        if torch.jit.is_tracing() or is_transformed() or implementation(values) == "torch":
+        if torch.jit.is_tracing() or is_transformed() or implementation(values, _run_one) == "torch":
             return super().forward(streams)
         with without_autocast(values):
             parameters = (parameter.float() for parameter in (self.fn, self.base, self.scale))
             handed_on, branch_input, write, mix = _Width.apply(self.settings, values, *parameters)
         return branch_input, ManifoldCarry(handed_on, write, mix, self.mixes)
-
-
-class LearnedReadout(WideModule):
-    """The last streams, summed with weights that each token predicts: DeepSeek-V4's head.
-
-    hidden_size, hc_mult: D and N. At the start every weight is 1/N.
-    eps: added to the weights, and in the norm.
-    """
-
-    decayed = ("hc_fn",)
-    hc_fn: nn.Parameter
-    hc_base: nn.Parameter
-    hc_scale: nn.Parameter
-
-    def __init__(self, hidden_size: int, hc_mult: int, eps: float = 1e-6):
-        super().__init__()
-        self.hidden_size, self.hc_mult, self.eps = hidden_size, hc_mult, eps
-        self.register_initial_values()
-
-    def initial_values(self) -> dict[str, torch.Tensor]:
-        """Every parameter at the start, float32."""
-        n = self.hc_mult
-        return {
-            "hc_fn": torch.zeros(n, n * self.hidden_size, dtype=torch.float32),
-            "hc_base": torch.full((n,), _logit(1 / n - self.eps), dtype=torch.float32),
-            "hc_scale": torch.full((1,), 0.01, dtype=torch.float32),
-        }
-
-    def forward(self, streams: torch.Tensor) -> torch.Tensor:
-        """Hidden states `[B, S, D]` of streams `[B, S, N, D]`, in their dtype."""
-        with without_autocast(streams):
-            dtype = compute_dtype(streams.dtype)
-            logits = normed_projection(streams.to(dtype), self.hc_fn.to(dtype), self.eps)
-            weights = torch.sigmoid(self.hc_scale.to(dtype) * logits + self.hc_base.to(dtype)) + self.eps
-            mean, deviations = centred(streams.to(dtype))
-            return read_streams(weights, mean, deviations).to(streams.dtype)
 
 
 class _Width(torch.autograd.Function):
@@ -230,6 +193,14 @@ class _Depth(torch.autograd.Function):
         return None, grad, grad_write, None, grad_output
 
 
+def _run_one(device: torch.device) -> None:
+    """Read small streams by the kernels."""
+    from .manifold_hyper_connections_triton_operators import width_forward
+
+    fn, base, scale = (torch.zeros(shape, device=device) for shape in ((4, 32), 4, 2))
+    width_forward(torch.zeros(1, 1, 2, 16, device=device), fn, base, scale, False, 1, 1e-6)
+
+
 def _width(
     settings: tuple[bool, int, float], streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -277,29 +248,19 @@ def read_and_mix(
     return branch_input, mean.unsqueeze(-2) + mixed
 
 
-def normed_projection(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm over all of a token's streams `[B, S, N, D]`, without weight, times `fn` `[M, N D]`: `[B, S, M]`."""
-    flat = streams.flatten(-2)
-    return (flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)) @ fn.transpose(0, 1)
-
-
-def centred(streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean `[B, S, D]` of streams `[B, S, N, D]`, exact when they are equal, and their deviations from it."""
-    mean = stream_mean(streams)
-    return mean, streams - mean.unsqueeze(-2)
-
-
-def read_streams(weights: torch.Tensor, mean: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
-    """Sum with weights `[B, S, N]` of the streams with that mean and those deviations: `[B, S, D]`."""
-    mixed = products_on(mean.device).mixed(weights.unsqueeze(-1), deviations)
-    return weights.sum(-1, keepdim=True) * mean + mixed.squeeze(-2)
-
-
 def read_logits(n: int, favoured: int, eps: float) -> list[float]:
     """Logits whose sigmoids plus eps are 0.7 for the favoured stream and sum to 1."""
     others = (1 - FAVOURED_READ) / (n - 1)
-    return [_logit((FAVOURED_READ if i == favoured else others) - eps) for i in range(n)]
+    return [logit((FAVOURED_READ if i == favoured else others) - eps) for i in range(n)]
 
 
-def _logit(probability: float) -> float:
-    return math.log(probability / (1 - probability))
+def manifold(layer: Any, sub_layer: int, sub_layers: int, mixes: bool = True) -> ManifoldHyperConnection:
+    """Make the connection around sub-layer k of a layer, as its config asks for."""
+    config, is_biased = layer.config, layer.config.hc_start == "biased"
+    settings = mixes, config.hc_sinkhorn_iters, config.hc_eps, is_biased
+    return ManifoldHyperConnection(config.hidden_size, config.hc_mult, sub_layer, *settings)
+
+
+def identity(layer: Any, sub_layer: int, sub_layers: int) -> ManifoldHyperConnection:
+    """Make the same, with unmixed streams."""
+    return manifold(layer, sub_layer, sub_layers, mixes=False)

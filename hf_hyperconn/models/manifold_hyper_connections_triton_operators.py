@@ -7,7 +7,7 @@ Streams are `[B, S, N, D]` with any strides. Coefficients are float32: reads and
 
 import torch
 
-from .hyper_connections_triton_operators import _tokens, refuse_shape
+from .computing import by_token, operator, operator_namespace, refuse_shape
 from .manifold_hyper_connections_triton_kernels import (
     _coefficients,
     _coefficients_backward,
@@ -20,7 +20,6 @@ from .manifold_hyper_connections_triton_kernels import (
     _write_backward,
     triton,
 )
-from .operators import operator, operator_namespace
 
 _NAMESPACE = operator_namespace(__name__)
 _CHUNKS = 8
@@ -66,7 +65,7 @@ def width_forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The branch input `[B, S, D]`, reads, writes, mix, predictions, and the norm's 1 / sqrt(...) `[B, S]`."""
     results = _width_results(streams, mixes)
-    h, n, d = _tokens(streams, 2), *streams.shape[-2:]
+    h, n, d = by_token(streams, 2), *streams.shape[-2:]
     count = h.shape[0]
     if h.numel() == 0:
         return results
@@ -128,7 +127,7 @@ def width_backward(
     """The gradients of streams, of logits and of products with `fn`, `[B, S, M]`, from that of the mixed streams."""
     refuse_shape(grad_input, streams)
     results = _width_backward_results(streams, predicted)
-    h, of_h, of_x, n, d = _tokens(streams, 2), _tokens(grad_streams, 2), _tokens(grad_input, 1), *streams.shape[-2:]
+    h, of_h, of_x, n, d = by_token(streams, 2), by_token(grad_streams, 2), by_token(grad_input, 1), *streams.shape[-2:]
     count = h.shape[0]
     if h.numel() == 0:
         return results
@@ -169,7 +168,7 @@ def _(
 @operator(f"{_NAMESPACE}::projection_backward")
 def projection_backward(streams: torch.Tensor, of_products: torch.Tensor) -> torch.Tensor:
     """The gradient of `fn`, `[M, N D]`, from that of the products."""
-    h, n, d, m = _tokens(streams, 2), *streams.shape[-2:], of_products.shape[-1]
+    h, n, d, m = by_token(streams, 2), *streams.shape[-2:], of_products.shape[-1]
     sizes = _sizes(n, d, m > 2 * n)["projection_backward"]
     tokens_a_chunk = triton.cdiv(triton.cdiv(h.shape[0], _CHUNKS), sizes["T"]) * sizes["T"]
     chunks = triton.cdiv(h.shape[0], max(1, tokens_a_chunk))
@@ -195,7 +194,7 @@ def depth_forward(
     """The next streams, in the dtype that `streams + branch_output` would have."""
     refuse_shape(branch_output, streams)
     results = _depth_results(streams, branch_output)
-    h, f = _tokens(streams, 2), _tokens(branch_output, 1)
+    h, f = by_token(streams, 2), by_token(branch_output, 1)
     if h.numel() > 0:
         _, n, size = h.shape
         sizes = _sizes(n, size, mixes)["write"]
@@ -224,7 +223,7 @@ def depth_backward(
     """The gradients of writes and branch output from that of the next streams, which is that of the mixed streams."""
     refuse_shape(branch_output, grad)
     results = _depth_backward_results(grad, branch_output)
-    of_next, f = _tokens(grad, 2), _tokens(branch_output, 1)
+    of_next, f = by_token(grad, 2), by_token(branch_output, 1)
     if of_next.numel() > 0:
         count, n, d = of_next.shape
         sizes = _sizes(n, d, False)["write_backward"]

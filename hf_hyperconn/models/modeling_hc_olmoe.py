@@ -4,9 +4,8 @@
 from transformers import GenerationMixin
 
 from .configuration_hc_olmoe import HCOlmoeConfig
-from .hyper_connections_layer import HyperConnectionDecoderLayer
+from .hyper_connections_layer import HyperConnectionDecoderLayer, reduce_recorded_streams
 from .modeling_hyper_connections import HyperConnectionHead, HyperConnectionModel, HyperConnectionPreTrainedModel
-from .residual_streams import reduce_recorded_streams
 from .transformers_seam import names_are_gone
 
 try:

@@ -21,14 +21,12 @@ from torch import nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedModel
 from transformers.utils import logging
 
-from .configuration_hyper_connections import code_of, modules_in
-from .dynamic_activations import replace_norms
-from .float32_connections import Float32Connections
-from .hyper_connections_layer import HyperConnectionDecoderLayer, has_readout_module, warn_of_old_places
-from .initial_weights import InitialWeights
-from .layer_source import plain_config
+from .chosen_code import WARNINGS, refuse_others, replace_norms
+from .connection_weights import Float32Connections, InitialWeights
+from .hyper_connections_layer import HyperConnectionDecoderLayer, has_readout_module
+from .shipped_code import code_of, modules_in, source_in
 from .sub_layers import ADDED, READOUT, is_of_connection
-from .transformers_seam import declare, share_implementation_of_experts, share_names_of_weights
+from .transformers_seam import declare, plain_config, share_implementation_of_experts, share_names_of_weights
 
 logger = logging.get_logger(__name__)
 
@@ -100,7 +98,7 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
     def post_init(self):
         self._tell_config_of_code()
         with suppress(Exception):  # whatever a loader raises, which saving tells
-            code_of(self.code_package, modules_in(self.auto_map))  # which keeps it
+            code_of(source_in(self.code_package), modules_in(self.auto_map))  # which keeps it
         # a class of the base's may have collected its own before this class adopted the model
         for name in ("_no_split_modules", "_keep_in_fp32_modules_strict"):
             self.__dict__.pop(name, None)
@@ -129,13 +127,14 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
     def _tell_config_of_code(self) -> None:
         """Let the config, with which code is saved, find that of the models."""
         config_class: Any = type(self.config)
-        config_class.code_package, config_class.read_code = self.code_package, code_of
+        config_class.code_package, config_class.source_in = self.code_package, staticmethod(source_in)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""
         self.config.auto_map = dict(self.auto_map)
         self._tell_config_of_code()
-        warn_of_old_places(self)
+        if (warn := WARNINGS.get(self.config.of_layers.connection)) is not None:
+            warn(self)
         with without_fsdp_prefix(type(self)):
             super().save_pretrained(save_directory, *args, **kwargs)
 
@@ -263,11 +262,12 @@ class HyperConnectionModel(Base):
         """Make every decoder layer one on residual streams.
 
         Raises `ValueError` for a config whose fields, which may have been set since it was made, are not accepted, and
-        `SourceDiffersError` for one of a base.
+        `ImportError` for one of a base.
         """
         if not hasattr(self.config, "validate_hyper_connections"):
             raise plain_config(self)
         self.config.validate_hyper_connections()
+        refuse_others(self.config)
         layers, classes = self.decoder_layers, {plain_class(each): each for each in self.layer_classes}
         for index, layer in enumerate(layers):
             layer.__class__ = classes[type(layer)]
@@ -286,52 +286,6 @@ class HyperConnectionModel(Base):
         if self.hc_layerdrop and getattr(owner, self.hc_layerdrop) != 0:
             logger.warning_once(f"{self.hc_layerdrop} is taken as 0: connections need every layer, in training, too.")
             setattr(owner, self.hc_layerdrop, 0.0)
-
-
-class HyperConnectionComposite(Base):
-    """Mixin before a family's base model that has another model in it, with the layers: its language model.
-
-    part_class: of that model.
-    stack: where it has its layers.
-    """
-
-    part_class: type[HyperConnectionPreTrainedModel]
-    stack = "language_model.layers"
-
-    @classmethod
-    def register_parts(cls, config) -> None:
-        let_auto_model_find(config.of_layers, cls.part_class)
-
-    def connect(self) -> None:
-        """Make that model one on residual streams."""
-        adopt(self.get_submodule(self.stack.partition(".")[0]), self.part_class)
-        self.post_init()
-
-    @property
-    def decoder_layers(self) -> Any:
-        """The layers of that model."""
-        return self.get_submodule(self.stack)
-
-
-class HyperConnectionOuterModel(Base):
-    """Mixin before a family's base model that has its layers in models of the same config: an encoder, a decoder.
-
-    inner: the class of each, by its attribute.
-    """
-
-    inner: dict[str, type[PreTrainedModel]]
-
-    def connect(self) -> None:
-        """Make each of them one on residual streams."""
-        for name, model_class in self.inner.items():
-            adopt(getattr(self, name), model_class)
-        replace_norms(self, self.config)
-        self.post_init()
-
-    @property
-    def decoder_layers(self) -> nn.ModuleList:
-        """The layers of the last of them."""
-        return getattr(self, [*self.inner][-1]).decoder_layers
 
 
 class HyperConnectionHead(Base):

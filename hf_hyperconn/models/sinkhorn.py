@@ -8,9 +8,7 @@ since other programs don't know the operator.
 
 import torch
 
-from .hyper_connections_autograd import gradients, is_transformed, needs_autograd
-from .hyper_connections_torch import is_exporting
-from .operators import operator_namespace
+from .computing import gradients, is_exporting, is_transformed, needs_autograd, operator_namespace
 
 _NAMESPACE = operator_namespace(__name__)
 COLUMNS, ROWS = -2, -1  # the dimensions to sum over

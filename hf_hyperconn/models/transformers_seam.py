@@ -6,7 +6,8 @@ is an error.
 """
 
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import wraps
 from importlib import import_module
 from typing import Any
@@ -35,6 +36,16 @@ PROCESSORS = {
 # the types of which Transformers corrects, where it is asked to, how old tokenizers split text
 CORRECTED = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
 
+# what makes queries and values, which are LoRA's targets for most types, where PEFT has none for the base
+LORA_TARGETS = {
+    **dict.fromkeys(("granite", "olmo", "olmo2", "olmo3", "seed_oss", "smollm3", "starcoder2"), ["q_proj", "v_proj"]),
+    **dict.fromkeys(("gpt_oss", "olmoe", "qwen2_moe", "qwen3_moe"), ["q_proj", "v_proj"]),
+    "deepseek_v3": ["q_proj", "q_b_proj", "kv_b_proj"],
+    "phi3": ["qkv_proj"],
+}
+
+LORA_TABLE = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
+
 EXPERTS_ARE_SETTABLE = "_can_set_experts_implementation_cached_value"  # where Transformers keeps what it found
 
 
@@ -44,6 +55,14 @@ def names_are_gone(error: ImportError) -> ImportError:
         f"Transformers {transformers.__version__} no longer has what this model's code is made from ({error}). "
         f"Install the release that config.json names as transformers_version; or bring the code up to date, by "
         f"`pip install hf_hyperconn` and `hf-hyperconn refresh` of the folder."
+    )
+
+
+def plain_config(model: Any) -> ImportError:
+    """What to raise for a model that the installed Transformers builds with a config of its base."""
+    return ImportError(
+        f"the installed Transformers builds {type(model).__name__} with a {type(model.config).__name__}, which has no "
+        f"fields of hyper-connections. Install the release that config.json names as transformers_version."
     )
 
 
@@ -129,6 +148,27 @@ def share_names_of_experts(model_type: str, base_model_type: str) -> None:
         patterns.setdefault(model_type, base_model_type)
 
 
+def share_peft_defaults(model_type: str, base_model_type: str) -> None:
+    """Give `model_type` what `base_model_type` has in PEFT's tables, and targets of LoRA where there are none.
+
+    Called when the classes of a type are made, in time for PEFT to translate the experts' names in old adapters, and
+    whenever PEFT reads a config, in time for everything else. Entries that are there stay.
+    """
+    share_names_of_experts(model_type, base_model_type)
+    for table in _tables_of_tools():
+        if base_model_type in table:
+            table.setdefault(model_type, table[base_model_type])
+    constants = sys.modules.get("peft.utils.constants")
+    if base_model_type in LORA_TARGETS and hasattr(constants, LORA_TABLE):
+        getattr(constants, LORA_TABLE).setdefault(model_type, LORA_TARGETS[base_model_type])
+
+
+def tell_scale_of_logits(config_class: Any, base_model_type: str) -> None:
+    """Let TRL multiply the logits of HyperCLOVA X by their scale; by its model type it would divide them."""
+    if base_model_type == "hyperclovax":
+        config_class.logit_scale = property(lambda config: config.logits_scaling)
+
+
 @convenience("set_experts_implementation has no effect")
 def share_implementation_of_experts(cls: type[PreTrainedModel], base: type[PreTrainedModel]) -> None:
     """Whether the implementation of experts can be set, which is found in the source file of a class: the base's."""
@@ -186,6 +226,18 @@ def implementations(config: PreTrainedConfig) -> dict[str, Any]:
     """The implementations of attention and experts that were chosen for a config, as its constructor takes them."""
     names = ("attn_implementation", "experts_implementation")
     return {name: getattr(config, f"_{name}", None) for name in names}
+
+
+def _tables_of_tools() -> Iterator[dict]:
+    """Every table by model type that PEFT has, and LLaMA-Factory's of models with a vision tower."""
+    for module_name, prefix in (
+        ("peft.utils.transformers_weight_conversion", "_MODEL_TO_CONVERSION_PATTERN"),
+        ("peft.tuners.adaption_prompt.config", "TRANSFORMERS_MODEL_CONFIG"),
+        ("peft.utils.constants", "TRANSFORMERS_MODELS_TO_"),
+        ("llamafactory.model.model_utils.visual", "COMPOSITE_MODELS"),
+    ):
+        if (module := sys.modules.get(module_name)) is not None:
+            yield from [table for name, table in vars(module).items() if name.startswith(prefix)]
 
 
 def _with_literal_dots(transform):

@@ -63,8 +63,8 @@ def _composite_configuration(family: FamilySource, part: InnerModel) -> str:
 
 from huggingface_hub.dataclasses import strict
 
+from .configuration_composite import HyperConnectionCompositeConfig
 from .configuration_{stem(of_layers.model_type)} import HC{of_layers.config}
-from .configuration_hyper_connections import HyperConnectionCompositeConfig
 from .transformers_seam import names_are_gone
 
 {import_of_transformers(family.configuration, [family.config])}
@@ -109,14 +109,16 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
             names |= {"OutputRecorder", recorder.owner}
         for layer in each.layers:
             names |= {layer.name} | globals_read(layer)
-    mixins = [
+    composite = [
         *(["HyperConnectionComposite"] if part else []),
         *(["HyperConnectionOuterModel"] if _inner_models(family) else []),
+    ]
+    mixins = [
         *(["HyperConnectionHead"] if {*_classes(family)} - whole else []),
         *(["HyperConnectionModel"] if sources else []),
         "HyperConnectionPreTrainedModel",
     ]
-    of_streams = [*(["for_every_stream"] if between else []), "reduce_recorded_streams"]
+    of_layers = ["HyperConnectionDecoderLayer", "reduce_recorded_streams"]
     cuts = any(is_cut(layer) for each in sources for layer in each.layers)
     names_sub_layers = any(layer.cut.sub_layers != SUB_LAYERS for each in sources for layer in each.layers)
     return "\n".join(
@@ -126,12 +128,13 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
             f'"""{title}{f", whose {_called(part)} has hyper-connections" if part else " with hyper-connections"}."""',
             "",
             *(["from transformers import GenerationMixin", ""] if any(_classes(family).values()) else []),
+            *(["from .between_layers import for_every_stream"] if between else []),
             import_of(f".configuration_{stem(family.model_type)}", [f"HC{family.config}"]),
-            *(["from .hyper_connections_layer import HyperConnectionDecoderLayer"] if sources else []),
+            *([import_of(".hyper_connections_layer", of_layers)] if sources else []),
             *(["from .layer_source import CutFrom"] if cuts else []),
+            *([import_of(".modeling_composite", composite)] if composite else []),
             *([import_of(f".modeling_{stem(part.source.model_type)}", [f"HC{part.name}"])] if part else []),
-            import_of(".modeling_hyper_connections", sorted(mixins)),
-            *([import_of(".residual_streams", of_streams)] if sources else []),
+            import_of(".modeling_hyper_connections", mixins),
             *(["from .sub_layers import SubLayer"] if names_sub_layers else []),
             "from .transformers_seam import names_are_gone",
             "",

@@ -10,6 +10,7 @@ from pathlib import Path
 from hf_hyperconn.conversion.model_code import packaged
 from hf_hyperconn.conversion.reading import read_json
 from hf_hyperconn.conversion.transfer import digest
+from hf_hyperconn.families import usual_names
 from tests.reliability import FAILED, OK, REFUSED, UNVERIFIED
 
 from .cases import Case
@@ -172,7 +173,7 @@ def _check_converted(case: Case, before: dict) -> None:
     except (OSError, ValueError, LookupError) as error:
         raise Broken(f"OUT is not whole: {error}") from error
     for path in out.rglob("*.py"):
-        ours = packaged(path.name)
+        ours = packaged(path.name, usual_names(config))
         if ours is None or path.read_bytes() != ours.encode():
             raise Broken(f"OUT has code that isn't the package's: {path.name}")
     for path, _ in holding(out, (SECRET,)):

@@ -25,7 +25,7 @@ from hf_hyperconn import (
     convert_model,
 )
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.models import configuration_hyper_connections
+from hf_hyperconn.models import shipped_code
 from tests.conftest import llama_config
 
 
@@ -120,8 +120,8 @@ def test_from_prenorm_reports_what_was_missing(llama_folder):
 
 def test_the_code_that_is_saved_is_what_ran(hc, tmp_path, monkeypatch):
     """Another release may be installed while a model is trained, and for a moment there is none."""
-    monkeypatch.setattr(configuration_hyper_connections, "SOURCES", {})
+    monkeypatch.setattr(shipped_code, "SOURCES", {})
     HCLlamaForCausalLM(hc.config)
-    monkeypatch.setattr(configuration_hyper_connections, "find_spec", None)
+    monkeypatch.setattr(shipped_code, "find_spec", None)
     hc.save_pretrained(tmp_path)
     assert b"\r" not in (tmp_path / "modeling_hc_llama.py").read_bytes()

@@ -13,7 +13,7 @@ from hf_hyperconn import (
     HCLlamaForCausalLM,
     convert_model,
 )
-from hf_hyperconn.models.hyper_connections import reduce_streams
+from hf_hyperconn.models.connection import reduce_streams
 from tests.conftest import llama_config
 from tests.marks import few
 from tests.tolerances import COMPILED

@@ -203,7 +203,7 @@ def test_of_a_trainer_s_checkpoint_the_model_goes_up(hub, trained, tmp_path):
     assert left <= files_in(trained).keys()
     said = []
     result = push_checkpoint(folder, "me/trained", say=said.append)
-    names = {"config.json", "generation_config.json", "model.safetensors", *FAMILIES["llama"].code}
+    names = {"config.json", "generation_config.json", "model.safetensors", *FAMILIES["llama"].code({})}
     assert_holds(hub, "me/trained", folder, names)
     assert result.uploaded.keys() == names
     (line,) = [line for line in said if line.startswith("left here")]
@@ -266,13 +266,13 @@ def test_push_to_hub_of_a_model(made, hub, base, converted):
         model = convert_model(LlamaForCausalLM.from_pretrained(base), hc_mult=2)
     model.push_to_hub("me/model")
     there = files_in(hub.folder("me/model"))
-    assert {name for name in there if name.endswith(".py")} == set(FAMILIES["llama"].code)
-    for name in FAMILIES["llama"].code:
+    assert {name for name in there if name.endswith(".py")} == set(FAMILIES["llama"].code({}))
+    for name in FAMILIES["llama"].code({}):
         assert there[name].read_bytes() == (converted / name).read_bytes()
     config = json.loads(there["config.json"].read_text())
     assert config["auto_map"] == FAMILIES["llama"].auto_map
     assert config["architectures"] == ["HCLlamaForCausalLM"]
-    assert there.keys() - FAMILIES["llama"].code == {
+    assert there.keys() - FAMILIES["llama"].code({}).keys() == {
         *(".gitattributes", "README.md", "config.json", "generation_config.json", "model.safetensors")
     }
     assert ModelCard.load(there["README.md"]).data.tags == ["hyper-connections", "hf-hyperconn", "hc-x2"]
@@ -288,7 +288,7 @@ def test_code_that_is_no_file_here_is_one_on_the_hub(hub):
     model.config.push_to_hub("me/config")
     for repo in ("me/helium", "me/config"):
         there = files_in(hub.folder(repo))
-        assert {name for name in there if name.endswith(".py")} == set(find_family("helium").code)
+        assert {name for name in there if name.endswith(".py")} == set(find_family("helium").code({}))
         assert there["modeling_hc_helium.py"].read_text() == code_text("modeling_hc_helium.py")
 
 

@@ -161,7 +161,9 @@ def test_no_name_is_both_of_a_model_and_kept_from_the_hub():
     assert [name for name in PRIVATE if belongs(name)] == []
     assert not any(map(may_be_added, ("Model.Safetensors.Index.json", "adapter_config.json", "a/.git/config")))
     assert all(map(may_be_added, PRIVATE[:-1]))
-    assert all(belongs(name) or name in FAMILIES["llama"].code for name in ("README.md", *FAMILIES["llama"].code))
+    assert all(
+        belongs(name) or name in FAMILIES["llama"].code({}) for name in ("README.md", *FAMILIES["llama"].code({}))
+    )
 
 
 def test_names_are_printed_without_terminal_escapes(hub, folder, capsys):

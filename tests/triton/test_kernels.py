@@ -131,8 +131,8 @@ def test_not_contiguous(kind):
 
 def test_streams_that_lie_too_far_apart_for_32_bits():
     far = torch.empty_strided((1, 7, 4, 64), (7 * 64, 64, 2**30, 1), device="meta")
-    assert triton_kernels._tokens(far[:, :, :2], 2).stride() == (64, 2**30, 1)
-    assert triton_kernels._tokens(far, 2).is_contiguous()
+    assert triton_kernels.by_token(far[:, :, :2], 2).stride() == (64, 2**30, 1)
+    assert triton_kernels.by_token(far, 2).is_contiguous()
 
 
 def test_parameters_of_any_layout():

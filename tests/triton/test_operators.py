@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_hyperconn.models import hyper_connections_step as step
+from hf_hyperconn.models import computing
 from hf_hyperconn.models import hyper_connections_triton_operators as triton_kernels
 from hf_hyperconn.models.hyper_connections import HyperConnection
+from hf_hyperconn.models.hyper_connections_step import _run_one
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldHyperConnection
+from hf_hyperconn.models.manifold_hyper_connections import _run_one as run_one_manifold
 from hf_hyperconn.models.manifold_hyper_connections_triton_operators import depth_backward, depth_forward
 from tests.conftest import hc_llama, traced_logits
 from tests.tolerances import COMPILED
@@ -82,10 +84,11 @@ def test_modes_of_other_threads_end_when_they_like():
     assert any(name.endswith("step_forward") for name in seen.names)
 
 
-def test_the_first_kernel_is_tried_unseen():
+@pytest.mark.parametrize("run_one", [_run_one, run_one_manifold])
+def test_the_first_kernel_is_tried_unseen(run_one):
     """An exported program would hold what is seen."""
     with Seen() as seen:
-        assert step._try_kernels(torch.device(DEVICE)) is None
+        assert computing._try_kernels(torch.device(DEVICE), run_one) is None
     assert seen.names == []
 
 
@@ -93,12 +96,12 @@ def test_memory_that_was_full_is_no_reason(monkeypatch):
     def full(*arguments):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(step, "_failures", {})
+    monkeypatch.setattr(computing, "_failures", {})
     with monkeypatch.context() as patch:
         patch.setattr(triton_kernels, "_forward_results", full)
         with pytest.raises(torch.OutOfMemoryError):
-            step._why_kernels_fail(torch.device(DEVICE))
-    assert step._why_kernels_fail(torch.device(DEVICE)) is None
+            computing._why_kernels_fail(torch.device(DEVICE), _run_one)
+    assert computing._why_kernels_fail(torch.device(DEVICE), _run_one) is None
 
 
 @pytest.mark.parametrize("connection", ["dhc", "mhc"])
@@ -157,7 +160,7 @@ def test_cuda_graphs():
             captured = run()
         graph.replay()
         assert torch.equal(captured, expected)
-    assert step.implementation(streams) == "triton"
+    assert computing.implementation(streams, _run_one) == "triton"
 
 
 @pytest.mark.parametrize("shape", [(24,), (1, 3, 24), (2, 1, 24)])

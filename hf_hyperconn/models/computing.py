@@ -1,0 +1,310 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""How connections are computed: by which implementation, with which sums, and what torch's own tools see of it.
+
+The fused kernels of a kind run on a GPU. Elsewhere plain torch makes sums over streams as small matrix products, or
+written out for a compiler. A backward of our own computes gradients from values that the forward saved. So where a
+graph of them is asked for, autograd computes them anew, through the algebra written out and from the inputs alone.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from functools import reduce
+from importlib.util import find_spec
+from operator import add
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+from transformers.utils import logging
+
+try:  # torch's own; of this thread, where `is_in_torch_dispatch_mode` is one flag of the process
+    from torch._C import _len_torch_dispatch_stack
+    from torch._ops import _len_torch_dispatch_stack_pre_dispatch
+except ImportError:  # operators are right everywhere
+
+    def _len_torch_dispatch_stack() -> int:
+        return 1
+
+
+logger = logging.get_logger(__name__)
+
+IMPLEMENTATIONS = ("auto", "torch", "triton")
+MAX_TRITON_STREAMS = 8
+_TRITON_IS_INSTALLED = find_spec("triton") is not None
+_TRITON_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
+_asked = "auto"
+_logged: set[str] = set()
+_TRIES = 3  # of a kernel that fails, before it counts as one that never runs
+# of kernels that were tried, by the device and by what ran one; none of those that ran
+_failures: dict[tuple[torch.device, Callable], list[str]] = {}
+EXACT_AT_HIGHEST = ("cpu", "cuda", "xpu", "mps", "meta")  # whose float32 matrix products then are; a TPU's are not
+# none of these is public; without them a transform meets the functions of our own, and says that it can't pass
+_interpreters = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
+_has_dispatch_key = getattr(torch._C, "_dispatch_tls_is_dispatch_key_included", lambda key: False)
+
+
+def set_hc_implementation(name: str) -> None:
+    """Choose what computes static, dynamic and manifold-constrained hyper-connections from here on, in the process.
+
+    name: "torch"; "triton", the fused kernels, which need a GPU (or `TRITON_INTERPRET=1`) and never fall back; or
+        "auto", the kernels on a GPU. The environment variable `HF_HYPERCONN_IMPLEMENTATION` sets it at start.
+
+    Kernels that have failed are tried again from here on.
+
+    Raises `ValueError` for another name, `RuntimeError` for "triton" where Triton is not installed.
+    """
+    global _asked
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"implementation {name!r} was asked for; accepted are {', '.join(map(repr, IMPLEMENTATIONS))}."
+        )
+    if name == "triton" and not _TRITON_IS_INSTALLED:
+        raise RuntimeError(
+            'implementation "triton" was asked for, but Triton is not installed. Run: pip install triton'
+        )
+    _asked = name
+    _failures.clear()
+
+
+set_hc_implementation(os.environ.get("HF_HYPERCONN_IMPLEMENTATION", "auto"))
+
+
+def implementation(
+    streams: torch.Tensor, run_one: Callable[[torch.device], object], most_values: int | None = None
+) -> str:
+    """What computes a connection on `streams`: "torch" or "triton".
+
+    run_one: runs a small kernel of its on a device, to see whether kernels run there; a function of a module.
+    most_values: that its kernels take of a token's streams, padded as in `MAX_TRITON_VALUES`; None for any number.
+
+    Raises `RuntimeError` when "triton" was asked for and can't run on them.
+    """
+    if _asked == "torch":
+        return "torch"
+    on_gpu = streams.device.type == "cuda"
+    obstacle = _triton_obstacle(streams, on_gpu or (_asked == "triton" and _TRITON_INTERPRETS), run_one, most_values)
+    if _asked == "triton" and obstacle is not None:
+        raise RuntimeError(f'implementation "triton" was asked for, but {obstacle}. Use "auto" or "torch" there.')
+    taken = "triton" if obstacle is None else "torch"
+    message = f"hyper-connections are computed by {taken}{f', because {obstacle}' if obstacle else ''}."
+    if not torch.compiler.is_compiling() and message not in _logged:
+        _logged.add(message)
+        log = logger.warning if on_gpu and obstacle else logger.info
+        log(message)
+    return taken
+
+
+def _triton_obstacle(
+    streams: torch.Tensor, has_device: bool, run_one: Callable, most_values: int | None
+) -> str | None:
+    if not _TRITON_IS_INSTALLED:
+        return "Triton is not installed"
+    if not has_device:
+        return f"the streams are on {streams.device.type}, not on a GPU"
+    if streams.dtype == torch.float64:
+        return "the streams are float64"
+    n, size = (int(each) for each in streams.shape[-2:])  # tensors, while `torch.jit.trace` looks on
+    if n > MAX_TRITON_STREAMS:
+        return f"there are {n} streams, more than {MAX_TRITON_STREAMS}"
+    padded = [1 << (each - 1).bit_length() for each in (n, size)]
+    if most_values is not None and math.prod(padded) > most_values:
+        return f"{n} streams of {size} values, padded to {padded[0]} x {padded[1]}, are more than {most_values}"
+    return _why_kernels_fail(streams.device, run_one) if streams.device.type == "cuda" else None
+
+
+@torch.compiler.assume_constant_result
+def _why_kernels_fail(device: torch.device, run_one: Callable) -> str | None:
+    """What a small kernel on a GPU fails with, as where there is no C compiler or the GPU is old; None if it runs.
+
+    What fails once may pass: it is tried again. While a CUDA graph is captured nothing can be tried.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return None
+    failures = _failures.get((device, run_one))
+    if failures is None or 0 < len(failures) < _TRIES:
+        failure = _try_kernels(device, run_one)
+        _failures[device, run_one] = failures = [] if failure is None else [*(failures or ()), failure]
+    return failures[-1] if failures else None
+
+
+def _try_kernels(device: torch.device, run_one: Callable) -> str | None:
+    from torch.utils._python_dispatch import _disable_current_modes  # torch's own: a folder must load without it
+
+    try:
+        with _disable_current_modes(), torch.no_grad():  # an exported program would hold what it runs
+            run_one(device)
+    except torch.OutOfMemoryError:  # which may pass
+        raise
+    except Exception as error:  # of a driver, a compiler, or Triton
+        first_line = next(iter(str(error).splitlines()), "")
+        return f"a kernel failed on {device} ({type(error).__name__}: {first_line}); set_hc_implementation tries again"
+    return None
+
+
+class Products(NamedTuple):
+    """How a step makes its sums over streams, channels and tokens.
+
+    mixed: from weights `[..., N, M]` and values `[..., N, D]`, weighted sums of the values, `[..., M, D]`.
+    dots: from values `[..., N, D]` and others `[..., M, D]` or `[M, D]`, their products over D, `[..., N, M]`.
+    add_mixed: adds to `[B, S, N, D]`, in place, sums of `fn` `[M, D]` with weights `[B, S, N, M]`.
+    over_tokens: from weights `[B, S, N, M]` and values `[B, S, N, D]`, sums over all but M and D, `[M, D]`.
+    """
+
+    mixed: Callable
+    dots: Callable
+    add_mixed: Callable
+    over_tokens: Callable
+
+
+def _mixed_by_sums(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    pairs = zip(weights.unbind(-2), values.unbind(-2), strict=True)
+    return reduce(add, (weight.unsqueeze(-1) * value.unsqueeze(-2) for weight, value in pairs))
+
+
+def _dots_by_sums(values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    return torch.stack([(values * other.unsqueeze(-2)).sum(-1) for other in others.unbind(-2)], dim=-1)
+
+
+def _add_mixed_by_sums(onto: torch.Tensor, weights: torch.Tensor, fn: torch.Tensor) -> None:
+    for weight, row in zip(weights.unbind(-1), fn.unbind(0), strict=True):
+        onto.addcmul_(weight.unsqueeze(-1), row)
+
+
+def _over_tokens_by_sums(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return torch.stack([(weight.unsqueeze(-1) * values).flatten(0, -2).sum(0) for weight in weights.unbind(-1)])
+
+
+MATRIX_PRODUCTS = Products(
+    mixed=lambda weights, values: weights.transpose(-1, -2) @ values,
+    dots=lambda values, others: values @ others.transpose(-1, -2),
+    add_mixed=lambda onto, weights, fn: onto.flatten(0, -2).addmm_(weights.flatten(0, -2), fn),
+    over_tokens=lambda weights, values: weights.flatten(0, -2).transpose(0, 1) @ values.flatten(0, -2),
+)
+SUMS = Products(_mixed_by_sums, _dots_by_sums, _add_mixed_by_sums, _over_tokens_by_sums)
+
+
+def products_on(device: torch.device) -> Products:
+    """What sums are made with on a device, so that none of them loses bits of its operands."""
+    return MATRIX_PRODUCTS if uses_matrix_products(device) else SUMS
+
+
+def is_exporting() -> bool:
+    """Whether `torch.export` looks on.
+
+    As `torch.compiler.is_exporting`, which for Dynamo is always true before torch 2.12.
+    """
+    return getattr(torch.compiler, "_is_exporting_flag", False)
+
+
+def uses_matrix_products(device: torch.device) -> bool:
+    """Whether small matrix products on `device` are the faster form and keep every bit of their operands.
+
+    A compiler fuses sums into fewer passes over the streams. What is exported is read by other programs, to whom every
+    operation is one.
+    """
+    if torch.compiler.is_compiling() and not is_exporting():
+        return False
+    if device.type not in EXACT_AT_HIGHEST:
+        return False
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # the precision was set per backend, so it may be reduced
+        return False
+
+
+@torch.compiler.assume_constant_result  # a compiler guards what is asked here by itself
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func`, or forward-mode differentiation, is under way."""
+    return _interpreters() is not None or getattr(forward_ad, "_current_level", -1) >= 0
+
+
+def needs_autograd() -> bool:
+    """Asked inside a backward: whether a graph of it is recorded, or it runs for a batch of gradients at once."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch.is_grad_enabled() or is_transformed() or _has_dispatch_key("VmapMode")
+
+
+def gradients(
+    function: Callable[..., Sequence[torch.Tensor]],
+    tensors: Sequence[torch.Tensor | None],
+    grads: Sequence[torch.Tensor | None],
+) -> list[torch.Tensor | None]:
+    """The gradients of `tensors`, each None where none is needed, from those of what `function` returns for them.
+
+    They have a graph of their own when gradients are enabled.
+    """
+    records = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # so that a gradient does not go on to tensors which others were made of
+        inputs = [None if tensor is None else tensor.view_as(tensor) for tensor in tensors]
+        outputs = function(*inputs)
+        pairs = [(made, grad.to(made.dtype)) for made, grad in zip(outputs, grads, strict=True) if made.requires_grad]
+        if not pairs:
+            return [None] * len(inputs)
+        made, of_made = zip(*pairs, strict=True)
+        wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+        found = iter(torch.autograd.grad(made, wanted, of_made, create_graph=records, allow_unused=True))
+    return [next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs]
+
+
+def operator_namespace(module: str) -> str:
+    """What a module registers its operators under: another for every name, of whatever characters.
+
+    A process may hold several copies of a module, each with a Hub repo and named after its folder.
+    """
+    escaped = re.sub("[^0-9A-Za-z]", lambda found: "__" if found[0] == "_" else f"_{ord(found[0]):x}_", module)
+    return f"hc_{escaped}"
+
+
+class Operator:
+    """A function that compilers, tracers, dispatch modes and tensors of other classes see as an operator of torch.
+
+    Elsewhere it is called by itself: calling the operator costs as much as launching a kernel.
+    """
+
+    def __init__(self, name: str, function: Callable):
+        self.function = function
+        self.operator = torch.library.custom_op(name, function, mutates_args=())
+        self.register_fake = self.operator.register_fake
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.operator(*arguments) if _is_recorded(arguments) else self.function(*arguments)
+
+
+def operator(name: str) -> Callable[[Callable], Operator]:
+    """A decorator that makes an operator of a function."""
+    return lambda function: Operator(name, function)
+
+
+def _is_recorded(arguments: tuple) -> bool:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    if _len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch():
+        return True
+    plain = torch.Tensor, torch.nn.Parameter
+    return any(isinstance(each, torch.Tensor) and type(each) not in plain for each in arguments)
+
+
+def by_token(tensor: torch.Tensor | None, inner: int) -> torch.Tensor | None:
+    """The tensor with its token dimensions as one, `inner` dimensions behind it, the last of them dense."""
+    if tensor is None:
+        return None
+    tensor = tensor.reshape(-1, *tensor.shape[tensor.dim() - inner :])
+    to_last_stream = (tensor.shape[-2] - 1) * tensor.stride(-2) if inner == 2 else 0  # 32 bits in the kernels
+    return tensor if tensor.stride(-1) == 1 and to_last_stream < 2**31 else tensor.contiguous()
+
+
+def refuse_shape(branch_output: torch.Tensor | None, streams: torch.Tensor) -> None:
+    """Make sure that a kernel, which knows the shape of the streams alone, stays within a branch output.
+
+    Raises `ValueError`.
+    """
+    expected = (*streams.shape[:-2], streams.shape[-1])
+    if branch_output is not None and branch_output.shape != expected:
+        raise ValueError(
+            f"a branch output for streams of shape {tuple(streams.shape)} must be of shape {expected} (got "
+            f"{tuple(branch_output.shape)}). Expand it."
+        )

@@ -1,0 +1,218 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""The weights of connections: how they start, that they stay float32, and that somebody is told where they didn't.
+
+`WideModule` keeps parameters float32 when a module is cast. Some tools cast each tensor by itself, which no module
+sees: DeepSpeed's bf16 and fp16, accelerate's `load_checkpoint_and_dispatch(dtype=)`, mergekit's `dtype`. DeepSpeed's
+ZeRO-3 splits parameters over ranks: between its forwards a module holds empty ones.
+"""
+
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import logging
+
+from .sub_layers import READOUT, is_of_connection
+from .transformers_seam import dtypes_in
+
+logger = logging.get_logger(__name__)
+
+if TYPE_CHECKING:  # what the mixins stand before
+    Base = PreTrainedModel
+else:
+    Base = object
+
+
+class InitialisedModule(nn.Module):
+    """A module whose `initial_values` its constructor and a model's `_init_weights` both take.
+
+    decayed: names of those of its parameters that weight decay applies to.
+    """
+
+    decayed: tuple[str, ...] = ()
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """Every parameter of the module itself at the start."""
+        raise NotImplementedError
+
+    def register_initial_values(self) -> None:
+        """Make a parameter of each initial value."""
+        for name, value in self.initial_values().items():
+            self.register_parameter(name, nn.Parameter(value))
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A deep copy; also of a module whose tensors are fake, of which `deepcopy` alone would copy the mode."""
+    with whole(module.parameters()):
+        parameters = {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in module.parameters()}
+    return deepcopy(module, parameters | {id(buffer): buffer.clone() for buffer in module.buffers()})
+
+
+def in_float32(norm: nn.Module) -> nn.Module:
+    """The norm, in float32; unlike by `.float()` also where its tensors are fake, which can't be changed in place."""
+    for module in norm.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dtype != torch.float32:
+                module.register_parameter(name, nn.Parameter(parameter.detach().float(), parameter.requires_grad))
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                setattr(module, name, buffer.float())
+    return norm
+
+
+class WideModule(InitialisedModule):
+    """A module whose parameters stay float32 when a model is cast to 16 bits (`.to(torch.bfloat16)`, `.half()`).
+
+    Those made or loaded in 16 bits stay so; its forward has to cast up.
+    """
+
+    def _apply(self, fn, recurse=True):
+        # what `.to`, `.half`, `.cuda` and the like do to every parameter, gradient and buffer, children's included
+        def widely(tensor: torch.Tensor) -> torch.Tensor:
+            result = fn(tensor)
+            is_narrowed = result.is_floating_point() and result.itemsize < 4 <= tensor.itemsize
+            return tensor.to(result.device, torch.float32) if is_narrowed else result
+
+        return super()._apply(widely, recurse)
+
+
+class InitialWeights(Base):
+    """Mixin before a family's `PreTrainedModel`, in which it starts what has not been loaded."""
+
+    def _initialize_weights(self, module, is_custom_code=False):
+        # as for the base's class, whose weights these are: what is custom code may not know which have been loaded
+        super()._initialize_weights(module)
+
+    @torch.no_grad()
+    def initialize_weights(self):
+        # before a part that is a model of Transformers', such as Dinov2's encoder, does it in its own way
+        for part in self.modules():
+            if isinstance(part, PreTrainedModel) and not isinstance(part, InitialWeights):
+                for module in part.modules():
+                    if isinstance(module, InitialisedModule):
+                        with whole(module.parameters(recurse=False), changes=True):
+                            self._initialize_weights(module)
+        super().initialize_weights()
+        scaled: Any = [each for each in self.modules() if getattr(each, "hc_is_scaled", None) is False]
+        for module in scaled:
+            module.hc_is_scaled = True
+            parameter = getattr(module, module.hc_output_projection)
+            if not getattr(parameter, "_is_hf_initialized", False):  # it was not loaded
+                with whole([parameter], changes=True):
+                    parameter.mul_(self.config.of_layers.hc_mult**-0.5)
+
+    def _init_weights(self, module):
+        super()._init_weights(module)
+        if isinstance(module, InitialisedModule):
+            for name, value in module.initial_values().items():
+                parameter = getattr(module, name)
+                init.copy_(parameter, _sharded_like(value, parameter))
+
+    @torch.inference_mode(False)  # they may be trained later
+    def materialise_connections(self, device: torch.device) -> None:
+        """Create and initialise what hyper-connections have on the meta device, where loading leaves new weights."""
+        for module in self.modules():
+            if isinstance(module, InitialWeights):
+                innermost = module  # a language model starts its norms in its own way
+            if isinstance(module, InitialisedModule) and any(p.is_meta for p in module.parameters()):
+                module.to_empty(device=device)
+                module.apply(innermost._init_weights)
+
+    def keep_weights(self) -> None:
+        """Take all weights for initialised, also where the model becomes part of another, which starts its parts.
+
+        Those on the meta device are none yet.
+        """
+        for module in self.modules():
+            if any(parameter.is_meta for parameter in module.parameters()):
+                continue
+            vars(module)["_is_hf_initialized"] = True
+            if hasattr(module, "hc_is_scaled"):
+                vars(module)["hc_is_scaled"] = True
+
+
+class Float32Connections(Base):
+    """Mixin before a family's `PreTrainedModel`: what it loads and saves in 16 bits is told."""
+
+    @classmethod
+    def _load_pretrained_model(cls, model, state_dict, checkpoint_files, *args, **kwargs):
+        warn_of_narrow(dtypes_in(state_dict, checkpoint_files))
+        load: Any = super()._load_pretrained_model
+        return load(model, state_dict, checkpoint_files, *args, **kwargs)
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """As Transformers' own."""
+        state = kwargs.get("state_dict") or dict(self.named_parameters())
+        warn_of_narrow({name: tensor.dtype for name, tensor in state.items()})
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+
+def warn_of_narrow(dtypes: dict[str, torch.dtype]) -> None:
+    """Say so, once, when parameters of connections have 16 bits or fewer.
+
+    dtypes: of each parameter, by its name.
+    """
+    found = {dtype for name, dtype in dtypes.items() if is_of_connection(name) and dtype.is_floating_point}
+    if narrow := sorted(str(dtype).removeprefix("torch.") for dtype in found if dtype.itemsize < 4):
+        logger.warning_once(
+            f"There are connections in {', '.join(narrow)}, where 1.003 is 1: coefficients are rounded, and small "
+            f"steps of training are lost. Load them by from_pretrained, which keeps float32. With DeepSpeed train by "
+            f'HCTrainer, or put "torch_autocast": {{"enabled": true, "dtype": "bfloat16"}} in its config instead of '
+            f'"bf16". Merge models in float32.'
+        )
+
+
+def warn_of_training(layers: Iterable[Any]) -> None:
+    """Say so, once, when the layers that a forward will run can't learn all that they should.
+
+    It looks at one layer, as what casts or freezes does so to all.
+    """
+    if torch.compiler.is_compiling():
+        return
+    of_streams = [layer for layer in layers if hasattr(layer, "sub_layers")]
+    if not of_streams:
+        return
+    first, last = of_streams[0], of_streams[-1]
+    parameters = {
+        f"{part.connection}.{name}": parameter
+        for part, (connection, _) in zip(first.parts, first.sub_layers, strict=True)
+        for name, parameter in connection.named_parameters()
+    }
+    warn_of_narrow({name: parameter.dtype for name, parameter in parameters.items()})
+    readout: nn.Module | None = getattr(last, READOUT, None)
+    if readout is None or not torch.is_grad_enabled() or not last.training:
+        return
+    weights = [*readout.parameters()]
+    if weights and any(p.requires_grad for p in parameters.values()) and not any(p.requires_grad for p in weights):
+        logger.warning_once(
+            f"The connections are trained and their readout, {READOUT}, is frozen. With PEFT name it in "
+            f"modules_to_save, too."
+        )
+
+
+def whole(parameters: Iterable[torch.Tensor], changes: bool = False) -> AbstractContextManager:
+    """Make parameters whole within a context; every rank has to enter it.
+
+    changes: whether they are changed within; each rank then has the values of the first rank.
+    """
+    split = [parameter for parameter in parameters if hasattr(parameter, "ds_shape")]
+    if not split:
+        return nullcontext()
+    deepspeed: Any = sys.modules["deepspeed"]  # which has split them
+    return deepspeed.zero.GatheredParameters(split, modifier_rank=0 if changes else None)
+
+
+def _sharded_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The part of a value that each rank has of a parameter; all of it unless the parameter is sharded."""
+    if not hasattr(parameter, "device_mesh"):
+        return value
+    from torch.distributed.tensor import distribute_tensor  # not part of every build of torch
+
+    sharded: Any = parameter
+    return distribute_tensor(value, sharded.device_mesh, sharded.placements)
