@@ -22,7 +22,7 @@ from hf_hyperconn.kinds import FORMAT, KINDS, sub_layers
 from hf_hyperconn.pairs.classes import auto_class
 
 from .checkpoint import Weights, read_weights, read_written_config, refuse_other_weights
-from .companions import check_links, check_no_code, companions_of, left_behind
+from .companions import check_links, check_no_code, check_split_of_text, companions_of, left_behind
 from .fields import HyperConnectionFields
 from .fit import refuse_unfit
 from .own_code import refuse_own_code
@@ -236,6 +236,7 @@ def plan_conversion(
     if outside := [name for name in companions if name.startswith("/") or ".." in name.split("/")]:
         raise UnsupportedCheckpointError(f"{source.name!r} lists {outside[0]!r}, a path outside it. Do not trust it.")
     check_no_code(source, companions)
+    check_split_of_text(source, written)
     if out is None:
         streams: Any = fields.hc_mult
         out = f"{Path(os.path.abspath(model)).name}-{KINDS[fields.connection].suffix(streams)}"

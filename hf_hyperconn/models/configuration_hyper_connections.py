@@ -15,13 +15,7 @@ from transformers import PreTrainedConfig
 
 from .history_start import HISTORIES
 from .peft_defaults import share_peft_defaults, tell_scale_of_logits
-from .transformers_seam import (
-    implementations,
-    share_class_names,
-    share_correction_of_tokenizer,
-    share_processors,
-    share_tokenizer,
-)
+from .transformers_seam import implementations, share_class_names, share_processors, share_tokenizer
 
 FORMAT = 1  # of a saved folder: names of parameters and fields of the config
 VERSION = "0.1.0"  # of hf_hyperconn, whose code this is
@@ -68,7 +62,6 @@ class ShippedConfig(Base):
         if not hasattr(cls, "base_model_type"):  # empty as yet: cloudpickle sets attributes of a class afterwards
             return
         share_tokenizer(cls.model_type, cls.base_model_type)
-        share_correction_of_tokenizer(cls.model_type, cls.base_model_type)
         share_processors(cls.__name__, cls.base_model_type)
         share_class_names(cls.model_type, cls.base_model_type)
         share_peft_defaults(cls.model_type, cls.base_model_type)
