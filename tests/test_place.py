@@ -11,7 +11,6 @@ import pytest
 from hf_hyperconn.conversion import convert, moving
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import carry_out, convert_checkpoint
-from hf_hyperconn.conversion.fields import HyperConnectionFields
 from hf_hyperconn.conversion.moving import rename_new
 from hf_hyperconn.conversion.place import Place
 from hf_hyperconn.conversion.plan import plan_conversion
@@ -139,13 +138,13 @@ def test_what_changes_meanwhile_is_not_replaced(source, out, meanwhile, tmp_path
 
 def test_another_s_result_is_not_replaced(source, out, meanwhile, tmp_path):
     """A conversion that finished meanwhile, under the name that this one wants."""
-    plan = plan_conversion(str(source), out, fields=HyperConnectionFields(3), force=True)
+    plan = plan_conversion(str(source), out, fields={"hc_mult": 3}, force=True)
     assert streams(converted(source, out, hc_mult=4, force=True)) == 4
     with pytest.raises(ConversionError, match="has changed meanwhile"):
         carry_out(plan, verify="structure")
     assert streams(out) == 4
 
-    plan = plan_conversion(str(source), tmp_path / "new", fields=HyperConnectionFields(3))
+    plan = plan_conversion(str(source), tmp_path / "new", fields={"hc_mult": 3})
     converted(source, tmp_path / "new", hc_mult=4)
     with pytest.raises(ConversionError, match="has appeared meanwhile"):
         carry_out(plan, verify="structure")

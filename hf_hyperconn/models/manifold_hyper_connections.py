@@ -23,12 +23,12 @@ from functools import partial
 import torch
 from torch import nn
 
+from .connection_fields import FAVOURED_READ, KEPT
 from .hyper_connections import Connection, WideModule, Writer, compute_dtype, stream_mean
 from .hyper_connections_autograd import gradients, is_transformed, needs_autograd
 from .hyper_connections_step import Streams, implementation, without_autocast
 from .hyper_connections_torch import products_on
 from .hyper_connections_types import of_every_token
-from .manifold_start import FAVOURED_READ, KEPT
 from .sinkhorn import sinkhorn
 
 BIAS = 3.0
