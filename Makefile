@@ -78,8 +78,9 @@ docs: $(INSTALLED_DOCS)
 # the sdist and the wheel, in dist, as PyPI gets them
 dist: $(INSTALLED)
 	rm -rf dist
+	$(BIN)/python -m tests.stub
 	$(BIN)/python -m build --outdir dist .
-	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m twine check --strict dist/*
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -87,6 +88,7 @@ lint: $(INSTALLED)
 
 # a minute, where mypy has not read torch and Transformers before
 types: $(INSTALLED)
+	$(BIN)/python -m tests.stub
 	$(BIN)/mypy
 
 style: $(INSTALLED)

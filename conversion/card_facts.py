@@ -12,6 +12,7 @@ from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .base_card import fetch_base_card, inheritable
 from .checkpoint import Weights, read_config, read_json, read_weights
+from .fields import OPTIONS
 from .hyper_config import family_of
 from .inspection import Inspection, inspect_checkpoint
 from .licences import licence_of
@@ -22,9 +23,6 @@ from .trainer_state import STATE, training_facts
 PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".webp")
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-# of a conversion, by the field of a config that they set
-OPTIONS = {"--connection": "connection", "--start": "hc_start", "--history": "hc_history", "--block": "hc_block"}
 
 # task on the Hub by the suffix of the Auto class that finds a model's class
 TASKS = {
@@ -122,10 +120,10 @@ class Facts:
         if not (made := self.record.get("arguments")):
             return None
         words = ["hf-hyperconn", "convert", self.base_name, self.name, "-n", made["hc_mult"]]
-        for option, name in OPTIONS.items():  # records of earlier releases lack the newer ones
-            if (value := made.get(name, FIELDS[name])) != FIELDS[name]:
-                words += [option, value]
-        words += ["--no-tanh"] * (not made["hc_tanh"])
+        usual = {**FIELDS, "hc_readout": "weighted"} if made.get("hc_start") == "history" else FIELDS
+        for name, option in OPTIONS.items():  # records of earlier releases lack the newer ones
+            if name != "hc_mult" and (value := made.get(name, usual[name])) != usual[name]:
+                words += ["--no-tanh"] if name == "hc_tanh" else [option, value]
         if (stack := self.inspection.stack) is not None:
             words += ["--stack", stack]
         words += ["--revision", self.commit] * (self.commit is not None)

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import hf_hyperconn
 from hf_hyperconn.families import Family, usual_names
 from hf_hyperconn.kinds import FIELDS, setting
+from hf_hyperconn.models.connection_fields import one_of
 from hf_hyperconn.pairs.source_files import release
 
 from .checkpoint import INDEX
+from .fields import exact
 from .model_code import code_of, packaged, written_by
 from .repository_files import NOT_FOR_A_REPO
 from .source import CONFIG, GENERATE, Source
@@ -98,9 +100,8 @@ def config_differences(config: dict, base: dict, family: Family) -> list[str]:
             found = _differences(ours, lasting, family)
         except Exception:  # whatever a class makes of values that Transformers can't have written
             pass
-    readout = setting(config, "hc_readout")
-    expected = "weighted" if setting(config, "hc_start") == "history" else "mean"
-    return found + [f"hc_readout is {_shown(readout)}, of a conversion {_shown(expected)}"] * (readout != expected)
+    readouts, readout = exact("hc_readout"), setting(config, "hc_readout")
+    return found + [f"hc_readout is {readout!r}, of a conversion {one_of(readouts)}"] * (readout not in readouts)
 
 
 def _differences(config: dict, base: dict, family: Family) -> list[str]:

@@ -4,14 +4,13 @@ import argparse
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import hf_hyperconn
 from hf_hyperconn.errors import HyperConnError, VerificationError
-from hf_hyperconn.kinds import CONVERTIBLE, KINDS
-from hf_hyperconn.models.history_start import HISTORIES
 
 from .comparison import ClosedFolderError, files_now, record_comparison
-from .fields import STARTS, HyperConnectionFields
+from .fields import OPTIONS, add_options
 from .inspection import inspect_checkpoint
 from .interrupts import hearing_interrupts
 from .plan import LINKS, plan_conversion
@@ -93,13 +92,11 @@ def _convert(options: argparse.Namespace) -> int:
 
     if fault := fault_of_mode(options.verify, options.layers, (*MODES, "off")):
         raise HyperConnError(fault)
-    fields = HyperConnectionFields(
-        options.hc_mult, options.connection, options.tanh, options.start, options.history, options.block
-    )
+    given: Any = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     plan = plan_conversion(
         options.model,
         options.out,
-        fields=fields,
+        fields=given,
         stack=options.stack,
         revision=options.revision,
         link=options.link,
@@ -255,37 +252,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("model", metavar="MODEL", help="local folder or Hub id")
     convert.add_argument("out", metavar="OUT", nargs="?", help="folder to create (default: ./<name>-HCx<n>)")
-    convert.add_argument("-n", "--hc-mult", type=int, metavar="N", help="residual streams (default: 4; attnres has 1)")
-    refused = " and ".join(name for name in KINDS if name not in CONVERTIBLE)
-    convert.add_argument(
-        "--connection",
-        choices=tuple(KINDS),
-        default="dhc",
-        help="shc: static, dhc: dynamic (default), mhc: manifold-constrained, ihc: the same without mixing, frac: "
-        f"frac-connections, attnres: attention residuals, altup: AltUp; {refused} can only be trained from scratch",
-    )
-    convert.add_argument(
-        "--start",
-        choices=STARTS,
-        default="copies",
-        help="initial streams of shc and dhc: copies of the residual stream or parts of its history (default: copies)",
-    )
-    convert.add_argument(
-        "--history",
-        choices=HISTORIES,
-        default="type",
-        help="with --start history: divide it by type of sub-layer or by depth (default: type)",
-    )
-    convert.add_argument(
-        "--block",
-        type=_positive,
-        default=1,
-        metavar="B",
-        help="with attnres: sub-layers whose outputs are summed to one value (default: 1)",
-    )
-    convert.add_argument(
-        "--tanh", action=argparse.BooleanOptionalAction, default=True, help="tanh on the dynamic part (default: on)"
-    )
+    add_options(convert)
     convert.add_argument(
         "--stack",
         metavar="NAME",

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from fnmatch import fnmatch
 
+from packaging.version import InvalidVersion, Version
+
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .base_card import README
@@ -20,6 +22,10 @@ LEFT_BEHIND = (
     *("*/trainer_state.json", "*/checkpoint-*/*", "*.pkl", "*.pickle", "*.joblib", "*events.out.tfevents.*"),
     "*adapter_config.json",
 )
+
+# where a tokenizer asks Transformers to correct how it splits text, and the types of old models of which it does so
+TOKENIZER, FLAG = "tokenizer_config.json", "fix_mistral_regex"
+CORRECTED = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
 
 
 def companions_of(source: Source) -> tuple[str, ...]:
@@ -86,6 +92,26 @@ def check_no_code(source: Source, companions: tuple[str, ...]) -> None:
             f"{source.name!r} generates by code of its own (custom_generate), which is not run and not copied. "
             f"Convert a copy without it."
         )
+
+
+def check_split_of_text(source: Source, config: dict) -> None:
+    """Refuse a tokenizer that Transformers corrects for the base's model type, and would not for the conversion's."""
+    flag = read_json(source, TOKENIZER).get(FLAG) if TOKENIZER in source.files else None
+    if flag and config["model_type"] in CORRECTED and _is_old(config.get("transformers_version")):
+        raise UnsupportedCheckpointError(
+            f"{TOKENIZER} of {source.name!r} must be without {FLAG} (got {flag!r:.20}), which changes how text is "
+            f"split for {config['model_type']} and not for its conversion. Save the corrected tokenizer in a copy, by "
+            f"AutoTokenizer.from_pretrained(COPY).save_pretrained(COPY), take {FLAG} out of {TOKENIZER}, and convert "
+            f"the copy."
+        )
+
+
+def _is_old(release: object) -> bool:
+    """Whether a config was saved before Transformers 5, or doesn't say."""
+    try:
+        return Version(str(release)) < Version("5")
+    except InvalidVersion:
+        return True
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

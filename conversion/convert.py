@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import hf_hyperconn
 from hf_hyperconn.errors import ConversionError, VerificationError
+from hf_hyperconn.models.connection_fields import GivenFields
 
 from .base_card import README, read_base_card
 from .checkpoint import INDEX
 from .companions import check_links, modules_left_behind
 from .embedding_modules import MODULES
-from .fields import HyperConnectionFields
+from .fields import described
 from .files import is_part, is_regular, make_folder, remove_parts, replace_file
 from .fit import refuse_unfit
 from .locks import lock
@@ -29,6 +30,8 @@ from .transfer import copy_anew, digest
 from .verify import MODES, VerificationReport, fault_of_mode, verify_checkpoint
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from .card import WrittenCard
 
 PLAN = ".hyperconn_plan.json"  # hidden, as no file that comes along with a base is
@@ -47,12 +50,6 @@ def convert_checkpoint(
     model: str,
     out: str | os.PathLike | None = None,
     *,
-    hc_mult: int | None = None,
-    connection: str = "dhc",
-    hc_tanh: bool = True,
-    hc_start: str = "copies",
-    hc_history: str = "type",
-    hc_block: int = 1,
     stack: str | None = None,
     revision: str | None = None,
     link: str = "copy",
@@ -60,6 +57,7 @@ def convert_checkpoint(
     verify: str = "auto",
     layers: int | None = None,
     say: Callable[[str], None] = lambda line: None,
+    **fields: "Unpack[GivenFields]",
 ) -> ConversionResult:
     """Convert a Pre-Norm checkpoint into one with `hc_mult` residual streams that computes exactly the same.
 
@@ -67,8 +65,6 @@ def convert_checkpoint(
     out: folder to make, by default `<model's name>-HCx<n>` here, `-AttnRes` for attention residuals. It exists only
         once it is complete and verified; what is interrupted stays in `.<out>.incomplete` beside it, and the same call
         goes on from there. A link stands for the folder that it leads to.
-    connection, hc_mult, hc_tanh, hc_start, hc_history, hc_block: see `HyperConnectionConfig`. By default there are 4
-        streams, 1 for attention residuals. The readout is the one that keeps the model exact.
     stack: which model in it gets them, by its attribute, as in `convert_model`; None for the usual ones.
     revision: branch, tag or commit of a Hub repo.
     link: "copy", "hard" or "symlink": how base shards reach `out`.
@@ -76,11 +72,12 @@ def convert_checkpoint(
     verify: "auto", "full", "structure" or "off"; see `hf_hyperconn.conversion.verify.verify_checkpoint`.
     layers: how many layers a numeric verification runs; by default all that fit in memory.
     say: called with a line for each step done.
+    fields: `connection`, `hc_mult` and others of `HyperConnectionConfig`. By default there are 4 streams, 1 for
+        attention residuals, and the readout is the one that keeps the model exact.
 
     Raises `UnsupportedCheckpointError` before any work for what can't be converted, `ConversionError` when writing
     fails, and for arguments that can't be meant, and `VerificationError` when the result differs from its base.
     """
-    fields = HyperConnectionFields(hc_mult, connection, hc_tanh, hc_start, hc_history, hc_block)
     plan = plan_conversion(model, out, fields=fields, stack=stack, revision=revision, link=link, force=force)
     return carry_out(plan, verify=verify, layers=layers, say=say)
 
@@ -101,7 +98,7 @@ def carry_out(
         with _file_errors(work.parent):
             _write_weights(plan, work)
             say(f"base weights  {len(plan.shards)} file(s), passed through")
-            say(f"hc weights    {plan.hc_parameters:,} parameters, {plan.fields}")
+            say(f"hc weights    {plan.hc_parameters:,} parameters, {described(plan.fields)}")
             _write_companions(plan, work)
             _say_what_stays(plan, say)
             record = _record(plan, work, shard_digests(plan, work, verify))
@@ -281,7 +278,7 @@ def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
     return {
         "base": {"model": _public_name(plan.source), "commit": plan.source.commit},
         "base_card": read_base_card(plan.source),
-        "arguments": {**vars(plan.fields), "link": plan.link},
+        "arguments": {**plan.fields, "link": plan.link},
         "versions": {
             "hf_hyperconn": hf_hyperconn.__version__,
             **{name: version(name) for name in ("safetensors", "torch", "transformers")},

@@ -8,6 +8,7 @@ import numpy as np
 from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.families import Family, configs_of_stacks
 from hf_hyperconn.kinds import kind_of, parts, readout_of, sub_layers
+from hf_hyperconn.models.connection_fields import fault_of_start
 from hf_hyperconn.models.sub_layers import place_of
 
 from .checkpoint import Weights
@@ -38,8 +39,8 @@ class Drift:
 
 def fault(weights: Weights, config: dict, family: Family) -> str | None:
     """What is wrong with the connections of a checkpoint, by the headers of its weights."""
-    if found := kind_of(config).fault_of_start(config):
-        return f"{CONFIG} has {found}"
+    if found := fault_of_start(config):
+        return f"in {CONFIG}, {found}"
     each = connection_parameters(config, family.norm) // sum(map(sub_layers, configs_of_stacks(config)))
     if 4 * each > weights.nbytes:
         return f"all weights together are smaller than one connection of the sizes in {CONFIG}"

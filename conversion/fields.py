@@ -1,71 +1,92 @@
 """What may be asked of a conversion."""
 
-from dataclasses import dataclass
-from typing import Any
+import argparse
+from typing import TYPE_CHECKING, Any
 
 from hf_hyperconn.errors import ConversionError
-from hf_hyperconn.kinds import CONVERTIBLE, FIELDS, KINDS
+from hf_hyperconn.kinds import KINDS
+from hf_hyperconn.models.connection_fields import (
+    CHOICES,
+    FIELDS,
+    GivenFields,
+    completed,
+    convertible,
+    one_of,
+    refusal,
+    unknown,
+    unread,
+)
 
-STARTS = ("copies", "history")
+if TYPE_CHECKING:
+    from typing import Unpack
+
+# of the command line, by the fields that they set
+OPTIONS = {
+    "hc_mult": "--hc-mult",
+    "connection": "--connection",
+    "hc_readout": "--readout",
+    "hc_start": "--start",
+    "hc_history": "--history",
+    "hc_block": "--block",
+    "hc_selection": "--selection",
+    "hc_sinkhorn_iters": "--sinkhorn-iters",
+    "hc_eps": "--eps",
+    "hc_tanh": "--tanh",
+}
+# readouts whose conversions don't equal their bases bit for bit, and why
+INEXACT = {
+    "sum": "the final norm's eps has less effect on a sum",
+    "learned": "weights that are predicted are rounded",
+}
+MEANINGS = {
+    "hc_mult": "residual streams (default: 4; attnres has 1)",
+    "connection": "shc: static, dhc: dynamic (default), mhc: manifold-constrained, ihc: the same without mixing, "
+    "frac: frac-connections, attnres: attention residuals, altup: AltUp",
+    "hc_readout": "how streams become one: by their mean (default), or with a learned weight each (default with "
+    "--start history)",
+    "hc_start": "initial streams of shc and dhc: copies of the residual stream (default) or parts of its history",
+    "hc_history": "with --start history: divide it by type of sub-layer or by depth (default: type)",
+    "hc_block": "with attnres: sub-layers whose outputs are summed to one value (default: 1)",
+    "hc_selection": "with altup: read the streams in turn or always the first one (default: alternating)",
+    "hc_sinkhorn_iters": "with mhc: how often the mix is normalized (default: 20)",
+    "hc_eps": "eps of mhc, ihc and attnres (default: 1e-6)",
+    "hc_tanh": "tanh on the dynamic part of dhc and frac (default: on)",
+}
 
 
-@dataclass(frozen=True)
-class HyperConnectionFields:
-    """What a conversion lets choose of `HyperConnectionConfig`; the readout is the one that keeps it exact.
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give `convert` the options of connections; those that are left out are None."""
+    for name, option in OPTIONS.items():
+        how: dict[str, Any] = {"type": type(FIELDS[name]), "metavar": "X" if name == "hc_eps" else "N"}
+        if name in CHOICES:
+            how = {"choices": exact(name)}
+        elif FIELDS[name] is True:
+            how = {"action": argparse.BooleanOptionalAction}
+        short = ["-n"] if name == "hc_mult" else []
+        parser.add_argument(*short, option, dest=name, help=MEANINGS[name], **how)
 
-    hc_mult: None for as many streams as the connection has where none are asked for.
 
-    Raises `ConversionError` for a value that is not accepted.
+def exact(field: str) -> tuple:
+    """The values of a field with which a conversion is exact."""
+    return tuple(value for value in convertible(field) if field != "hc_readout" or value not in INEXACT)
+
+
+def fields_of_conversion(**given: "Unpack[GivenFields]") -> dict[str, Any]:
+    """All fields of connections, where these are given; the readout is one that keeps the conversion exact.
+
+    Raises `ConversionError` for fields that no conversion has.
     """
+    fields = completed(given)
+    if found := unknown(given) or refusal(given) or unread(given):
+        raise ConversionError(f"{found}.")
+    if because := INEXACT.get(readout := fields["hc_readout"]):
+        raise ConversionError(
+            f"hc_readout must be {one_of(exact('hc_readout'))} in a folder that equals its base (got {readout!r}): "
+            f"{because}. Give another, or convert in memory (convert_model)."
+        )
+    return fields
 
-    hc_mult: int | None = None
-    connection: str = "dhc"
-    hc_tanh: bool = True
-    hc_start: str = "copies"
-    hc_history: str = "type"
-    hc_block: int = 1
 
-    def __post_init__(self):
-        kind = KINDS.get(self.connection)
-        if kind is None:
-            raise ConversionError(
-                f"connection {self.connection!r} was asked for; accepted are {', '.join(map(repr, CONVERTIBLE))}."
-            )
-        if self.hc_mult is None:
-            object.__setattr__(self, "hc_mult", kind.default_streams)
-        if kind.no_equivalent:
-            raise ConversionError(
-                f"{kind.no_equivalent}, so no pretrained model computes the same. Train from scratch, with "
-                f"connection={kind.name!r} and hc_mult={kind.default_streams} in the config."
-            )
-        n: Any = self.hc_mult
-        if n < 1:
-            raise ConversionError(f"{n} residual streams were asked for; give -n 1 or more.")
-        if n < kind.least:
-            raise ConversionError(
-                f"{kind.name} needs at least {kind.least} residual streams; give -n {kind.least} or more."
-            )
-        if kind.most is not None and n > kind.most:
-            raise ConversionError(f"{kind.name} has no {n} streams; give -n {kind.most}, or none.")
-        if self.hc_start not in STARTS:
-            raise ConversionError(
-                f"start {self.hc_start!r} was asked for; a conversion takes {' or '.join(map(repr, STARTS))}."
-            )
-        if self.hc_start == "history" and kind.no_history:
-            raise ConversionError(f"{kind.name} can't start from the history: {kind.no_history}. Use shc or dhc.")
-        for name, option in (("hc_history", "history"), ("hc_block", "block")):
-            if getattr(self, name) != FIELDS[name] and name not in kind.fields:
-                raise ConversionError(
-                    f"{option} {getattr(self, name)!r} was asked for, which {kind.name} doesn't have; leave it out."
-                )
-        if self.hc_history != FIELDS["hc_history"] and self.hc_start != "history":
-            raise ConversionError(f"history {self.hc_history!r} was asked for, but not the start 'history' itself.")
-        if found := kind.fault({**self.as_config(), "hidden_size": self.hc_mult}):
-            raise ConversionError(f"{found} was asked for.")
-
-    def __str__(self) -> str:
-        return ", ".join([self.connection, *KINDS[self.connection].settings(self.as_config())])
-
-    def as_config(self) -> dict:
-        """These and all other fields of `HyperConnectionConfig`."""
-        return {**FIELDS, **vars(self), "hc_readout": "weighted" if self.hc_start == "history" else "mean"}
+def described(fields: dict[str, Any]) -> str:
+    """Fields for people."""
+    return ", ".join([fields["connection"], *KINDS[fields["connection"]].settings(fields)])

@@ -2,7 +2,7 @@
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import Family, configs_of_stacks, find_family
-from hf_hyperconn.kinds import FORMAT, KINDS, READOUTS, kind_of, setting
+from hf_hyperconn.models.connection_fields import CONNECTIONS, FORMAT, fault
 
 from .sizes import is_size
 from .source import COMMIT, CONFIG, Source
@@ -27,10 +27,10 @@ def family_of(source: Source, config: dict) -> Family:
         family = find_family(model_type.removeprefix("hc_"))
     except UnsupportedCheckpointError as error:
         raise UnsupportedCheckpointError(f"{name!r} has model_type {model_type!r:.60}: {error}") from error
-    if not isinstance(config.get("connection"), str) or config["connection"] not in KINDS:
+    if not isinstance(config.get("connection"), str) or config["connection"] not in CONNECTIONS:
         raise UnsupportedCheckpointError(
-            f"{CONFIG} of {name!r} has connection {config.get('connection')!r:.40}; known are {', '.join(KINDS)}. "
-            f"A newer hf_hyperconn may know it."
+            f"{CONFIG} of {name!r} has connection {config.get('connection')!r:.40}; known are "
+            f"{', '.join(CONNECTIONS)}. A newer hf_hyperconn may know it."
         )
     if found := _fault(config, family):
         raise UnsupportedCheckpointError(f"{CONFIG} of {name!r} has {found}. Download it again.")
@@ -54,10 +54,8 @@ def _fault(config: dict, family: Family) -> str | None:
             return f"{field} {value!r:.20}, not a size of a model"
     if not is_size(found := config.get("hc_format", FORMAT)) or found > FORMAT:
         return f"hc_format {found!r:.20}; this release knows formats up to {FORMAT}, a newer hf_hyperconn may know it"
-    if not isinstance(readout := setting(config, "hc_readout"), str) or readout not in READOUTS:
-        return f"hc_readout {readout!r:.20}, not one of {', '.join(map(repr, READOUTS))}"
-    if found := kind_of(config).fault(config):
-        return found
+    if found := fault(config):
+        return f"fields of no model: {found}"
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         return f"architectures {architectures!r:.20}, not a list of names"

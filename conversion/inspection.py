@@ -17,6 +17,7 @@ from hf_hyperconn.analysis.costs import (
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import Family, configs_of_stacks
 from hf_hyperconn.kinds import FIELDS, kind_of
+from hf_hyperconn.models.connection_fields import inequivalence
 from hf_hyperconn.models.sub_layers import is_of_connection
 from hf_hyperconn.pairs.family_names import FamilyName
 
@@ -200,7 +201,7 @@ def _state_of(
     source: Source, config: dict, family: Family, weights: Weights, record: dict | None
 ) -> "tuple[bool | None, str | None, tuple[Drift, ...] | None, float | None]":
     """`trained`, `not_known`, `drift` and `readout_drift` of an `Inspection`."""
-    if reason := kind_of(config).inequivalence(config):
+    if reason := inequivalence(config):
         return None, f"this is trained from scratch and has no equivalent initialisation ({reason})", None, None
     from .drift import fault, measure_drift
 

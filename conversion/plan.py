@@ -20,11 +20,12 @@ from hf_hyperconn.families import (
     usual_names,
 )
 from hf_hyperconn.kinds import FORMAT, KINDS, sub_layers
+from hf_hyperconn.models.connection_fields import GivenFields, fault
 from hf_hyperconn.pairs.classes import auto_class
 
 from .checkpoint import Weights, read_weights, read_written_config, refuse_other_weights
-from .companions import check_links, check_no_code, companions_of, left_behind
-from .fields import HyperConnectionFields
+from .companions import check_links, check_no_code, check_split_of_text, companions_of, left_behind
+from .fields import described, fields_of_conversion
 from .fit import refuse_unfit
 from .output_folder import OutputFolder, plan_output_folder
 from .own_code import refuse_own_code
@@ -62,7 +63,7 @@ class ConversionPlan:
     out: Path
     output: OutputFolder
     family: Family
-    fields: HyperConnectionFields
+    fields: dict[str, Any]
     base_config: dict
     written_config: dict
     weights: Weights
@@ -82,7 +83,7 @@ class ConversionPlan:
     @property
     def hc_parameters(self) -> int:
         """Number of parameters the hyper-connections add."""
-        return connection_parameters({**self.base_config, **self.fields.as_config()}, self.family.norm)
+        return connection_parameters({**self.base_config, **self.fields}, self.family.norm)
 
     @property
     def loading(self) -> str:
@@ -113,9 +114,9 @@ class ConversionPlan:
         if self.family.of_layers is not None and isinstance(config.get(field), dict):
             part = {name: value for name, value in config[field].items() if name != "_name_or_path"}
             types = {"model_type": self.family.of_layers.hc_model_type}
-            config[field] = {**part, **types, **self.fields.as_config()}
+            config[field] = {**part, **types, **self.fields}
         else:
-            config |= self.fields.as_config()
+            config |= self.fields
         if self.source.commit:
             config |= {"hc_base_model": self.source.name, "hc_base_commit": self.source.commit}
         return config
@@ -138,7 +139,7 @@ class ConversionPlan:
             "out": str(self.out),
             "replaces": self.output.is_replaced,
             "family": self.family.model_type,
-            **vars(self.fields),
+            **self.fields,
             "base_parameters": self.weights.parameters,
             "base_bytes": self.base_bytes,
             "hc_parameters": self.hc_parameters,
@@ -162,7 +163,8 @@ class ConversionPlan:
             ("base weights", f"{len(self.shards)} file(s), {gigabytes(self.base_bytes)}, {how}"),
             (
                 "hc weights",
-                f"{modules} modules, {self.fields}, float32: +{self.hc_parameters:,} parameters (+{share:.3g} %)",
+                f"{modules} modules, {described(self.fields)}, float32: +{self.hc_parameters:,} parameters "
+                f"(+{share:.3g} %)",
             ),
             ("code", " ".join(self.code)),
             ("also copied", " ".join(self.companions) or "nothing"),
@@ -181,7 +183,7 @@ def plan_conversion(
     model: str,
     out: str | os.PathLike | None = None,
     *,
-    fields: HyperConnectionFields | None = None,
+    fields: GivenFields | None = None,
     stack: str | None = None,
     revision: str | None = None,
     link: str = "copy",
@@ -191,7 +193,7 @@ def plan_conversion(
 
     model: local folder or Hub id.
     out: folder to make; by default the model's name followed by `-HCx<n>` (`-AttnRes` for attention residuals), here.
-    fields: the hyper-connections to add; None for the usual ones.
+    fields: of the hyper-connections to add; None for the usual ones.
     stack: which model in it gets them, by its attribute, as in `convert_model`; None for the usual ones.
     revision: of a Hub repo.
     link: "copy", "hard" or "symlink": how base shards reach OUT.
@@ -202,7 +204,7 @@ def plan_conversion(
     """
     if link not in LINKS:
         raise ConversionError(f"link {link!r} was asked for; accepted are {', '.join(map(repr, LINKS))}.")
-    fields = fields or HyperConnectionFields()
+    chosen = fields_of_conversion(**(fields or {}))
     source = open_source(model, revision)
     companions = companions_of(source)
     check_links(source, companions)
@@ -210,8 +212,8 @@ def plan_conversion(
     family = _family(source, written, stack)
     config = usual_names({**written, "model_type": family.model_type})
     _check_fields(source, config, family)
-    if found := KINDS[fields.connection].fault({**config, **fields.as_config()}):
-        raise ConversionError(f"{source.name!r} has {found}. Give another -n.")
+    if found := fault({**config, **chosen}):
+        raise ConversionError(f"for {source.name!r}, {found}.")
     weights = read_weights(source)
     _refuse_quantized(source, written, weights)
     if not weights.has_layers:
@@ -230,16 +232,16 @@ def plan_conversion(
     if outside := [name for name in companions if name.startswith("/") or ".." in name.split("/")]:
         raise UnsupportedCheckpointError(f"{source.name!r} lists {outside[0]!r}, a path outside it. Do not trust it.")
     check_no_code(source, companions)
+    check_split_of_text(source, written)
     if out is None:
-        streams: Any = fields.hc_mult
-        out = f"{Path(os.path.abspath(model)).name}-{KINDS[fields.connection].suffix(streams)}"
+        out = f"{Path(os.path.abspath(model)).name}-{KINDS[chosen['connection']].suffix(chosen['hc_mult'])}"
     out = Path(out)
     plan = ConversionPlan(
         source=source,
         out=out,
         output=plan_output_folder(out, source, (CONFIG, *shards, *companions), force=force),
         family=family,
-        fields=fields,
+        fields=chosen,
         base_config=config,
         written_config=written,
         weights=weights,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
 from hf_hyperconn.families import Family, configs_of_stacks, usual_names
 from hf_hyperconn.kinds import kind_of
+from hf_hyperconn.models.connection_fields import inequivalence
 from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .changes import FileChange, config_differences, find_changes
@@ -149,7 +150,7 @@ def verify_checkpoint(
     target = LocalSource(Path(folder))
     config = read_config(target)
     family = family_of(target, config)
-    if reason := kind_of(config).inequivalence(config):
+    if reason := inequivalence(config):
         raise UnsupportedCheckpointError(
             f"'{folder}' was trained from scratch: no base computes what it does ({reason}), so there is nothing to "
             f"verify."

@@ -25,7 +25,8 @@ from transformers import PreTrainedConfig
 from .errors import UnsupportedCheckpointError
 from .generic import attributes_of, cut_of
 from .hooks import hooks_of
-from .models.configuration_hyper_connections import OF_CONNECTIONS, HyperConnectionConfig
+from .models.configuration_hyper_connections import HyperConnectionConfig
+from .models.connection_fields import FIELDS as OF_CONNECTIONS
 from .models.connection_weights import InitialisedModule, copied, warn_of_narrow, warn_of_training
 from .models.hyper_connections_layer import HyperConnectionDecoderLayer, place_layers
 from .models.old_places import warn_of_old_places
@@ -38,11 +39,7 @@ from .running_code import running_code
 Base: Any = object
 
 BLOCKS = "transformer_blocks"
-FIELDS = {
-    name: HyperConnectionConfig.__dataclass_fields__[name].default
-    for name in OF_CONNECTIONS
-    if not name.startswith("norm")  # those of diffusers stay
-}
+FIELDS = {name: value for name, value in OF_CONNECTIONS.items() if not name.startswith("norm")}  # diffusers' own stay
 # what diffusers loads in float32 whatever dtype it is asked for: connections, as blocks may call them
 WIDE = ("attn_hc", "mlp_hc", "attn1_hc", "attn2_hc", "ff_hc", READOUT)
 

@@ -21,15 +21,9 @@ from .errors import HyperConnectionFileError, UnsupportedCheckpointError
 from .families import name_of_family
 from .in_memory import convert_with_fields
 from .kinds import FIELDS as DEFAULTS
-from .kinds import KINDS, READOUTS, kind_of, readout_of
-from .models.configuration_hyper_connections import (
-    FORMS,
-    HISTORIES,
-    NORMS,
-    SELECTIONS,
-    STARTS,
-    HyperConnectionConfig,
-)
+from .kinds import kind_of, readout_of
+from .models.configuration_hyper_connections import HyperConnectionConfig
+from .models.connection_fields import CHOICES
 from .models.connection_weights import warn_of_narrow, whole
 from .models.old_places import warn_of_old_places
 from .models.sub_layers import is_of_connection
@@ -38,15 +32,6 @@ from .pairs.family_names import FamilyName
 
 FILE = "hyper_connections.safetensors"
 METADATA = "hyper_connections"  # the entry of the file's metadata with model type and connection fields, as JSON
-CHOICES = {
-    "connection": tuple(KINDS),
-    "hc_readout": tuple(READOUTS),
-    "hc_start": STARTS,
-    "hc_history": HISTORIES,
-    "hc_attention": FORMS,
-    "hc_selection": SELECTIONS,
-    "norm": NORMS,
-}
 FIELDS = {field.name: field.type for field in fields(HyperConnectionConfig)}
 MAX_HEADER = 10_000_000  # bytes; that of a model of 100 layers has a fiftieth
 LARGEST = {"hc_mult": 1024, "hc_block": 2**31, "hc_sinkhorn_iters": 1000}

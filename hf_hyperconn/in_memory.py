@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,12 +12,16 @@ from .errors import UnsupportedCheckpointError
 from .families import Family, find_family, name_of_family, refuse_other_stacks
 from .generic import hyper_connection_class
 from .hooks import hooks_of
+from .models.connection_fields import GivenFields, unknown, unread
 from .models.layer_source import digest
 from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel, plain_class
 from .models.sub_layers import is_of_connection
 from .outermost import config_of, is_of_diffusers
 from .running_code import LIBRARIES, package_of, patched, running_code
 from .set_by_hand import LOST, SetByHand
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 Model = TypeVar("Model", bound=nn.Module)
 # Transformers' own, for recorded outputs and `enable_input_require_grads`, which a conversion gets anew
@@ -29,48 +33,28 @@ CARRIED = ("_gradient_checkpointing_func", "_loss_function")
 def convert_model(
     model: Model,
     *,
-    hc_mult: int | None = None,
-    connection: str = "dhc",
-    hc_tanh: bool = True,
-    hc_readout: str | None = None,
-    hc_start: str = "copies",
-    hc_history: str = "type",
-    hc_block: int = 1,
-    hc_selection: str = "alternating",
-    hc_sinkhorn_iters: int = 20,
-    hc_eps: float = 1e-6,
     stack: str | None = None,
+    **fields: "Unpack[GivenFields]",
 ) -> Model:
     """Give a loaded model hyper-connections at the equivalent initialisation.
 
     The returned model shares the parameters and buffers of `model`: training one trains the other. It computes the
-    same logits, bit for bit (but for `hc_readout="sum"`). `model` stays as it was; what is frozen in it, in evaluation
-    mode or (un)tied by hand is so in the returned model.
+    same logits, bit for bit (but for the readouts "sum" and "learned"). `model` stays as it was; what is frozen in it,
+    in evaluation mode or (un)tied by hand is so in the returned model.
 
     model: a Transformers model whose layers add branches to a residual stream. One of a class that is not
         Transformers' own, but built like those, can be converted and trained, but not saved whole. Or a diffusion
         transformer of diffusers, such as DiT.
-    hc_mult, connection, hc_tanh, hc_readout, hc_start, hc_history, hc_block, hc_selection, hc_sinkhorn_iters, hc_eps:
-        see `HyperConnectionConfig`, and its `from_prenorm` for None.
     stack: which model in it gets them, by its attribute in the base model: "encoder" or "decoder" alone, or, as
         "vision_tower", another than the language model. None for the usual ones, which are both of an encoder-decoder.
+    fields: `connection`, `hc_mult` and others of `HyperConnectionConfig`; see its `from_prenorm` for None.
 
-    Raises `UnsupportedCheckpointError` for another kind of model, a quantised, spread or offloaded one, or one whose
-    modules have been replaced, wrapped, patched or hooked.
+    Raises `ValueError` for fields that no conversion has. Raises `UnsupportedCheckpointError` for another kind of
+    model, a quantised, spread or offloaded one, or one whose modules have been replaced, wrapped, patched or hooked.
     """
-    fields = {
-        "hc_mult": hc_mult,
-        "connection": connection,
-        "hc_tanh": hc_tanh,
-        "hc_readout": hc_readout,
-        "hc_start": hc_start,
-        "hc_history": hc_history,
-        "hc_block": hc_block,
-        "hc_selection": hc_selection,
-        "hc_sinkhorn_iters": hc_sinkhorn_iters,
-        "hc_eps": hc_eps,
-    }
-    return convert_with_fields(model, fields, stack)
+    if found := unknown(fields) or unread(fields):
+        raise ValueError(f"{found}.")
+    return convert_with_fields(model, dict(fields), stack)
 
 
 def convert_with_fields(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 # the path of the file that a block makes or changes, where it stands before it; language; text
 BLOCKS = re.compile(r"(?:^`([\w./]+)`:\n\n)?^```(\w+)\n(.*?)^```", re.M | re.S)
-NOT_SOURCE = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".pytest_cache", ".ruff_cache")
+NOT_SOURCE = (".git", ".venv", "build", "dist", "*.egg-info", "*.pyi", "__pycache__", ".pytest_cache", ".ruff_cache")
 
 
 def follow(page: str, place: Path) -> list[list[str]]:

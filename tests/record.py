@@ -2,9 +2,8 @@
 
     python -m tests.record
 
-That is the weight decay of each of their parameters, the stub with their classes and the table of support in
-docs/families.md. Of weight decay, what is recorded already stays. Read the diff: what is wrong there is wrong in the
-code.
+That is the weight decay of each of their parameters, and the table of support in docs/families.md. Of weight decay,
+what is recorded already stays. Read the diff: what is wrong there is wrong in the code.
 """
 
 import json
@@ -18,7 +17,6 @@ from hf_hyperconn import convert_model, hc_param_groups
 
 from .families import FAMILIES
 from .pages import REPOSITORY
-from .stub import stub
 from .support import table
 from .tiny import tiny
 
@@ -42,7 +40,6 @@ def main() -> None:
         families[model_type] = decay_by_name(convert_model(tiny(model_type)))
     recorded["families"] = {model_type: families[model_type] for model_type in FAMILIES}
     GOLDEN.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
-    (REPOSITORY / "hf_hyperconn" / "__init__.pyi").write_text(stub(), encoding="utf-8")
     page = REPOSITORY / "docs" / "families.md"
     page.write_text(between_marks(page.read_text(encoding="utf-8"), "support", table()), encoding="utf-8")
 

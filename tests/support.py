@@ -5,7 +5,7 @@ import re
 
 from benchmarks.timing import RESULTS
 from hf_hyperconn.kinds import CONVERTIBLE
-from hf_hyperconn.models.configuration_hyper_connections import CONNECTIONS, NORMS
+from hf_hyperconn.models.connection_fields import CHOICES
 
 from .families import FAMILIES
 from .pages import read
@@ -34,13 +34,13 @@ def answers() -> dict[str, list[str]]:
     rows = json.loads((RESULTS / "connections_exactness.json").read_text(encoding="utf-8"))["rows"]
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
     found: dict[str, list[str]] = {}
-    for connection in CONNECTIONS:
+    for connection in CHOICES["connection"]:
         measured = [row for row in rows if row["connection"] == connection]
         inexact = {row["dtype"] for row in measured if row["max_difference"]}
         exact = "exact" if not inexact else f"exact in {', '.join(name for name in dtypes if name not in inexact)}"
         answer = exact if connection in CONVERTIBLE else FROM_SCRATCH
         found.setdefault(answer, []).append(f'`"{connection}"`')
-    found[FROM_SCRATCH] += [f'`norm="{norm}"`' for norm in NORMS if norm is not None]
+    found[FROM_SCRATCH] += [f'`norm="{norm}"`' for norm in CHOICES["norm"] if norm is not None]
     return found
 
 

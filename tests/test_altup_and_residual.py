@@ -164,16 +164,16 @@ def test_models_train_and_are_saved(fields, ids, tmp_path):
 
 
 def test_nothing_pretrained_is_equivalent_to_dual():
-    with pytest.raises(ValueError, match="ResiDual norms one residual stream after every sub-layer. No pretrained"):
+    with pytest.raises(ValueError, match="ResiDual norms one residual stream after every sub-layer, so no pretrained"):
         HCLlamaConfig.from_prenorm(llama_config(), **DUAL)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"connection": "dual"}, "ResiDual carries two residual streams: set hc_mult=2"),
-        ({**DUAL, "hc_readout": "sum"}, "'dual' has a readout of its own"),
-        ({"connection": "altup", "hc_selection": "first"}, "accepted are 'alternating', 'same'"),
+        ({"connection": "dual"}, "hc_mult must be 2 with connection 'dual'"),
+        ({**DUAL, "hc_readout": "sum"}, "with connection 'dual' .*: it has a readout of its own"),
+        ({"connection": "altup", "hc_selection": "first"}, "expected one of .'alternating', 'same'"),
     ],
 )
 def test_refused_fields(fields, message):

@@ -175,10 +175,10 @@ def test_every_sub_layer_and_the_readout_have_a_query():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hc_mult": 4}, "values of earlier sub-layers instead of streams: set hc_mult=1"),
-        ({"hc_block": 0}, "hc_block is 0; it counts sub-layers and must be at least 1"),
-        ({"hc_attention": "max"}, "hc_attention is 'max'; accepted are 'sum', 'mean'"),
-        ({"hc_readout": "sum"}, "'attnres' has a readout of its own: leave it at 'mean'"),
+        ({"hc_mult": 4}, "hc_mult must be 1 with connection 'attnres'"),
+        ({"hc_block": 0}, "hc_block must be a whole number, at least 1 .got 0"),
+        ({"hc_attention": "max"}, "'hc_attention' expected one of .'sum', 'mean'"),
+        ({"hc_readout": "sum"}, "hc_readout must be 'mean' with connection 'attnres' .*: it has a readout of its own"),
     ],
 )
 def test_refused_fields(fields, message):
@@ -187,5 +187,5 @@ def test_refused_fields(fields, message):
 
 
 def test_the_mean_is_not_converted_to():
-    with pytest.raises(ValueError, match="A mean of the earlier outputs is not their sum. No pretrained model"):
+    with pytest.raises(ValueError, match="a mean of the earlier outputs is not their sum, so no pretrained model"):
         HCLlamaConfig.from_prenorm(llama_config(), **ATTNRES, hc_attention="mean")

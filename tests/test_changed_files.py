@@ -72,7 +72,7 @@ FIELDS = {
     "rope_theta": (5.0, "rope_theta is 5.0"),
     "rms_norm_eps": (0.01, "rms_norm_eps is 0.01, in the base 1e-06"),
     "num_attention_heads": (2, "num_attention_heads is 2, in the base 4"),
-    "hc_readout": ("sum", 'hc_readout is "sum", of a conversion "mean"'),
+    "hc_readout": ("sum", "hc_readout is 'sum', of a conversion 'mean' or 'weighted'"),
 }
 
 

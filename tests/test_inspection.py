@@ -238,9 +238,12 @@ def test_a_plain_model(llama_folder, capsys):
         ({"num_hidden_layers": None}, "has num_hidden_layers None, not a size of a model"),
         (
             {"connection": "xhc"},
-            "has connection 'xhc'; known are shc, dhc, mhc, ihc, frac, attnres, altup, keel, dual",
+            "has connection 'xhc'; known are shc, dhc, mhc, ihc, frac, keel, attnres, altup, dual",
         ),
-        ({"connection": "mhc", "hc_mult": 1}, "has hc_mult 1, too few for 'mhc'"),
+        (
+            {"connection": "mhc", "hc_mult": 1},
+            "has fields of no model: hc_mult must be at least 2 with connection 'mhc' .got 1",
+        ),
         ({"hidden_size": 10**400}, "has hidden_size 10000000000000000000, not a size of a model"),
         ({"architectures": [{"name": "HCLlamaForCausalLM"}]}, "has architectures .*, not a list of names"),
         ({"hc_base_model": 5}, "has hc_base_model 5, not a name"),
@@ -271,7 +274,9 @@ def test_sizes_beyond_the_weights_take_no_memory(changes, out):
 @pytest.mark.parametrize("eps", [None, "small", 0.5, -1e-6])
 def test_an_eps_without_an_equivalent_initialisation(eps, converted, tmp_path):
     folder = configure(shutil.copytree(converted["mhc"], tmp_path / "out"), hc_eps=eps)
-    assert inspect_checkpoint(str(folder)).not_known.startswith(f"config.json has hc_eps {eps!r}, with which")
+    assert inspect_checkpoint(str(folder)).not_known.startswith(
+        f"in config.json, hc_eps must be at least 0 and below 0.1 (got {eps!r})"
+    )
 
 
 def test_refused_without_the_numbers_of_experts(tmp_path):

@@ -2,61 +2,58 @@
 
 import re
 from dataclasses import fields
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaForCausalLM
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, __version__, convert_model
 from hf_hyperconn.analysis.costs import connection_flops, connection_parameters, kept_bytes
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.equivalent import hyper_connection_shapes, hyper_connection_tensors
-from hf_hyperconn.conversion.fields import HyperConnectionFields
+from hf_hyperconn.conversion.fields import INEXACT, fields_of_conversion
 from hf_hyperconn.errors import ConversionError
-from hf_hyperconn.kinds import CONVERTIBLE, FIELDS, FORMAT, KINDS, READOUTS
+from hf_hyperconn.kinds import CONVERTIBLE, FIELDS, KINDS, READOUTS
 from hf_hyperconn.kinds.kind import NORM
-from hf_hyperconn.models import configuration_hyper_connections
-from hf_hyperconn.models.configuration_hyper_connections import (
+from hf_hyperconn.models.configuration_hyper_connections import VERSION, HyperConnectionConfig
+from hf_hyperconn.models.connection_fields import (
+    CHOICES,
     CONNECTIONS,
-    FORMS,
-    STARTS,
-    HyperConnectionConfig,
+    GivenFields,
+    completed,
+    fault,
+    inequivalence,
 )
-from hf_hyperconn.models.configuration_hyper_connections import READOUTS as OF_MODELS
 
 from .conftest import hc_llama, kept_for_a_token, llama_config
 from .families import FAMILIES
 
 CASES = {
-    "shc": {},
-    "dhc": {},
-    "dhc, history": {"hc_start": "history", "hc_readout": "weighted"},
-    "shc, history": {"hc_start": "history", "hc_history": "depth", "hc_readout": "weighted", "hc_mult": 3},
+    **{name: {} for name in KINDS},
+    "dhc, history": {"hc_start": "history"},
+    "shc, history": {"hc_start": "history", "hc_history": "depth", "hc_mult": 3},
     "dhc, learned": {"hc_readout": "learned"},
     "dhc, weighted": {"hc_readout": "weighted"},
-    "mhc": {},
-    "ihc": {},
-    "frac": {},
-    "attnres": {"hc_mult": 1},
-    "altup": {},
-    "keel": {"hc_mult": 1},
-    "dual": {"hc_mult": 2},
+    "shc, weighted of three": {"hc_readout": "weighted", "hc_mult": 3},
+    "mhc, eps": {"hc_eps": 1e-3, "hc_sinkhorn_iters": 3},
+    "altup, same": {"hc_selection": "same"},
+    "attnres, blocks": {"hc_block": 2},
 }
 cases = pytest.mark.parametrize("case", CASES)
 
 
 def model_of(case: str, **more) -> HCLlamaForCausalLM:
-    return hc_llama(connection=case.partition(",")[0], **CASES[case], **more)
+    return hc_llama(**completed({"connection": case.partition(",")[0], **CASES[case]}), **more)
 
 
 def test_names_are_those_of_the_models():
-    assert set(KINDS) == set(CONNECTIONS)
-    assert tuple(READOUTS) == OF_MODELS
-    assert {field.name: field.default for field in fields(HyperConnectionConfig)} == {**FIELDS, "hc_format": 1}
-    assert (FORMAT, __version__) == (configuration_hyper_connections.FORMAT, configuration_hyper_connections.VERSION)
-    assert {case.partition(",")[0] for case in CASES} == set(KINDS)
+    assert set(KINDS) == set(CONNECTIONS) == set(CHOICES["connection"])
+    assert set(READOUTS) == set(CHOICES["hc_readout"])
+    assert FIELDS.keys() == GivenFields.__annotations__.keys()
+    assert {field.name for field in fields(HyperConnectionConfig)} == {*FIELDS, "hc_format"}
+    assert __version__ == VERSION
 
 
 @cases
@@ -79,10 +76,10 @@ def test_parameters_and_initial_values_are_those_of_a_new_model(case):
 @cases
 def test_a_conversion_equals_its_base(case, llama_folder, tmp_path):
     """In float32 and in its own dtype, as the verification finds."""
-    chosen = {name: value for name, value in CASES[case].items() if name != "hc_readout"}
-    if case.partition(",")[0] not in CONVERTIBLE or case in ("dhc, learned", "dhc, weighted"):
+    name = case.partition(",")[0]
+    if name not in CONVERTIBLE or CASES[case].get("hc_readout") in INEXACT:
         pytest.skip("nothing is converted to it on disk")
-    convert_checkpoint(str(llama_folder), tmp_path / "out", connection=case.partition(",")[0], **chosen, verify="full")
+    convert_checkpoint(str(llama_folder), tmp_path / "out", connection=name, **CASES[case], verify="full")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -124,75 +121,93 @@ def test_operations_of_altup_residual_and_the_weighted_readout():
 
 @pytest.mark.parametrize("name", KINDS)
 def test_an_absurd_config_costs_no_time(name):
-    n = KINDS[name].most or 2**30
+    n = CONNECTIONS[name].most or 2**30
     config = {"hidden_size": 2**30, "num_hidden_layers": 2**31, "hc_mult": n, "connection": name}
     for cost in (connection_parameters(config, ["weight"]), connection_flops(config), kept_bytes(config, 2)):
         assert cost > 2**31
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_is_refused_has_the_reason_of_the_table(name, llama):
-    kind = KINDS[name]
+def test_every_door_refuses_with_the_reason_of_the_table(name, llama):
+    kind, said = CONNECTIONS[name], None
     if kind.no_equivalent:
-        for convert in (
-            lambda: HyperConnectionFields(connection=name),
-            lambda: convert_model(llama, connection=name, hc_mult=kind.default_streams),
-        ):
-            with pytest.raises((ConversionError, ValueError), match=re.escape(kind.no_equivalent)):
-                convert()
-    elif kind.no_history:
-        with pytest.raises(ConversionError, match=f"{name} can't start from the history: {kind.no_history}"):
-            HyperConnectionFields(connection=name, hc_start="history")
-        with pytest.raises(StrictDataclassError, match="hc_start is 'history'; .* can't start so"):
-            convert_model(llama, connection=name, hc_start="history")
-    else:
+        given, said = (
+            {"connection": name},
+            f"(got {name!r}): {kind.no_equivalent}, so no pretrained model computes the",
+        )
+    elif "history" not in kind.starts:
+        given, said = {"connection": name, "hc_start": "history"}, "(got 'history'): 'shc' or 'dhc' can start so"
+    if said is None:
         model = convert_model(llama, connection=name, hc_start="history")
         assert (model.config.hc_readout, model.config.hc_mult) == ("weighted", 4)
+        return
+    doors = (
+        partial(fields_of_conversion, **given),
+        partial(convert_model, llama, **given),
+        partial(HCLlamaConfig.from_prenorm, llama.config, **given),
+        partial(HCLlamaForCausalLM.from_prenorm, "nowhere", config=llama.config, **given),
+    )
+    for door in doors:
+        with pytest.raises((ConversionError, ValueError), match=re.escape(said)):
+            door()
 
 
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("start", CHOICES["hc_start"])
+@pytest.mark.parametrize("form", CHOICES["hc_attention"])
 @pytest.mark.parametrize("norm", [None, "dyt"])
 @pytest.mark.parametrize("name", KINDS)
 def test_the_table_and_the_configs_agree_on_what_has_an_equivalent(name, norm, form, start):
-    kind = KINDS[name]
-    config = {
-        "connection": name,
-        "hc_mult": kind.default_streams,
-        "hc_start": start,
-        "hc_attention": form,
-        "norm": norm,
-    }
-    if start == "biased" and name not in ("mhc", "ihc"):
-        pytest.skip("no such start")
-    if form == "mean" and name != "attnres":
-        pytest.skip("no such form")
-    if kind.fault({**config, "hidden_size": 32}):
-        return
-    reason = kind.inequivalence(config)
+    given = {"connection": name, "hc_start": start, "hc_attention": form, "norm": norm}
+    if fault(completed(given)) or (form == "mean" and name != "attnres"):
+        pytest.skip("there is no such config")
+    reason = inequivalence(given)
     if reason is None:
-        HCLlamaConfig.from_prenorm(llama_config(), **config)
+        HCLlamaConfig.from_prenorm(llama_config(), **given)
     else:
-        with pytest.raises(ValueError, match=f"(?i){re.escape(reason[:20])}"):
-            HCLlamaConfig.from_prenorm(llama_config(), **config)
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            HCLlamaConfig.from_prenorm(llama_config(), **given)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("given", "message"),
     [
         (
             {"connection": "xhc"},
-            "connection 'xhc' was asked for; accepted are 'shc', 'dhc', 'mhc', 'ihc', 'frac', 'att",
+            "connection must be 'shc', 'dhc', 'mhc', 'ihc', 'frac', 'keel', 'attnres',",
         ),
-        ({"hc_mult": 0}, "0 residual streams were asked for; give -n 1 or more"),
-        ({"connection": "attnres", "hc_mult": 4}, "attnres has no 4 streams; give -n 1, or none"),
-        ({"hc_block": 2}, "block 2 was asked for, which dhc doesn't have; leave it out"),
-        ({"connection": "attnres", "hc_block": 0}, "hc_block 0, not a number of sub-layers was asked for"),
-        ({"hc_history": "depth"}, "history 'depth' was asked for, but not the start 'history'"),
-        ({"hc_start": "history", "hc_history": "size"}, "hc_history 'size', not one of 'type', 'depth' was asked"),
-        ({"hc_start": "biased"}, "start 'biased' was asked for; a conversion takes 'copies' or 'history'"),
+        ({"hc_mult": 0}, "hc_mult must be a whole number, at least 1 (got 0)"),
+        ({"hc_mult": True}, "hc_mult must be a whole number, at least 1 (got True)"),
+        ({"connection": "mhc", "hc_mult": 1}, "hc_mult must be at least 2 with connection 'mhc' (got 1)"),
+        ({"connection": "attnres", "hc_mult": 4}, "hc_mult must be 1 with connection 'attnres' (got 4)"),
+        ({"connection": "attnres", "hc_block": 0}, "hc_block must be a whole number, at least 1 (got 0)"),
+        ({"hc_start": "history", "hc_history": "size"}, "hc_history must be 'type' or 'depth' (got 'size')"),
+        ({"hc_start": "history", "hc_readout": "mean"}, "hc_readout must be 'weighted' with hc_start 'history'"),
+        ({"connection": "frac", "hc_readout": "sum"}, "hc_readout must be 'mean' with connection 'frac' (got 'sum')"),
+        ({"connection": "mhc", "hc_eps": 0.2}, "hc_eps must be at least 0 and below 0.1 (got 0.2)"),
+        ({"hc_readout": "learned", "hc_eps": 0.3}, "hc_eps must be at least 0 and below 0.25 (got 0.3)"),
+        ({"connection": "mhc", "hc_start": "biased"}, "hc_start must be 'copies' or 'history' in a conversion"),
+        ({"norm": "derf"}, "norm must be None in a conversion (got 'derf'): DyT and Derf compute another function"),
+        ({"hc_block": 2}, "hc_block must be 1 with connection 'dhc' (got 2): it reads no other"),
+        ({"connection": "shc", "hc_tanh": False}, "hc_tanh must be True with connection 'shc' (got False)"),
+        ({"hc_history": "depth"}, "hc_history must be 'type' with hc_start 'copies' (got 'depth')"),
     ],
 )
-def test_refused_fields(arguments, message):
-    with pytest.raises(ConversionError, match=re.escape(message)):
-        HyperConnectionFields(**arguments)
+def test_refused_fields(given, message, llama):
+    for door in (fields_of_conversion, partial(convert_model, llama)):
+        with pytest.raises((ConversionError, ValueError), match=re.escape(message)):
+            door(**given)
+
+
+@pytest.mark.parametrize("readout", INEXACT)
+def test_what_is_not_exact_is_converted_in_memory_alone(readout, llama):
+    with pytest.raises(ConversionError, match="hc_readout must be 'mean' or 'weighted' in a folder that equals its"):
+        fields_of_conversion(hc_readout=readout)
+    assert convert_model(llama, hc_readout=readout).config.hc_readout == readout
+
+
+def test_a_strange_field_is_refused(llama):
+    for door in (fields_of_conversion, partial(convert_model, llama)):
+        with pytest.raises(
+            (ConversionError, ValueError), match=r"fields of connections are connection, hc_mult, .* \(got n\)"
+        ):
+            door(n=4)

@@ -96,7 +96,7 @@ def test_the_command_line_starts_light():
     """Nothing heavy at the top of what `--help`, `--dry-run` and a refusal need."""
     light = (
         *("cli", "plan", "plot", "source", "checkpoint", "header", "convert", "transfer", "record", "files"),
-        *("place", "made", "moving"),
+        *("output_folder", "locks"),
         *("hyper_config", "inspection", "base_card", "card_text", "push", "hub_refusals", "publishing_terms"),
         *("push_folder", "push_plan", "repository_files", "changes"),
     )

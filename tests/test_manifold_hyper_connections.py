@@ -287,7 +287,7 @@ def test_the_biases_of_the_paper(n, mixes):
 def test_the_biased_start_is_for_training_from_scratch(connection):
     model = hc_llama(connection=connection, hc_start="biased")
     assert model.model.layers[1].mlp_hc.base[:4].tolist() == [-3, -3, -3, 3]
-    with pytest.raises(ValueError, match="Reads of streams with the biased start don't sum to 1. No pretrained"):
+    with pytest.raises(ValueError, match="reads of streams with the biased start don't sum to 1, so no pretrained"):
         HCLlamaConfig.from_prenorm(llama_config(), connection=connection, hc_start="biased")
-    with pytest.raises(StrictDataclassError, match="'biased'; those are initial biases of 'mhc' and 'ihc', not of"):
+    with pytest.raises(StrictDataclassError, match="got 'biased'.: 'mhc' or 'ihc' can start so"):
         HCLlamaConfig(connection="dhc", hc_start="biased")

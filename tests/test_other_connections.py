@@ -206,11 +206,11 @@ def test_learned_readout(connection, stories, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"connection": "mhc", "hc_mult": 1}, "needs at least 2 residual streams"),
-        ({"connection": "frac", "hc_mult": 5}, "does not divide hidden_size"),
+        ({"connection": "mhc", "hc_mult": 1}, "hc_mult must be at least 2 with connection 'mhc'"),
+        ({"connection": "frac", "hc_mult": 5}, "must be a divisor of hidden_size, 32"),
         ({"connection": "frac", "hc_readout": "sum"}, "are joined"),
-        ({"connection": "mhc", "hc_sinkhorn_iters": 0}, "must be at least 1"),
-        ({"connection": "xhc"}, "accepted are"),
+        ({"connection": "mhc", "hc_sinkhorn_iters": 0}, "a whole number, at least 1"),
+        ({"connection": "xhc"}, "'connection' expected one of"),
     ],
 )
 def test_refused_fields(fields, message):
@@ -221,8 +221,11 @@ def test_refused_fields(fields, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--connection", "mhc", "-n", "1"], "mhc needs at least 2 residual streams; give -n 2 or more."),
-        (["--connection", "frac", "-n", "5"], "can't be cut into 5 equal parts. Give another -n."),
+        (["--connection", "mhc", "-n", "1"], "hc_mult must be at least 2 with connection 'mhc' (got 1)."),
+        (
+            ["--connection", "frac", "-n", "5"],
+            "hc_mult must be a divisor of hidden_size, 32, with connection 'frac' (got 5).",
+        ),
     ],
 )
 def test_refusals_of_the_command_line(options, message, llama_folder, tmp_path, capsys):

@@ -19,6 +19,7 @@ import hf_hyperconn
 from hf_hyperconn.conversion.demo import byte_tokenizer
 
 from .conftest import llama_config
+from .followed import NOT_SOURCE
 from .marks import tail
 from .pages import REPOSITORY, snippets
 
@@ -35,25 +36,26 @@ def run(*command, **keywords) -> str:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory) -> Path:
-    """sdist, and the wheel built from it."""
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", folder, REPOSITORY)
-    return folder
+    """sdist, and the wheel built from it, as `make dist` makes them in a clone."""
+    clone = tmp_path_factory.mktemp("dist") / "clone"
+    shutil.copytree(REPOSITORY, clone, ignore=shutil.ignore_patterns(*NOT_SOURCE))
+    run("make", "dist", f"BIN={Path(sys.executable).parent}", "INSTALLED=", cwd=clone)
+    return clone / "dist"
 
 
 def test_contents(dist):
     (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     names = set(zipfile.ZipFile(wheel).namelist())
     package = REPOSITORY / "hf_hyperconn"
-    code = [path for pattern in ("*.py", "*.pyi", "py.typed") for path in package.rglob(pattern)]
-    expected = {path.relative_to(REPOSITORY).as_posix() for path in code}
+    code = [path for pattern in ("*.py", "py.typed") for path in package.rglob(pattern)]
+    expected = {path.relative_to(REPOSITORY).as_posix() for path in code} | {"hf_hyperconn/__init__.pyi"}
     expected |= {f"hf_hyperconn/conversion/{path.name}" for path in (REPOSITORY / "conversion").glob("*.py")}
     expected |= {f"hf_hyperconn/model_cards/{name}" for name in ("__init__.py", "template.md")}
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert any(name.endswith("licenses/LICENSE") for name in names)
     with tarfile.open(sdist) as archive:
         members = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"README.md", "LICENSE", "pyproject.toml", "conversion/convert.py"} <= members
+    assert {"README.md", "LICENSE", "pyproject.toml", "conversion/convert.py", "hf_hyperconn/__init__.pyi"} <= members
     assert not any(name.startswith("tests/") for name in members)  # some without what they import
 
 

@@ -139,23 +139,20 @@ def test_names_that_no_family_has():
         code_text("modeling_hc_nothing.py")
 
 
-def test_the_stub_for_editors_is_that_of_the_families():
-    text = (MODELS.parent / "__init__.pyi").read_text(encoding="utf-8")
-    if transformers.__version__ == RELEASE:
-        assert text == stub()
+def test_the_stub_for_editors_has_classes_of_families(texts):
+    text = stub()
     for name in ("HCGemma3ForCausalLM", "HCInternLM3Config", "HCHeliumForSequenceClassification", "HCLlamaModel"):
-        assert f"class {name}(" in text
         if family_of_class(name) is not None:  # some came with later releases
+            assert f"class {name}(" in text
             assert getattr(hf_hyperconn, name).__name__ == name
 
 
 @pytest.mark.slow
 @pytest.mark.tail
 def test_every_name_of_the_stub_is_there():
-    text = (MODELS.parent / "__init__.pyi").read_text(encoding="utf-8")
-    names = re.findall(r"^class (HC\w+)\(", text, re.M)
+    names = re.findall(r"^class (HC\w+)\(", stub(), re.M)
     assert len(names) > 500
-    for name in [each for each in names if family_of_class(each) is not None]:
+    for name in names:
         assert getattr(hf_hyperconn, name).__name__ == name
 
 

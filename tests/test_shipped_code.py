@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 from hf_hyperconn import convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.families import find_family
-from hf_hyperconn.kinds import CONVERTIBLE, FIELDS, KINDS
+from hf_hyperconn.kinds import CONVERTIBLE, KINDS
 from hf_hyperconn.models import chosen_code
-from hf_hyperconn.models.configuration_hyper_connections import NORMS, READOUTS, STARTS
+from hf_hyperconn.models.connection_fields import CHOICES, CONNECTIONS
 from hf_hyperconn.models.shipped_code import CHOOSING, CHOSEN, ROW, written_for
 from hf_hyperconn.pairs.modules import MODELS
 
@@ -28,7 +28,7 @@ LLAMA = FAMILIES["llama"]
 OF_ALL = {
     *("configuration_hc_llama.py", "modeling_hc_llama.py"),
     *("configuration_hyper_connections.py", "modeling_hyper_connections.py", "hyper_connections_layer.py"),
-    *("connection.py", "connection_weights.py", "sub_layers.py", "transformers_seam.py"),
+    *("connection.py", "connection_fields.py", "connection_weights.py", "sub_layers.py", "transformers_seam.py"),
     *("chosen_code.py", "shipped_code.py"),
 }
 HYPER = {
@@ -37,7 +37,7 @@ HYPER = {
 }
 MANIFOLD = {
     *("computing.py", "manifold_hyper_connections.py", "manifold_hyper_connections_triton_kernels.py"),
-    *("manifold_hyper_connections_triton_operators.py", "manifold_start.py", "sinkhorn.py", "stream_means.py"),
+    *("manifold_hyper_connections_triton_operators.py", "sinkhorn.py", "stream_means.py"),
 }
 OWN = {
     "shc": HYPER,
@@ -58,7 +58,6 @@ ADDED = {
     "dyt": ({"norm": "dyt"}, {"dynamic_activations.py"}),
     "derf": ({"norm": "derf"}, {"dynamic_activations.py"}),
 }
-STREAMS = {"attnres": 1, "keel": 1}
 kinds = pytest.mark.parametrize("connection", KINDS)
 
 
@@ -78,12 +77,11 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def test_every_value_of_a_field_that_chooses_code_has_its_row():
-    assert {name: FIELDS[name] for name in CHOOSING} == CHOOSING
     assert chosen_code.CONNECTIONS.keys() == KINDS.keys()
-    assert {"mean", "sum", *chosen_code.READOUTS} == {*READOUTS}
-    assert {"copies", "biased", *chosen_code.STARTS} == {*STARTS}
-    assert {None, *chosen_code.NORMS} == {*NORMS}
-    values = [*KINDS, *READOUTS, *STARTS, *NORMS]
+    assert {"mean", "sum", *chosen_code.READOUTS} == {*CHOICES["hc_readout"]}
+    assert {"copies", "biased", *chosen_code.STARTS} == {*CHOICES["hc_start"]}
+    assert {None, *chosen_code.NORMS} == {*CHOICES["norm"]}
+    values = [value for field in CHOOSING for value in CHOICES[field]]
     assert len({*values}) == len(values)
     source = (MODELS / f"{CHOSEN}.py").read_text(encoding="utf-8")
     tables = (value for name, value in vars(chosen_code).items() if name.isupper())
@@ -120,7 +118,7 @@ def test_branches_that_were_cut_bring_the_comparison_with_their_source():
 
 def test_dhc_is_read_in_an_hour():
     texts = LLAMA.code({"connection": "dhc"})
-    assert len(texts) <= 18
+    assert len(texts) <= 19
     assert sum(bool(line.strip()) for text in texts.values() for line in text.splitlines()) <= 3300
 
 
@@ -133,7 +131,7 @@ def test_no_file_is_long():
 @kinds
 def test_what_is_written_for_a_config_is_written_again_alike(connection):
     source = (MODELS / f"{CHOSEN}.py").read_text(encoding="utf-8")
-    config = hc_llama(connection=connection, hc_mult=STREAMS.get(connection, 2), norm="dyt").config
+    config = hc_llama(connection=connection, hc_mult=CONNECTIONS[connection].most or 2, norm="dyt").config
     written = written_for(vars(config), CHOSEN, source)
     assert written_for(config.to_dict(), CHOSEN, written) == written != source
 
@@ -164,7 +162,7 @@ def check_rounds(folder: Path, expected: torch.Tensor, place: Path) -> None:
 @pytest.mark.parametrize("connection", few(CONVERTIBLE, "dhc", "mhc", "attnres"))
 @torch.no_grad()
 def test_a_conversion_is_whole(connection, llama, llama_folder, tmp_path):
-    n = STREAMS.get(connection, 2)
+    n = CONNECTIONS[connection].most or 2
     convert_checkpoint(str(llama_folder), tmp_path / "hc", connection=connection, hc_mult=n, verify="structure")
     config = json.loads((tmp_path / "hc" / "config.json").read_text())
     assert contents(tmp_path / "hc") == LLAMA.code(config)

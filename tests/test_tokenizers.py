@@ -1,6 +1,7 @@
 """AutoTokenizer gives a conversion the tokenizer of its base, whatever class the checkpoint claims."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -19,7 +20,7 @@ TEXT = "In 1234567 words (2026/10/12):\n\n\tfoo.bar == 31415926, don't DON'T\n  
 PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
 
 # Transformers corrects the split of Mistral's tokenizers, by their vocabulary and config, if this is true
-FLAG = "fix_mistral_regex"
+FLAG, TOKENIZER = "fix_mistral_regex", "tokenizer_config.json"
 LARGE = 100_001
 
 families = pytest.mark.parametrize("model_type", few(FAMILIES, "llama", "qwen2"))
@@ -30,14 +31,6 @@ from transformers import AutoTokenizer
 text, *folders = sys.argv[1:]
 load = lambda folder: AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 print(json.dumps({folder: [type(load(folder)).__name__, load(folder)(text).input_ids] for folder in folders}))
-"""
-
-LOAD_CORRECTED = """
-import json, sys
-from transformers import AutoTokenizer
-text, keyword, folder = sys.argv[1:]
-tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True, **json.loads(keyword))
-print(json.dumps(tokenizer(text).input_ids))
 """
 
 
@@ -101,36 +94,57 @@ def test_equal_with_the_package(model_type, claimed, folders):
     assert out(TEXT).input_ids == base(TEXT).input_ids
 
 
-@pytest.fixture(scope="module")
-def mistral(tmp_path_factory):
-    """Base and conversion of a Mistral whose tokenizer Transformers would correct."""
-    place = tmp_path_factory.mktemp("mistral")
-    base, out = place / "base", place / "hc"
-    tiny("mistral").save_pretrained(base)
+def old_mistral(
+    base: Path, flag: bool | None = True, release: str | None = "4.57.1", model_type: str = "mistral"
+) -> Path:
+    """A base whose tokenizer Transformers corrects, by default."""
+    tiny(model_type).save_pretrained(base)
     config = json.loads((base / "config.json").read_text())
-    (base / "config.json").write_text(json.dumps({**config, "transformers_version": "4.57.1"}))
+    (base / "config.json").write_text(json.dumps({**config, "transformers_version": release}))
     enlarged(trained(), LARGE).save(str(base / "tokenizer.json"))
-    (base / "tokenizer_config.json").write_text("{}")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **({} if flag is None else {FLAG: flag})}
+    (base / TOKENIZER).write_text(json.dumps(settings))
+    return base
+
+
+def converted(base: Path) -> Path:
+    out = base.with_name("hc")
     assert cli.main(["convert", str(base), str(out), "-q", "--verify", "off"]) == 0
-    return base, out
+    return out
 
 
-@pytest.mark.parametrize("package", [True, False], ids=["with the package", "without"])
+@pytest.mark.parametrize("release", ["4.57.1", "5.0.0rc1", None])
+def test_a_base_whose_split_is_corrected_is_refused(release, tmp_path, capsys):
+    base = old_mistral(tmp_path / "base", release=release)
+    assert AutoTokenizer.from_pretrained(base)(TEXT).input_ids != trained().encode(TEXT).ids
+    assert cli.main(["convert", str(base), str(tmp_path / "hc")]) == 1
+    said = capsys.readouterr().err
+    assert f"must be without {FLAG} (got True), which changes how text is split for mistral" in said
+    assert "AutoTokenizer.from_pretrained(COPY).save_pretrained(COPY)" in said
+    assert not (tmp_path / "hc").exists()
+
+
 @pytest.mark.parametrize(
-    ("saved", "keyword", "corrected"),
-    [(None, None, False), (False, None, False), (True, None, True), (None, True, True), (True, False, False)],
+    "settings",
+    [{"flag": None}, {"flag": False}, {"release": "5.0.0"}, {"model_type": "llama"}],
+    ids=["no flag", "false", "new", "another type"],
 )
-def test_a_split_is_corrected_as_for_the_base(saved, keyword, corrected, package, mistral, tmp_path):
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", FLAG: saved}
-    keywords = {} if keyword is None else {FLAG: keyword}
-    if saved is None:
-        del settings[FLAG]
-    ids = []
-    for folder in mistral:
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-        if package:
-            ids.append(AutoTokenizer.from_pretrained(folder, **keywords)(TEXT).input_ids)
-        else:
-            ids.append(json.loads(printed(LOAD_CORRECTED, TEXT, json.dumps(keywords), folder, place=tmp_path)))
-    assert ids[1] == ids[0]
-    assert (ids[0] != trained().encode(TEXT).ids) == corrected
+def test_one_that_is_not_corrected_is_converted(settings, tmp_path):
+    base = old_mistral(tmp_path / "base", **settings)
+    expected = trained().encode(TEXT).ids
+    assert [AutoTokenizer.from_pretrained(each)(TEXT).input_ids for each in (base, converted(base))] == [expected] * 2
+
+
+def test_the_remedy_gives_the_corrected_split(tmp_path):
+    base = old_mistral(tmp_path / "base")
+    corrected = AutoTokenizer.from_pretrained(base)
+    expected = corrected(TEXT).input_ids
+    assert expected != trained().encode(TEXT).ids
+    corrected.save_pretrained(base)
+    settings = json.loads((base / TOKENIZER).read_text())
+    assert settings.pop(FLAG)
+    (base / TOKENIZER).write_text(json.dumps(settings))
+    out = converted(base)
+    assert [AutoTokenizer.from_pretrained(each)(TEXT).input_ids for each in (base, out)] == [expected] * 2
+    found = json.loads(printed(LOAD, TEXT, base, out, place=tmp_path))
+    assert [ids for _, ids in found.values()] == [expected] * 2

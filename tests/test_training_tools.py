@@ -112,7 +112,7 @@ def test_a_folder_tells_it_without_this_package(tmp_path):
         "from transformers.utils import logging",
         "told = []",
         "logging.get_logger('transformers').addFilter(lambda record: told.append(record.getMessage()) or True)",
-        "logging.get_logger(type(model.model).__module__.rpartition('.')[0] + '.float32_connections').addFilter("
+        "logging.get_logger(type(model.model).__module__.rpartition('.')[0] + '.connection_weights').addFilter("
         "lambda record: told.append(record.getMessage()) or True)",
         CAST,
         "model.train()(torch.tensor([[1, 2, 3]]))",

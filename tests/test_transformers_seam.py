@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, OlmoeConfig, OlmoeForCausalLM
-from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from hf_hyperconn.conversion import cli
-from hf_hyperconn.models import transformers_seam
 
 from .isolated import isolated
 from .marks import few
@@ -81,27 +79,3 @@ def test_a_convenience_is_left_out_and_names_of_weights_are_missed(what, folder,
     with torch.no_grad():
         expected = AutoModelForCausalLM.from_pretrained(folder)(torch.arange(3, 9)[None]).logits
     assert torch.equal(torch.tensor(json.loads(done.stdout)).view_as(expected), expected)
-
-
-@pytest.mark.parametrize("what_is_left", [None, classmethod(lambda cls, tokenizer, **kwargs: tokenizer)])
-def test_only_a_mistral_misses_the_correction_of_tokenizers(what_is_left, monkeypatch):
-    warnings: list[str] = []
-    monkeypatch.setattr(TokenizersBackend, "_patch_mistral_regex", what_is_left)
-    monkeypatch.setattr(transformers_seam.logger, "warning_once", warnings.append)
-    transformers_seam.share_correction_of_tokenizer("hc_llama", "llama")
-    assert not warnings
-    transformers_seam.share_correction_of_tokenizer("hc_mistral", "mistral")
-    (warning,) = warnings
-    assert "fix_mistral_regex has no effect" in warning
-
-
-def test_a_correction_is_shared_once(monkeypatch):
-    def correct(cls, model_type):
-        return model_type in ["mistral", "pixtral"]
-
-    monkeypatch.setattr(TokenizersBackend, "_patch_mistral_regex", classmethod(correct))
-    for _ in range(2):
-        transformers_seam.share_correction_of_tokenizer("hc_mistral", "mistral")
-        assert ("mistral", "pixtral", "hc_mistral") in correct.__code__.co_consts
-    assert all(map(TokenizersBackend._patch_mistral_regex, ("mistral", "pixtral", "hc_mistral")))
-    assert not TokenizersBackend._patch_mistral_regex("hc_llama")

@@ -116,8 +116,8 @@ def test_a_tenth_is_held_out_and_folders_are_asked_for(place):
 @pytest.mark.parametrize(
     ("added", "said"),
     [
-        (["--connection", "dch"], "connection is 'dch'; accepted are"),
-        (["--hc_mult", "0"], "hc_mult is 0; it counts residual streams"),
+        (["--connection", "dch"], "connection must be 'shc', 'dhc'"),
+        (["--hc_mult", "0"], "hc_mult must be a whole number, at least 1"),
         (["--images", "nowhere"], "nowhere has 0 sub-folders with images"),
         (["--model", "nowhere"], "(find them|nowhere)"),
         (["--sizes", "3"], "not used by the HfArgumentParser"),

@@ -6,10 +6,11 @@ conversion need not import torch, and a verification does not ask the code it ch
 
 from collections.abc import Mapping
 
+from ..models.connection_fields import FIELDS, FORMAT, convertible
 from .attention import AttentionResidual
 from .from_scratch import Dual, Keel
 from .hyper import AltUp, Dynamic, Frac, Static
-from .kind import FIELDS, FORMAT, Kind, Readout, parts, setting, sub_layers
+from .kind import Kind, Readout, parts, setting, sub_layers
 from .manifold import Identity, Manifold
 from .readouts import READOUTS
 
@@ -20,7 +21,7 @@ KINDS = {
         *(AttentionResidual(), AltUp(), Keel(), Dual()),
     )
 }
-CONVERTIBLE = tuple(name for name, kind in KINDS.items() if kind.no_equivalent is None)
+CONVERTIBLE = convertible("connection")
 
 __all__ = [
     "CONVERTIBLE",

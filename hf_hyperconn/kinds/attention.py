@@ -5,7 +5,6 @@ import numpy as np
 from .kind import Kind, Readout, float32, parts, setting, sub_layers
 
 READ = 6  # operations on each value of a token that is read: its mean square, its score, its share
-FORMS = ("sum", "mean")
 
 
 class AttentionReadout(Readout):
@@ -26,10 +25,7 @@ class AttentionResidual(Kind):
     """`AttentionResidual`; the number of values grows with the depth, by one with each block of sub-layers."""
 
     name, title, paper = "attnres", "attention residuals", "2603.15031"
-    no_history = "attention residuals read every earlier output as it is"
-    most = 1
     has_matrices = extends_hyper_connections = False
-    fields = ("hc_block",)
     readout = AttentionReadout()
 
     def suffix(self, n):
@@ -46,21 +42,6 @@ class AttentionResidual(Kind):
     def settings(self, config):
         block = setting(config, "hc_block")
         return ["full" if block == 1 else f"blocks of {block} sub-layers"]
-
-    def fault(self, config):
-        if found := super().fault(config):
-            return found
-        block, form = setting(config, "hc_block"), setting(config, "hc_attention")
-        if not isinstance(block, int) or isinstance(block, bool) or block < 1:
-            return f"hc_block {block!r:.20}, not a number of sub-layers"
-        if form not in FORMS:
-            return f"hc_attention {form!r:.20}, not one of {', '.join(map(repr, FORMS))}"
-        return None
-
-    def inequivalence(self, config):
-        if setting(config, "hc_attention") == "mean":
-            return "a mean of the earlier outputs is not their sum"
-        return super().inequivalence(config)
 
     def shapes(self, config, norm):
         return {"query": (config["hidden_size"],)}

@@ -8,9 +8,6 @@ class Keel(Kind):
     """`KeelConnection`; around sub-layer 0 there is no norm, around the first two no scale."""
 
     name, title, paper = "keel", "Keel's connections", "2601.19895"
-    no_equivalent = "Keel norms the residual stream itself after every sub-layer"
-    no_history = "Keel has one stream"
-    most = 1
     has_matrices = extends_hyper_connections = False
     readout = Joined()
 
@@ -43,9 +40,6 @@ class Dual(Kind):
     """`DualResidual`."""
 
     name, title, paper = "dual", "ResiDual's connections", "2304.14802"
-    no_equivalent = "ResiDual norms one residual stream after every sub-layer"
-    no_history = "one of ResiDual's streams is normed"
-    least = most = 2
     has_matrices = extends_hyper_connections = False
     readout = NormedReadout()
 

@@ -1,11 +1,10 @@
 """Hyper-connections, static and dynamic, and what is computed as they are: frac-connections and AltUp."""
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
 
 import numpy as np
 
-from ..models.history_start import HISTORIES, written_streams
+from ..models.history_start import written_streams
 from .kind import NORM, SCALE, Kind, Shapes, Values, float32, largest_change, parts, setting, sub_layers
 from .readouts import Joined
 
@@ -14,14 +13,6 @@ class Static(Kind):
     """`HyperConnection` without a norm."""
 
     name, title, paper = "shc", "static hyper-connections", "2409.19606"
-    fields: ClassVar[tuple[str, ...]] = ("hc_start", "hc_history")
-
-    def fault(self, config):
-        if found := super().fault(config):
-            return found
-        if (history := setting(config, "hc_history")) not in HISTORIES:
-            return f"hc_history {history!r:.20}, not one of {', '.join(map(repr, HISTORIES))}"
-        return None
 
     def shapes(self, config, norm):
         n = config["hc_mult"]
@@ -54,7 +45,6 @@ class Dynamic(Static):
     """`HyperConnection` with a norm."""
 
     name, title = "dhc", "dynamic hyper-connections"
-    fields: ClassVar[tuple[str, ...]] = ("hc_tanh", *Static.fields)
 
     def shapes(self, config, norm):
         return {**super().shapes(config, norm), **_prediction(config["hidden_size"], config["hc_mult"] + 1, norm)}
@@ -81,8 +71,6 @@ class Frac(Dynamic):
     """`FracConnection`."""
 
     name, title, paper = "frac", "frac-connections", "2503.14125"
-    no_history = "frac-connections have parts of one stream instead of several streams"
-    fields = ("hc_tanh",)
     readout = Joined()
 
     def streams(self, config):
@@ -90,12 +78,6 @@ class Frac(Dynamic):
 
     def handed_on(self, config):
         return None
-
-    def fault(self, config):
-        n, size = config["hc_mult"], config["hidden_size"]
-        if found := super().fault(config):
-            return found
-        return f"hidden_size {size}, which can't be cut into {n} equal parts" if size % n else None
 
     def shapes(self, config, norm):
         n = config["hc_mult"]
@@ -120,9 +102,7 @@ class AltUp(Static):
     """`AltUpConnection`."""
 
     name, title, paper = "altup", "AltUp", "2301.13310"
-    no_history = "AltUp reads its streams in turn"
     extends_hyper_connections = False
-    fields = ()
 
     def shapes(self, config, norm):
         n = config["hc_mult"]

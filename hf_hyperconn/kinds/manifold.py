@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..models.manifold_start import FAVOURED_READ, KEPT
+from ..models.connection_fields import FAVOURED_READ, KEPT
 from .kind import NORM, SCALE, Kind, float32, setting, sub_layers
 
 
@@ -13,15 +13,8 @@ class Manifold(Kind):
     """`ManifoldHyperConnection`."""
 
     name, title, paper = "mhc", "manifold-constrained hyper-connections", "2512.24880"
-    no_history = "reads and writes of 'mhc' and 'ihc' are sigmoids, which can't be 0"
-    is_rounded, least = True, 2
+    is_rounded = True
     parts = 3
-
-    def fault_of_start(self, config):
-        eps = setting(config, "hc_eps")
-        if not isinstance(eps, int | float) or not 0 <= eps < (1 - FAVOURED_READ) / (config["hc_mult"] - 1):
-            return f"hc_eps {eps!r:.20}, with which no coefficients stand for residual connections"
-        return None
 
     def shapes(self, config, norm):
         rows = sum(self._rows(config))

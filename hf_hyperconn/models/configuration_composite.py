@@ -2,18 +2,21 @@
 """The config of a model that has its layers in another model, such as its language model."""
 
 from copy import deepcopy
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers import PreTrainedConfig
 
 from .configuration_hyper_connections import (
-    OF_CONNECTIONS,
     HyperConnectionConfig,
     ShippedConfig,
     base_on_the_hub,
     without_its_folder,
 )
+from .connection_fields import FIELDS, GivenFields
 from .transformers_seam import implementations
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 
 class HyperConnectionCompositeConfig(ShippedConfig):
@@ -35,7 +38,7 @@ class HyperConnectionCompositeConfig(ShippedConfig):
 
     def __post_init__(self, **kwargs):
         wanted, found, field = self.part_class, self.of_layers, self.part_field
-        given = {name: kwargs.pop(name) for name in OF_CONNECTIONS if name in kwargs}
+        given = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
         chosen = found.get("model_type") if isinstance(found, dict) else getattr(found, "model_type", None)
         if chosen not in (None, wanted.model_type, wanted.base_model_type):
             raise ValueError(f"{field} has model_type {chosen!r}; {type(self).__name__} takes {wanted.model_type!r}.")
@@ -57,7 +60,7 @@ class HyperConnectionCompositeConfig(ShippedConfig):
         return {**super().to_diff_dict(), self.part_field: self.of_layers.to_diff_dict()}
 
     @classmethod
-    def from_prenorm(cls, config: PreTrainedConfig, **fields):
+    def from_prenorm(cls, config: PreTrainedConfig, **fields: "Unpack[GivenFields]"):
         """This family's config for the Pre-Norm `config`, with the hyper-connection `fields` given.
 
         Raises `ValueError` as that of `HyperConnectionConfig`.

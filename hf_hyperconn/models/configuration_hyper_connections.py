@@ -10,36 +10,25 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig
 
+from .connection_fields import FIELDS, FORMAT, ConnectionFields, GivenFields, completed, fault, refusal
 from .shipped_code import code_of, modules_in, source_in
 from .transformers_seam import (
     implementations,
     share_class_names,
-    share_correction_of_tokenizer,
     share_peft_defaults,
     share_processors,
     share_tokenizer,
     tell_scale_of_logits,
 )
 
-FORMAT = 1  # of a saved folder: names of parameters and fields of the config
 VERSION = "0.1.0"  # of hf_hyperconn, whose code this is
-CONNECTIONS = ("shc", "dhc", "mhc", "ihc", "frac", "keel", "attnres", "altup", "dual")
-READOUTS = ("mean", "sum", "learned", "weighted")
-STARTS = ("copies", "history", "biased")
-HISTORIES = ("type", "depth")
-FORMS = ("sum", "mean")
-SELECTIONS = ("alternating", "same")
-NORMS = (None, "dyt", "derf")
-# those with hc_mult=1, and why
-ONE_STREAM = {
-    "keel": "Keel carries one residual stream",
-    "attnres": "'attnres' has values of earlier sub-layers instead of streams",
-}
 OF_A_CONVERSION = ("hc_base_model", "hc_base_commit", "hc_version")  # in config.json beside the fields below
 OF_A_FOLDER = ("model_type", "architectures", "auto_map", "transformers_version")
 
 
 if TYPE_CHECKING:  # what the mixins below stand before
+    from typing import Unpack
+
     Base = PreTrainedConfig
 else:
     Base = object
@@ -66,7 +55,6 @@ class ShippedConfig(Base):
         if not hasattr(cls, "base_model_type"):  # empty as yet: cloudpickle sets attributes of a class afterwards
             return
         share_tokenizer(cls.model_type, cls.base_model_type)
-        share_correction_of_tokenizer(cls.model_type, cls.base_model_type)
         share_processors(cls.__name__, cls.base_model_type)
         share_class_names(cls.model_type, cls.base_model_type)
         share_peft_defaults(cls.model_type, cls.base_model_type)
@@ -76,7 +64,7 @@ class ShippedConfig(Base):
         if strange := [name for name in kwargs if _is_mistaken(name, type(self))]:
             raise ValueError(
                 f"{type(self).__name__} has no field {', '.join(strange)}. Use hc_mult for the number of streams; all "
-                f"fields are {', '.join(OF_CONNECTIONS)}."
+                f"fields are {', '.join(FIELDS)}."
             )
         super().__post_init__(**kwargs)
 
@@ -121,7 +109,7 @@ class ShippedConfig(Base):
 
 
 @dataclass(kw_only=True, repr=False)
-class HyperConnectionConfig(ShippedConfig):
+class HyperConnectionConfig(ConnectionFields, ShippedConfig):
     """Mixin before a family's config.
 
     connection (`str`, *optional*, defaults to `"dhc"`):
@@ -165,21 +153,7 @@ class HyperConnectionConfig(ShippedConfig):
         Format of the folder that the config was read from; `save_pretrained` writes the current one.
     """
 
-    connection: str = "dhc"
-    hc_mult: int = 4
-    hc_tanh: bool = True
-    hc_readout: str = "mean"
-    hc_start: str = "copies"
-    hc_history: str = "type"
-    hc_block: int = 1
-    hc_attention: str = "sum"
-    hc_selection: str = "alternating"
-    hc_sinkhorn_iters: int = 20
-    hc_eps: float = 1e-6
-    norm: str | None = None
-    norm_alpha_attention: float | None = None
-    norm_alpha_other: float | None = None
-    hc_format: int = 1
+    hc_format: int = FORMAT
 
     @property
     def of_layers(self):
@@ -196,55 +170,14 @@ class HyperConnectionConfig(ShippedConfig):
                 f"hc_format is {self.hc_format}; hf_hyperconn {VERSION} reads formats up to {FORMAT}. Update it, or "
                 f"load the folder with the code that it brings (trust_remote_code=True)."
             )
-        if self.hc_mult < 1:
-            raise ValueError(f"hc_mult is {self.hc_mult}; it counts residual streams and must be at least 1.")
-        if self.connection in ("mhc", "ihc") and self.hc_mult < 2:
-            raise ValueError(f"hc_mult is {self.hc_mult}; {self.connection!r} needs at least 2 residual streams.")
-        if self.connection in ONE_STREAM and self.hc_mult != 1:
-            raise ValueError(f"hc_mult is {self.hc_mult}; {ONE_STREAM[self.connection]}: set hc_mult=1.")
-        if self.connection == "dual" and self.hc_mult != 2:
-            raise ValueError(f"hc_mult is {self.hc_mult}; ResiDual carries two residual streams: set hc_mult=2.")
-        if self.hc_start == "history" and self.connection not in ("shc", "dhc"):
-            raise ValueError(
-                f"hc_start is 'history'; {self.connection!r} can't start so: only 'shc' and 'dhc' have streams whose "
-                f"reads and writes can be 0."
-            )
-        if self.connection in ("attnres", "dual") and self.hc_readout != "mean":
-            raise ValueError(
-                f"hc_readout is {self.hc_readout!r}; {self.connection!r} has a readout of its own: leave it at 'mean'."
-            )
-        if self.hc_block < 1:
-            raise ValueError(f"hc_block is {self.hc_block}; it counts sub-layers and must be at least 1.")
-        if self.norm not in NORMS:
-            raise ValueError(f"norm is {self.norm!r}; accepted are {', '.join(map(repr, NORMS))}.")
-        if self.connection == "frac" and self.hidden_size % self.hc_mult:
-            raise ValueError(f"hc_mult is {self.hc_mult}, which does not divide hidden_size, {self.hidden_size}.")
-        if self.connection == "frac" and self.hc_readout != "mean":
-            raise ValueError(f"hc_readout is {self.hc_readout!r}; the parts of 'frac' are joined: leave it at 'mean'.")
-        if self.hc_sinkhorn_iters < 1:
-            raise ValueError(f"hc_sinkhorn_iters is {self.hc_sinkhorn_iters}; it must be at least 1.")
-        if self.connection not in CONNECTIONS:
-            raise ValueError(f"connection is {self.connection!r}; accepted are {', '.join(map(repr, CONNECTIONS))}.")
-        for field, accepted in (
-            ("hc_readout", READOUTS),
-            ("hc_start", STARTS),
-            ("hc_history", HISTORIES),
-            ("hc_attention", FORMS),
-            ("hc_selection", SELECTIONS),
-        ):
-            if (value := getattr(self, field)) not in accepted:
-                raise ValueError(f"{field} is {value!r}; accepted are {', '.join(map(repr, accepted))}.")
-        if self.hc_start == "biased" and self.connection not in ("mhc", "ihc"):
-            raise ValueError(
-                f"hc_start is 'biased'; those are initial biases of 'mhc' and 'ihc', not of {self.connection!r}."
-            )
-        if self.hc_start == "history" and self.hc_readout != "weighted":
-            raise ValueError(
-                f"hc_readout is {self.hc_readout!r}; the history start reads stream 0 alone: set it to 'weighted'."
-            )
+        config = {name: getattr(self, name) for name in FIELDS}
+        if self.connection == "frac":
+            config["hidden_size"] = self.hidden_size
+        if found := fault(config):
+            raise ValueError(f"{found}.")
 
     @classmethod
-    def from_prenorm(cls, config: PreTrainedConfig, **fields):
+    def from_prenorm(cls, config: PreTrainedConfig, **fields: "Unpack[GivenFields]"):
         """This family's config for the Pre-Norm `config`, with the hyper-connection `fields` given.
 
         Where `hc_readout` is None or not given, it is what keeps the model exact: "weighted" for the history start,
@@ -254,40 +187,19 @@ class HyperConnectionConfig(ShippedConfig):
 
         Raises `ValueError` when `config` belongs to another family, or no model with `fields` is equivalent to it.
         """
-        reason = None
-        if fields.get("connection") == "keel":
-            reason = "Keel norms the residual stream itself after every sub-layer."
-        elif fields.get("connection") == "dual":
-            reason = "ResiDual norms one residual stream after every sub-layer."
-        elif fields.get("hc_start") == "biased":
-            reason = "Reads of streams with the biased start don't sum to 1."
-        elif fields.get("hc_attention") == "mean":
-            reason = "A mean of the earlier outputs is not their sum."
-        elif fields.get("norm") is not None:
-            reason = "DyT and Derf compute another function than a norm."
-        if reason:
-            raise ValueError(
-                f"{reason} No pretrained model computes the same. Train {cls.__name__}(...) from scratch."
-            )
+        if found := refusal(fields):
+            raise ValueError(f"{found}.")
         if config.model_type != cls.base_model_type:
             raise ValueError(
                 f"{cls.__name__} is made from a {cls.base_model_type!r} config, not from {config.model_type!r}."
             )
-        follow = {
-            "hc_readout": "weighted" if fields.get("hc_start") == "history" else "mean",
-            "hc_mult": 1 if fields.get("connection") in ONE_STREAM else 4,
-        }
-        fields = {**fields, **{name: value for name, value in follow.items() if fields.get(name) is None}}
         base = without_its_folder(config.to_dict(), cls)
-        return cls(**{**base, **fields, **base_on_the_hub(config)}, **implementations(config))
-
-
-OF_CONNECTIONS = [name for name in HyperConnectionConfig.__dataclass_fields__ if name != "hc_format"]
+        return cls(**{**base, **completed(fields), **base_on_the_hub(config)}, **implementations(config))
 
 
 def _is_mistaken(name: str, config_class: Any) -> bool:
     """Whether somebody who gives a config a field of this name means one of its connections."""
-    known = (*config_class.__dataclass_fields__, *OF_CONNECTIONS, "hc_format", *OF_A_CONVERSION)
+    known = (*config_class.__dataclass_fields__, *FIELDS, "hc_format", *OF_A_CONVERSION)
     return name == "n" or (name.startswith("hc_") and name not in known)
 
 

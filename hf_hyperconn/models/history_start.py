@@ -10,8 +10,6 @@ All products are by 0 or 1, so nothing is rounded otherwise than in the base. Bu
 gradient at the first step, which those of N equal streams share.
 """
 
-HISTORIES = ("type", "depth")
-
 
 def written_streams(sub_layer: int, sub_layers: int, hc_mult: int, history: str, parts: int = 2) -> tuple[int, ...]:
     """The streams that sub-layer k writes at the start: 0 and its side stream, if it has one.

@@ -26,7 +26,7 @@ from torch import nn
 
 from .computing import gradients, implementation, is_transformed, needs_autograd, products_on
 from .connection import Connection, Streams, Writer, compute_dtype, of_every_token, without_autocast
-from .manifold_start import FAVOURED_READ, KEPT
+from .connection_fields import FAVOURED_READ, KEPT
 from .sinkhorn import sinkhorn
 from .stream_means import centred, logit, normed_projection, read_streams
 

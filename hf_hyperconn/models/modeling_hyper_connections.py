@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import transformers
 from torch import nn
@@ -22,6 +22,7 @@ from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedModel
 from transformers.utils import logging
 
 from .chosen_code import WARNINGS, refuse_others, replace_norms
+from .connection_fields import FIELDS, GivenFields, unread
 from .connection_weights import Float32Connections, InitialWeights
 from .hyper_connections_layer import HyperConnectionDecoderLayer, has_readout_module
 from .shipped_code import code_of, modules_in, source_in
@@ -36,6 +37,8 @@ _loads_a_base: ContextVar[bool] = ContextVar("_loads_a_base", default=False)
 _loading = vars(transformers).setdefault("_hf_hyperconn_loading", threading.RLock())
 
 if TYPE_CHECKING:  # what the mixins below stand before
+    from typing import Unpack
+
     Base = PreTrainedModel
 else:
     Base = object
@@ -163,35 +166,30 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
         with _loading:
             return super().from_pretrained(*args, **kwargs)
 
+    @overload
     @classmethod
-    def from_prenorm(
-        cls: type[Model],
-        pretrained_model_name_or_path,
-        *,
-        hc_mult: int | None = None,
-        connection: str = "dhc",
-        hc_tanh: bool = True,
-        hc_readout: str | None = None,
-        hc_start: str = "copies",
-        hc_history: str = "type",
-        hc_block: int = 1,
-        hc_selection: str = "alternating",
-        hc_sinkhorn_iters: int = 20,
-        hc_eps: float = 1e-6,
-        **kwargs,
-    ) -> Model:
+    def from_prenorm(cls: type[Model], pretrained_model_name_or_path, **fields: "Unpack[GivenFields]") -> Model: ...
+
+    @overload
+    @classmethod
+    def from_prenorm(cls: type[Model], pretrained_model_name_or_path, **kwargs: Any) -> Model: ...
+
+    @classmethod
+    def from_prenorm(cls: type[Model], pretrained_model_name_or_path, **kwargs: Any) -> Model:
         """Load a base checkpoint as this class, with hyper-connections at the equivalent initialisation.
 
-        The result computes the same logits as the base, bit for bit (but for `hc_readout="sum"`).
+        The result computes the same logits as the base, bit for bit (but for the readouts "sum" and "learned").
 
         pretrained_model_name_or_path: a local folder or a Hub id.
-        hc_mult, connection, hc_tanh, hc_readout, hc_start, hc_history, hc_block, hc_selection, hc_sinkhorn_iters,
-            hc_eps: see `HyperConnectionConfig`, and its `from_prenorm` for None.
-        kwargs: as for `from_pretrained` (`dtype`, `device_map`, `revision`, ..., and fields of the base's config).
+        kwargs: `connection`, `hc_mult` and others of `HyperConnectionConfig`; see its `from_prenorm` for None. Others
+            are as for `from_pretrained` (`dtype`, `device_map`, `revision`, ..., and fields of the base's config).
 
-        Raises `ValueError` when the checkpoint belongs to another family, does not hold all of the base's weights or
-        would be offloaded to disk.
+        Raises `ValueError` for fields that no conversion has, and when the checkpoint belongs to another family, does
+        not hold all of the base's weights or would be offloaded to disk.
         """
+        given = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
+        if found := unread(given):
+            raise ValueError(f"{found}.")
         hub = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
         base_config = kwargs.pop("config", None)
         if base_config is None or isinstance(base_config, str | os.PathLike):
@@ -201,21 +199,9 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
             of_loading = ("dtype", "torch_dtype", "quantization_config", *where)
             fields = {name for name in kwargs if name not in of_loading and hasattr(base_config, name)}
             if fields:
-                given = {name: kwargs.pop(name) for name in fields}
-                base_config = AutoConfig.from_pretrained(its_name, **where, **given)
-        config = cls.config_class.from_prenorm(
-            base_config,
-            hc_mult=hc_mult,
-            connection=connection,
-            hc_tanh=hc_tanh,
-            hc_readout=hc_readout,
-            hc_start=hc_start,
-            hc_history=hc_history,
-            hc_block=hc_block,
-            hc_selection=hc_selection,
-            hc_sinkhorn_iters=hc_sinkhorn_iters,
-            hc_eps=hc_eps,
-        )
+                of_base = {name: kwargs.pop(name) for name in fields}
+                base_config = AutoConfig.from_pretrained(its_name, **where, **of_base)
+        config = cls.config_class.from_prenorm(base_config, **given)
         with_info = kwargs.pop("output_loading_info", False)
         token = _loads_a_base.set(True)
         try:

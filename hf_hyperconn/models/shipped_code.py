@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-# the fields that choose code, with their defaults; no two of them have a value in common
-CHOOSING = {"connection": "dhc", "hc_readout": "mean", "hc_start": "copies", "norm": None}
+from .connection_fields import FIELDS
+
+CHOOSING = ("connection", "hc_readout", "hc_start", "norm")  # fields, of which no two have a value in common
 CHOSEN = "chosen_code"  # the module that imports what they choose
 SOURCES: dict[str, str] = {}  # of modules, as they were when they were first asked for
 
@@ -47,7 +48,7 @@ def written_for(config: Mapping, module: str, source: str) -> str:
     """
     if module != CHOSEN:
         return source
-    chosen = [config.get(name, default) for name, default in CHOOSING.items()]
+    chosen = [config.get(name, FIELDS[name]) for name in CHOOSING]
     source = ROW.sub(lambda row: row[0] if row[1] in chosen else "", source).replace("{\n}", "{}")
     used = {function for _, function in ROW.findall(source)}
 

@@ -33,9 +33,6 @@ PROCESSORS = {
     "feature_extraction_auto": "FEATURE_EXTRACTOR_MAPPING",
 }
 
-# the types of which Transformers corrects, where it is asked to, how old tokenizers split text
-CORRECTED = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
-
 # what makes queries and values, which are LoRA's targets for most types, where PEFT has none for the base
 LORA_TARGETS = {
     **dict.fromkeys(("granite", "olmo", "olmo2", "olmo3", "seed_oss", "smollm3", "starcoder2"), ["q_proj", "v_proj"]),
@@ -93,27 +90,6 @@ def share_tokenizer(model_type: str, base_model_type: str) -> None:
         names[model_type] = names[base_model_type]
     if base_model_type in overruled:
         overruled.add(model_type)
-
-
-@convenience("fix_mistral_regex has no effect on the tokenizer of a hyper-connection model")
-def share_correction_of_tokenizer(model_type: str, base_model_type: str) -> None:
-    """Let Transformers correct how a tokenizer of the type splits text wherever it would correct the base's.
-
-    It compares the type in config.json with a literal list, which is a constant of its code.
-    """
-    if base_model_type not in CORRECTED:
-        return
-    from transformers.tokenization_utils_tokenizers import TokenizersBackend
-
-    method: Any = TokenizersBackend._patch_mistral_regex
-    correct = method.__func__
-    constants = correct.__code__.co_consts
-    listed = [types for types in constants if isinstance(types, tuple) and base_model_type in types]
-    if not listed:
-        raise AttributeError(f"no {base_model_type} in _patch_mistral_regex")
-    if not any(model_type in types for types in listed):
-        longer = ((*value, model_type) if value in listed else value for value in constants)
-        correct.__code__ = correct.__code__.replace(co_consts=tuple(longer))
 
 
 @convenience("Trainer and pipelines may not know what a hyper-connection model is made for")

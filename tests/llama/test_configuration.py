@@ -61,5 +61,5 @@ def test_parallel_plans():
 def test_fields_given_on_loading_are_checked_as_the_config_s_own(tmp_path):
     config = hc_config(hc_start="history", hc_readout="weighted")
     HCLlamaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="the history start reads stream 0 alone: set it to 'weighted'"):
+    with pytest.raises(ValueError, match="hc_readout must be 'weighted' with hc_start 'history'"):
         HCLlamaForCausalLM.from_pretrained(tmp_path, hc_readout="mean")
