@@ -338,8 +338,8 @@ def test_from_prenorm(loaded, hub, bases):
 
 def test_inspect_takes_no_weights(online, hub, work):
     shards = {"model-00001-of-00002.safetensors", HC_SHARD}
-    code = "modeling_hc_llama.py"  # of which release, stands there
-    assert hub.asked("org/fresh") == {"config.json", RECORD, "model.safetensors.index.json", code, *shards}
+    code = {path.name for path in (work / "fresh").glob("*.py")}
+    assert hub.asked("org/fresh") == {"config.json", RECORD, "model.safetensors.index.json", *code, *shards}
     assert {hub.sent("org/fresh", shard) for shard in shards} == {2 * FIRST_REQUEST}  # of two commands
     here = inspect_checkpoint(str(work / "fresh")).as_dict()
     there = json.loads(online["inspect fresh"].out)
