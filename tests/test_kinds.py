@@ -185,7 +185,7 @@ def test_the_table_and_the_configs_agree_on_what_has_an_equivalent(name):
         ({"hc_readout": "learned", "hc_eps": 0.3}, "hc_eps must be at least 0 and below 0.25 (got 0.3)"),
         ({"connection": "mhc", "hc_start": "biased"}, "hc_start must be 'copies' or 'history' in a conversion"),
         ({"norm": "derf"}, "norm must be None in a conversion (got 'derf'): DyT and Derf compute another function"),
-        ({"hc_block": 2}, "hc_block must be 1 with connection 'dhc' (got 2): it reads no other"),
+        ({"hc_block": 2}, "hc_block must be 1 with connection 'dhc' (got 2): 'dhc' doesn't read it"),
         ({"connection": "shc", "hc_tanh": False}, "hc_tanh must be True with connection 'shc' (got False)"),
         ({"hc_history": "depth"}, "hc_history must be 'type' with hc_start 'copies' (got 'depth')"),
     ],
