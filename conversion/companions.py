@@ -107,7 +107,7 @@ def check_split_of_text(source: Source, config: dict) -> None:
 
 
 def _is_old(release: object) -> bool:
-    """Whether a config was saved before Transformers 5, or doesn't say."""
+    """Tell whether a config was saved before Transformers 5, or doesn't say."""
     try:
         return Version(str(release)) < Version("5")
     except InvalidVersion:

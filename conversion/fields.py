@@ -1,4 +1,4 @@
-"""What may be asked of a conversion."""
+"""State what may be asked of a conversion."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -67,12 +67,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def exact(field: str) -> tuple:
-    """The values of a field with which a conversion is exact."""
+    """Return the values of a field with which a conversion is exact."""
     return tuple(value for value in convertible(field) if field != "hc_readout" or value not in INEXACT)
 
 
 def fields_of_conversion(**given: "Unpack[GivenFields]") -> dict[str, Any]:
-    """All fields of connections, where these are given; the readout is one that keeps the conversion exact.
+    """Complete the given fields of connections; the readout is one that keeps the conversion exact.
 
     Raises `ConversionError` for fields that no conversion has.
     """
@@ -88,5 +88,5 @@ def fields_of_conversion(**given: "Unpack[GivenFields]") -> dict[str, Any]:
 
 
 def described(fields: dict[str, Any]) -> str:
-    """Fields for people."""
+    """Describe fields for people."""
     return ", ".join([fields["connection"], *KINDS[fields["connection"]].settings(fields)])

@@ -16,7 +16,7 @@ from .pages import REPOSITORY
 
 
 def stub() -> str:
-    """What the package exports, and the classes of every tested family that the installed Transformers has."""
+    """Write what the package exports, and the classes of every tested family that the installed Transformers has."""
     lines = [
         "# Written by `python -m tests.stub`: what the package exports, and the classes of the tested families.",
         *_imports(),

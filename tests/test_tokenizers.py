@@ -97,7 +97,7 @@ def test_equal_with_the_package(model_type, claimed, folders):
 def old_mistral(
     base: Path, flag: bool | None = True, release: str | None = "4.57.1", model_type: str = "mistral"
 ) -> Path:
-    """A base whose tokenizer Transformers corrects, by default."""
+    """Save a base whose tokenizer Transformers corrects, by default."""
     tiny(model_type).save_pretrained(base)
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, "transformers_version": release}))

@@ -31,6 +31,12 @@ reveal_type(hc_figures(model, torch.tensor([[1]])))
 torch.optim.AdamW(hc_param_groups(model, lr=1e-4, weight_decay=0.1))
 HCTrainer(model, hc_lr=1e-3)
 """
+MISTAKES = """
+convert_model(model, hc_mult="four")
+convert_model(model, connection="dch")
+HCLlamaConfig(hc_start="begin")
+freeze = HCLlamaForCausalLM.from_base
+"""
 LLAMA = "transformers.models.llama.modeling_llama.LlamaForCausalLM"
 REVEALED = [
     *("int", "int", *["hf_hyperconn.HCLlamaForCausalLM"] * 2, LLAMA),
@@ -55,5 +61,5 @@ def test_programs_are_typed(tmp_path, monkeypatch):
     said = check(PROGRAM, tmp_path)
     assert re.findall(r'Revealed type is "([^"]+)"', said) == REVEALED
     assert "error:" not in said
-    said = check(f"{PROGRAM}\nconvert_model(model, hc_mult='four')\nfreeze = HCLlamaForCausalLM.from_base\n", tmp_path)
-    assert said.count("error:") == 2
+    said = check(f"{PROGRAM}{MISTAKES}", tmp_path)
+    assert said.count("error:") == len(MISTAKES.strip().splitlines())

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""The fields of connections: their defaults, what each kind accepts, and why others are refused.
+"""State the fields of connections: their defaults, what each kind accepts, and why others are refused.
 
 Configs, `from_prenorm`, `convert_model`, the converter and its command line read them here.
 """
@@ -16,7 +16,7 @@ KEPT = 0.96  # of each stream, by mixing, before the iteration; the others share
 
 @dataclass(frozen=True)
 class Accepted:
-    """What a config accepts with one kind of connection.
+    """Say what a config accepts with one kind of connection.
 
     least, most: the smallest and the largest number of streams.
     starts: the values of `hc_start`.
@@ -64,7 +64,7 @@ Norm = Literal["dyt", "derf"]
 
 @dataclass(kw_only=True, repr=False)
 class ConnectionFields:
-    """The fields with their defaults; `HyperConnectionConfig` says what they mean."""
+    """Give the fields their defaults; `HyperConnectionConfig` says what they mean."""
 
     connection: Connection = "dhc"
     hc_mult: int = 4
@@ -83,7 +83,7 @@ class ConnectionFields:
 
 
 class GivenFields(TypedDict, total=False):
-    """Those that are given to a conversion; where `hc_mult` and `hc_readout` are None, they follow from others."""
+    """Name what a conversion can be given; where `hc_mult` and `hc_readout` are None, they follow from others."""
 
     connection: Connection
     hc_mult: int | None
@@ -125,12 +125,12 @@ NOT_CONVERTED: dict[tuple[str, str], str] = {
 
 
 def convertible(field: str) -> tuple:
-    """The values of a field that a conversion can have."""
+    """Return the values of a field that a conversion can have."""
     return tuple(value for value in CHOICES[field] if (field, value) not in NOT_CONVERTED)
 
 
 def completed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """All fields: those that are not given follow from others, or have their defaults."""
+    """Return all fields: those that are not given follow from others, or have their defaults."""
     chosen = {name: value for name, value in given.items() if value is not None}
     most = CONNECTIONS.get(chosen.get("connection", FIELDS["connection"]), Accepted()).most
     follow = {
@@ -141,7 +141,7 @@ def completed(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fault(config: Mapping[str, Any]) -> str | None:
-    """What keeps a config from having its fields; None when nothing does."""
+    """Say what keeps a config from having its fields; None when nothing does."""
     config = {**FIELDS, **config}
     for name, accepted in CHOICES.items():
         if config[name] not in accepted:
@@ -170,7 +170,7 @@ def fault(config: Mapping[str, Any]) -> str | None:
 
 
 def fault_of_start(config: Mapping[str, Any]) -> str | None:
-    """What keeps a config that has no such fault from an equivalent initialisation; None when nothing does."""
+    """Say what keeps a config without other faults from an equivalent start; None when nothing does."""
     config, smallest = {**FIELDS, **config}, 1.0
     n, eps = config["hc_mult"], config["hc_eps"]
     if config["connection"] in ("mhc", "ihc"):
@@ -184,12 +184,12 @@ def fault_of_start(config: Mapping[str, Any]) -> str | None:
 
 
 def inequivalence(config: Mapping[str, Any]) -> str | None:
-    """Why no Pre-Norm model computes what one with this config does at its start; None when one does."""
+    """Say why no Pre-Norm model computes what one with this config does at its start; None when one does."""
     return NOT_CONVERTED.get(_not_converted({**FIELDS, **config}))
 
 
 def refusal(given: Mapping[str, Any]) -> str | None:
-    """Why no conversion can have the given fields; None when one can."""
+    """Say why no conversion can have the given fields; None when one can."""
     config = completed(given)
     field, value = _not_converted(config)
     if field:
@@ -199,33 +199,36 @@ def refusal(given: Mapping[str, Any]) -> str | None:
 
 
 def unknown(given: Mapping[str, Any]) -> str | None:
-    """What is given and is no field of connections; None when everything is one."""
+    """Say what is given and is no field of connections; None when everything is one."""
     if strange := [name for name in given if name not in FIELDS]:
         return f"fields of connections are {', '.join(FIELDS)} (got {', '.join(strange)})"
     return None
 
 
 def unread(given: Mapping[str, Any]) -> str | None:
-    """What is given and has no effect on a conversion; None when everything has one."""
+    """Say what is given and has no effect on a conversion; None when everything has one."""
     config = completed(given)
     connection, start = config["connection"], config["hc_start"]
     for field in OF_SOME_KINDS if connection in CONNECTIONS else ():
         default = FIELDS[field]
         if config[field] != default and field not in CONNECTIONS[connection].reads:
-            return _must_be(config, field, f"{default!r} with connection {connection!r}", because="it reads no other")
+            because = f"{connection!r} doesn't read it"
+            return _must_be(config, field, f"{default!r} with connection {connection!r}", because)
     if config["hc_history"] != FIELDS["hc_history"] and start != "history":
-        return _must_be(config, "hc_history", f"{FIELDS['hc_history']!r} with hc_start {start!r}", "it has no history")
+        return _must_be(
+            config, "hc_history", f"{FIELDS['hc_history']!r} with hc_start {start!r}", "it starts from none"
+        )
     return None
 
 
 def one_of(values: Iterable[object]) -> str:
-    """Values for people."""
+    """List values for people."""
     *first, last = map(repr, values)
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def _not_converted(config: Mapping[str, Any]) -> tuple[str, str]:
-    """The field that keeps a conversion from equality, and its value; both empty when none does."""
+    """Find the field that keeps a conversion from equality, and its value; both empty when none does."""
     read = CONNECTIONS.get(config["connection"], Accepted()).reads
     for field, value in NOT_CONVERTED:
         if config[field] == value and (field not in OF_SOME_KINDS or field in read):

@@ -119,6 +119,22 @@ def test_every_connection_has_a_card(connection, llama_folder, tmp_path):
     assert str(llama_folder.parent) not in text_of(out)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-n", "3", "--readout", "weighted", "--no-tanh"],
+        ["-n", "4", "--start", "history", "--history", "depth"],
+        ["-n", "4", "--connection", "altup", "--selection", "same"],
+        ["-n", "2", "--connection", "mhc", "--sinkhorn-iters", "3", "--eps", "0.001"],
+        ["-n", "1", "--connection", "attnres", "--block", "2"],
+    ],
+    ids=" ".join,
+)
+def test_the_command_has_the_options_it_was_made_with(options, llama_folder, tmp_path):
+    assert main(["convert", str(llama_folder), str(tmp_path / "out"), "-q", "--verify", "structure", *options]) == 0
+    assert f"hf-hyperconn convert {llama_folder.name} out {' '.join(options)}\n" in text_of(tmp_path / "out")
+
+
 def test_a_model_trained_from_scratch(tmp_path):
     fields = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
     config = HCLlamaConfig(**fields, vocab_size=96, connection="keel", hc_mult=1)
