@@ -11,13 +11,13 @@ from hf_hyperconn.kinds import FIELDS
 from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .base_card import fetch_base_card, inheritable
-from .checkpoint import Weights, read_config, read_json, read_weights
+from .checkpoint import Checkpoint, open_conversion
+from .checkpoint_files import read_json
 from .fields import OPTIONS
-from .hyper_config import family_of
 from .inspection import Inspection, inspect_checkpoint
 from .licences import licence_of
-from .record import base_on_the_hub, read_record
-from .source import LocalSource
+from .record import base_on_the_hub
+from .source import Source
 from .trainer_state import STATE, training_facts
 
 PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".webp")
@@ -151,11 +151,10 @@ def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[st
 
     Raises `UnsupportedCheckpointError` when there is no checkpoint with hyper-connections.
     """
-    source, inspection = LocalSource(folder), inspect_checkpoint(str(folder))
-    config = read_config(source)
-    record = read_record(source)
-    base, commit = base_on_the_hub(config, record)
-    record, warnings = record or {}, []
+    inspection, checkpoint = inspect_checkpoint(str(folder)), open_conversion(folder)
+    source, config = checkpoint.source, checkpoint.config
+    base, commit = base_on_the_hub(config, checkpoint.record)
+    record, warnings = checkpoint.record or {}, []
     inherited = None if record.get("base_card") is None else inheritable(record["base_card"])
     if inherited is None and base is not None:
         try:
@@ -168,18 +167,19 @@ def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[st
         config=config,
         record=record,
         inspection=inspection,
-        family=family_of(source, config),
+        family=checkpoint.family,
         base=base,
         commit=commit,
         inherited=_with_link(inherited or {}, base, commit, source),
-        as_converted=_is_as_converted(record, read_weights(source), source),
+        as_converted=_is_as_converted(checkpoint),
         training=training_facts(read_json(source, STATE)) if STATE in source.files else [],
     )
     return facts, warnings
 
 
-def _is_as_converted(record: dict, weights: Weights, source: LocalSource) -> bool:
+def _is_as_converted(checkpoint: Checkpoint) -> bool:
     """Whether connections have the conversion's file to themselves, and the others the sizes that it recorded."""
+    record, source, weights = checkpoint.record or {}, checkpoint.source, checkpoint.weights
     shard, shards = record.get("hyper_connection_shard"), record.get("base_shards", [])
     sizes = all(source.files.get(each["file"]) == each["size"] for each in shards)
     return (
@@ -189,7 +189,7 @@ def _is_as_converted(record: dict, weights: Weights, source: LocalSource) -> boo
     )
 
 
-def _with_link(metadata: dict, base: str | None, commit: str | None, source: LocalSource) -> dict:
+def _with_link(metadata: dict, base: str | None, commit: str | None, source: Source) -> dict:
     """The metadata, its link to a licence file of the base leading there when that file is not here."""
     link = metadata.get("license_link")
     if base is None or not isinstance(link, str) or "://" in link or link in source.files:

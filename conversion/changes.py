@@ -12,7 +12,8 @@ from hf_hyperconn.kinds import FIELDS, setting
 from hf_hyperconn.models.connection_fields import one_of
 from hf_hyperconn.pairs.source_files import release
 
-from .checkpoint import INDEX
+from .checkpoint import Checkpoint
+from .checkpoint_files import INDEX
 from .fields import exact
 from .model_code import code_of, packaged, written_by
 from .repository_files import NOT_FOR_A_REPO
@@ -48,26 +49,20 @@ class FileChange:
 
 
 def find_changes(
-    source: Source,
-    config: dict,
-    record: dict | None,
-    *,
-    as_converted: bool,
-    digest_of: Callable[[str], str],
+    checkpoint: Checkpoint, *, as_converted: bool, digest_of: Callable[[str], str]
 ) -> tuple[tuple[FileChange, ...], tuple[str, ...]]:
     """Compare code, config, index and companions with what was recorded of them, and code with this package's.
 
-    config: of the checkpoint, whose `auto_map` names its code.
     as_converted: whether nobody has trained the checkpoint since its conversion. Of one that was trained and saved,
         config, index and tokenizer are Transformers' own, and code alone can be judged.
     digest_of: the SHA-256 of a file of the checkpoint.
 
     Returns the files that changed, and what else is worth knowing of files.
     """
-    recorded = (record or {}).get("files") or {}
-    code = code_of(source, config)
-    ours = {name: packaged(name, config) for name in code}
-    changes, notes = _code(source, ours, written_by(config, record), recorded, as_converted, digest_of)
+    source, recorded = checkpoint.source, (checkpoint.record or {}).get("files") or {}
+    code = code_of(checkpoint)
+    ours = {name: packaged(name, checkpoint.config) for name in code}
+    changes, notes = _code(source, ours, written_by(checkpoint), recorded, as_converted, digest_of)
     for name, expected in recorded.items():
         if name in code or (name in (CONFIG, INDEX) and not as_converted):
             continue
@@ -83,12 +78,13 @@ def find_changes(
     return tuple(changes), tuple(notes)
 
 
-def config_differences(config: dict, base: dict, family: Family) -> list[str]:
+def config_differences(checkpoint: Checkpoint, base: dict) -> list[str]:
     """What the config of a checkpoint says of the model otherwise than its base's config.json.
 
     Where they aren't the same, field by field, both are read as Transformers reads them: a newer release, or saving,
     adds fields, renames them and leaves out those that have their defaults.
     """
+    config, family = checkpoint.config, checkpoint.family
     if found := _differences(config, base, family):
         from transformers import CONFIG_MAPPING
 

@@ -8,7 +8,7 @@ from packaging.version import InvalidVersion, Version
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .base_card import README
-from .checkpoint import INDEX, PICKLES, read_json, refuse_links_out
+from .checkpoint_files import INDEX, PICKLES, read_json, refuse_links_out
 from .embedding_modules import MODULES, code_of_modules, folders_of_modules
 from .source import CONFIG, GENERATE, RECORD, Source
 

@@ -14,7 +14,7 @@ from hf_hyperconn.errors import ConversionError, VerificationError
 from hf_hyperconn.models.connection_fields import GivenFields
 
 from .base_card import README, read_base_card
-from .checkpoint import INDEX
+from .checkpoint_files import INDEX
 from .companions import check_links, modules_left_behind
 from .embedding_modules import MODULES
 from .fields import described
@@ -93,7 +93,7 @@ def carry_out(
     if fault := fault_of_mode(verify, layers, (*MODES, "off")):
         raise ConversionError(fault)
     if verify != "off":
-        refuse_unfit(plan.source, plan.written_config, plan.family, plan.weights)
+        refuse_unfit(plan.base)
     with _open_workspace(plan) as work:
         with _file_errors(work.parent):
             _write_weights(plan, work)
@@ -108,7 +108,7 @@ def carry_out(
             asked = {"mode": verify, "layers": layers, "record": record}
             report = _earlier_report(work, asked)
             if report is None:
-                report = verify_checkpoint(work, plan.source, mode=verify, layers=layers, fresh=True)
+                report = verify_checkpoint(work, plan.base.source, mode=verify, layers=layers, fresh=True)
             for line in report.lines():
                 say(line)
             if not report.passed:
@@ -161,7 +161,7 @@ def _hold_workspace(plan: ConversionPlan, work: Path) -> ExitStack:
     """Make the folder to work in if it isn't there, and lock it."""
     while True:
         with suppress(FileExistsError):
-            make_folder(work, like=plan.source.folder([CONFIG]))
+            make_folder(work, like=plan.base.source.folder([CONFIG]))
         try:
             return lock(work)
         except FileNotFoundError:  # the conversion that was there has been given its name
@@ -231,24 +231,24 @@ def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
 
     from .equivalent import hyper_connection_tensors
 
-    tensors = hyper_connection_tensors(plan.config, plan.family, plan.weights.stacks(plan.family))
+    tensors = hyper_connection_tensors(plan.config, plan.base.family, plan.base.stacks)
     replace_file(work / plan.hc_shard, save(tensors, metadata={"format": "pt"}))
-    weight_map = {name: plan.shards[tensor.file] for name, tensor in plan.weights.tensors.items()}
+    weight_map = {name: plan.shards[tensor.file] for name, tensor in plan.base.weights.tensors.items()}
     weight_map.update(dict.fromkeys(tensors, plan.hc_shard))
     metadata = {
-        "total_parameters": plan.weights.parameters + sum(tensor.size for tensor in tensors.values()),
-        "total_size": plan.weights.nbytes + sum(tensor.nbytes for tensor in tensors.values()),
+        "total_parameters": plan.base.weights.parameters + sum(tensor.size for tensor in tensors.values()),
+        "total_size": plan.base.weights.nbytes + sum(tensor.nbytes for tensor in tensors.values()),
     }
     _write_json(work / INDEX, {"metadata": metadata, "weight_map": weight_map})
 
 
 def _write_companions(plan: ConversionPlan, work: Path) -> None:
     for name in plan.companions:
-        check_links(plan.source, (name,))  # again: a link may have been put there meanwhile
+        check_links(plan.base.source, (name,))  # again: a link may have been put there meanwhile
         for folder in reversed(Path(name).parents[:-1]):
             if not (work / folder).is_dir():
-                make_folder(work / folder, like=plan.source.folder([name]) / folder)
-        copy_anew(plan.source.path(name), work / name)
+                make_folder(work / folder, like=plan.base.source.folder([name]) / folder)
+        copy_anew(plan.base.source.path(name), work / name)
     for name, text in plan.code.items():
         replace_file(work / name, text.encode())
     _write_json(work / CONFIG, plan.config)
@@ -257,7 +257,7 @@ def _write_companions(plan: ConversionPlan, work: Path) -> None:
 def _say_what_stays(plan: ConversionPlan, say: Callable[[str], None]) -> None:
     if plan.left:
         say(f"left behind   {named(plan.left)}" + " (--dry-run lists all)" * (len(plan.left) > NAMED))
-    if missed := modules_left_behind(plan.source, plan.left):
+    if missed := modules_left_behind(plan.base.source, plan.left):
         say(
             f"warning       {MODULES} names the folder of {missed[0]}, which is not copied: load the base with "
             f"sentence-transformers, save it as safetensors, and convert that."
@@ -272,12 +272,12 @@ def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
     from importlib.metadata import version
 
     shards = [
-        {"file": target, "source": name, "size": plan.source.files[name], "sha256": digests.get(name)}
+        {"file": target, "source": name, "size": plan.base.source.files[name], "sha256": digests.get(name)}
         for name, target in plan.shards.items()
     ]
     return {
-        "base": {"model": _public_name(plan.source), "commit": plan.source.commit},
-        "base_card": read_base_card(plan.source),
+        "base": {"model": _public_name(plan.base.source), "commit": plan.base.source.commit},
+        "base_card": read_base_card(plan.base.source),
         "arguments": {**plan.fields, "link": plan.link},
         "versions": {
             "hf_hyperconn": hf_hyperconn.__version__,

@@ -1,17 +1,17 @@
 """How far stored connections are from the equivalent initialisation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from hf_hyperconn.analysis.costs import connection_parameters
-from hf_hyperconn.families import Family, configs_of_stacks
+from hf_hyperconn.families import configs_of_stacks
 from hf_hyperconn.kinds import kind_of, parts, readout_of, sub_layers
 from hf_hyperconn.models.connection_fields import fault_of_start
 from hf_hyperconn.models.sub_layers import place_of
 
-from .checkpoint import Weights
+from .checkpoint import Checkpoint
 from .equivalent import connection_name, hyper_connection_shapes, readout_name, stacks_of
 from .source import CONFIG
 
@@ -37,14 +37,15 @@ class Drift:
     dynamic: float
 
 
-def fault(weights: Weights, config: dict, family: Family) -> str | None:
+def fault(checkpoint: Checkpoint) -> str | None:
     """What is wrong with the connections of a checkpoint, by the headers of its weights."""
+    config, family, weights = checkpoint.config, checkpoint.family, checkpoint.weights
     if found := fault_of_start(config):
         return f"in {CONFIG}, {found}"
     each = connection_parameters(config, family.norm) // sum(map(sub_layers, configs_of_stacks(config)))
     if 4 * each > weights.nbytes:
         return f"all weights together are smaller than one connection of the sizes in {CONFIG}"
-    for name, shape in hyper_connection_shapes(config, family, weights.stacks(family)):
+    for name, shape in hyper_connection_shapes(config, family, checkpoint.stacks):
         stored = weights.tensors.get(name)
         if stored is None:
             return f"the tensor {name} is missing"
@@ -54,17 +55,16 @@ def fault(weights: Weights, config: dict, family: Family) -> str | None:
 
 
 def measure_drift(
-    read: Callable[[str], np.ndarray], config: dict, family: Family, stacks: Sequence[str]
+    read: Callable[[str], np.ndarray], checkpoint: Checkpoint
 ) -> tuple[bool, tuple[Drift, ...], float | None]:
     """Whether any value of the connections differs from the equivalent initialisation, and how far each has come.
 
     read: gives a stored tensor by its name, in float32.
-    config: of the hyper-connection model. stacks: as for `stacks_of`.
 
     The last is the largest change of a parameter of the readout; None when it has none.
     """
     has_changed, drifts, changes = False, [], []
-    for each, of_stack, stack in stacks_of(config, family, stacks):
+    for each, of_stack, stack in stacks_of(checkpoint.config, checkpoint.family, checkpoint.stacks):
         kind = kind_of(each)
         for k in range(sub_layers(each)):
             initial = kind.values(each, of_stack.norm, k)

@@ -4,7 +4,7 @@ from posixpath import isabs, normpath
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
-from .checkpoint import read_any_json
+from .checkpoint_files import read_any_json
 from .source import Source
 
 MODULES = "modules.json"

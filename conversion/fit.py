@@ -1,13 +1,11 @@
 """A base whose weights are not those of its config is refused, with what helps."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import Family
 
-from .checkpoint import Weights
-from .source import CONFIG, Source
+from .checkpoint import Checkpoint
+from .source import CONFIG
 
 if TYPE_CHECKING:
     from .loading import LoadingFault
@@ -18,27 +16,25 @@ LOAD_IT = "Load it with Transformers to see what it lacks: what that can't load 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "base_model.model.", "module.")
 
 
-def refuse_unfit(source: Source, config: dict, family: Family, weights: Weights, because: str = "") -> None:
+def refuse_unfit(base: Checkpoint, because: str = "") -> None:
     """Refuse a base that Transformers would not load in full, and from all of its tensors.
 
-    config: as it is written.
     because: what is known of the fault already, to be read before it.
 
     Raises `UnsupportedCheckpointError`.
     """
     from .loading import fault_by_headers  # with torch
 
-    if found := fault_by_headers(source, config, family, weights):
+    if found := fault_by_headers(base):
         raise UnsupportedCheckpointError(
-            f"the weights of {source.name!r} are not those of its {CONFIG}: {because}{found}. "
-            f"{_remedy(found, source, config, family, weights)}"
+            f"the weights of {base.name!r} are not those of its {CONFIG}: {because}{found}. {_remedy(found, base)}"
         )
 
 
-def _remedy(found: "LoadingFault", source: Source, config: dict, family: Family, weights: Weights) -> str:
+def _remedy(found: "LoadingFault", base: Checkpoint) -> str:
     match found.kind:
         case "missing":
-            if wrapper := _wrapper(source, config, family, weights):
+            if wrapper := _wrapper(base):
                 return f"A wrapper put {wrapper!r} into the names. Take that off, and convert the result."
             return f"Copy or download it again, or name in {CONFIG} the class that was saved (architectures)."
         case "unknown":
@@ -51,14 +47,15 @@ def _remedy(found: "LoadingFault", source: Source, config: dict, family: Family,
     return AGAIN
 
 
-def _wrapper(source: Source, config: dict, family: Family, weights: Weights) -> str | None:
+def _wrapper(base: Checkpoint) -> str | None:
     """What wrappers put into the names of tensors, if they are those of the config without it."""
     from .loading import fault_by_headers
 
+    stored = base.weights.tensors
     for wrapper in WRAPPERS:
-        tensors = {_without(wrapper, name): tensor for name, tensor in weights.tensors.items()}
-        is_put = tensors.keys() != weights.tensors.keys() and len(tensors) == len(weights.tensors)
-        if is_put and fault_by_headers(source, config, family, replace(weights, tensors=tensors)) is None:
+        tensors = {_without(wrapper, name): tensor for name, tensor in stored.items()}
+        is_put = tensors.keys() != stored.keys() and len(tensors) == len(stored)
+        if is_put and fault_by_headers(base, tensors) is None:
             return wrapper
     return None
 

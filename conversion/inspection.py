@@ -15,19 +15,19 @@ from hf_hyperconn.analysis.costs import (
     what_runs,
 )
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import Family, configs_of_stacks
+from hf_hyperconn.families import configs_of_stacks
 from hf_hyperconn.kinds import FIELDS, kind_of
 from hf_hyperconn.models.connection_fields import inequivalence
 from hf_hyperconn.models.sub_layers import is_of_connection
 from hf_hyperconn.pairs.family_names import FamilyName
 
-from .checkpoint import Weights, open_tensors, read_config, read_weights
-from .hyper_config import family_of
+from .checkpoint import Checkpoint, open_conversion
+from .checkpoint_files import open_tensors
 from .model_code import cuts_of, size_of_code
 from .plan import gigabytes
-from .record import base_of, read_record
-from .sizes import is_size
-from .source import CONFIG, LocalSource, Source, open_source
+from .reading import is_size
+from .record import base_of
+from .source import CONFIG, LocalSource, open_source
 
 if TYPE_CHECKING:
     from .drift import Drift
@@ -135,24 +135,21 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
 
     Raises `UnsupportedCheckpointError` when it can't be read or has no hyper-connections.
     """
-    source = open_source(model, revision)
-    config = read_config(source)
-    family = family_of(source, config)
-    weights = read_weights(source)
-    record = read_record(source)
+    checkpoint = open_conversion(open_source(model, revision))
+    config, family, weights, record = checkpoint.config, checkpoint.family, checkpoint.weights, checkpoint.record
     quantised = _quantisation(config)
-    _check_experts(source, config, weights)
+    _check_experts(checkpoint)
     of_base = base_flops(config, {name: tensor.shape for name, tensor in weights.tensors.items()})
     if of_base == 0:
         raise UnsupportedCheckpointError(
-            f"the weights of {source.name!r} are those of connections alone. Give a complete checkpoint."
+            f"the weights of {checkpoint.name!r} are those of connections alone. Give a complete checkpoint."
         )
     base, commit = base_of(config, record)
     added_flops = connection_flops(config)
-    trained, not_known, drift, readout_drift = _state_of(source, config, family, weights, record)
-    code_files, code_lines = size_of_code(source, config)
+    trained, not_known, drift, readout_drift = _state_of(checkpoint)
+    code_files, code_lines = size_of_code(checkpoint)
     return Inspection(
-        name=source.name,
+        name=checkpoint.name,
         family=family.name,
         stack=FamilyName.of(family.model_type).stack,
         model_type=config["model_type"],
@@ -167,7 +164,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
         commit=commit,
         code_files=code_files,
         code_lines=code_lines,
-        cut_from=tuple(dict.fromkeys(cut.release for cut in cuts_of(source, family))),
+        cut_from=tuple(dict.fromkeys(cut.release for cut in cuts_of(checkpoint))),
         parameters=None if quantised else weights.parameters,
         added_parameters=sum(tensor.size for name, tensor in weights.tensors.items() if is_of_connection(name)),
         flops=None if quantised else of_base + added_flops,
@@ -180,12 +177,13 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
     )
 
 
-def _check_experts(source: Source, config: dict, weights: Weights) -> None:
+def _check_experts(checkpoint: Checkpoint) -> None:
+    config, weights = checkpoint.config, checkpoint.weights
     is_mixture = any(map(EXPERT.search, filter(what_runs(config, weights.tensors), weights.tensors)))
     counts = [experts_met(config), number_of_experts(config)]
     if is_mixture and not all(map(is_size, counts)):
         raise UnsupportedCheckpointError(
-            f"{CONFIG} of {source.name!r} does not say how many experts there are and how many a token meets "
+            f"{CONFIG} of {checkpoint.name!r} does not say how many experts there are and how many a token meets "
             f"({' or '.join(EXPERTS)}, and {' or '.join(MET)}). Download it again."
         )
 
@@ -198,25 +196,26 @@ def _quantisation(config: dict) -> str | None:
 
 
 def _state_of(
-    source: Source, config: dict, family: Family, weights: Weights, record: dict | None
+    checkpoint: Checkpoint,
 ) -> "tuple[bool | None, str | None, tuple[Drift, ...] | None, float | None]":
     """`trained`, `not_known`, `drift` and `readout_drift` of an `Inspection`."""
-    if reason := inequivalence(config):
+    if reason := inequivalence(checkpoint.config):
         return None, f"this is trained from scratch and has no equivalent initialisation ({reason})", None, None
     from .drift import fault, measure_drift
 
-    if found := fault(weights, config, family):
+    if found := fault(checkpoint):
         return None, found, None, None
-    if isinstance(source, LocalSource):
-        with open_tensors(source, weights, "numpy") as read:
-            trained, drift, of_readout = measure_drift(read, config, family, weights.stacks(family))
+    if isinstance(checkpoint.source, LocalSource):
+        with open_tensors(checkpoint.source, checkpoint.weights, "numpy") as read:
+            trained, drift, of_readout = measure_drift(read, checkpoint)
         return trained, None, drift, of_readout
-    differ = _by_digest(source, weights, record)
+    differ = _by_digest(checkpoint)
     return differ, "that would need its weights, which were not downloaded" if differ is None else None, None, None
 
 
-def _by_digest(source: Source, weights: Weights, record: dict | None) -> bool | None:
+def _by_digest(checkpoint: Checkpoint) -> bool | None:
     """Whether the connections have changed since the conversion, if they are alone in the file that it recorded."""
+    source, weights, record = checkpoint.source, checkpoint.weights, checkpoint.record
     if record is None:
         return None
     file, recorded = record.get("hyper_connection_shard"), record.get("hyper_connection_sha256")

@@ -17,13 +17,13 @@ from transformers.utils import logging
 
 from hf_hyperconn.analysis.costs import LAYER
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import Family, usual_names
 from hf_hyperconn.models.sub_layers import is_of_connection
 
-from .checkpoint import Weights
+from .checkpoint import Checkpoint
+from .header import TensorInfo
 from .interrupts import holding_interrupts
 from .sizes import more_than_layers
-from .source import CONFIG, Source
+from .source import CONFIG
 
 RUN_AS_NAMED = ("eager", "batched_mm")  # implementations that are neither fetched nor of few devices
 LARGEST_BUFFER = 2**28  # values, besides as many as the weights have
@@ -61,21 +61,24 @@ class _Header:
         return self._tensor
 
 
-def fault_by_headers(source: Source, config: dict, family: Family, weights: Weights) -> LoadingFault | None:
+def fault_by_headers(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo] | None = None) -> LoadingFault | None:
     """Which tensor of the base's class a checkpoint lacks, holds in another shape, or holds besides.
 
-    config: of a base or of its conversion, as it is written; its connections are left out.
+    checkpoint: of a base, or of its conversion, whose connections are left out.
+    tensors: those to judge, by name; None for those of the checkpoint.
 
     Raises `UnsupportedCheckpointError` when the config names a class that is not of the family.
     """
+    config = checkpoint.written
     if "quantization_config" in config:  # its tensors are packed
         return None
-    model_class: Any = base_class(source, config, family)
-    shapes = {name: tensor.shape for name, tensor in weights.tensors.items() if not is_of_connection(name)}
+    model_class: Any = base_class(checkpoint)
+    tensors = checkpoint.weights.tensors if tensors is None else tensors
+    shapes = {name: tensor.shape for name, tensor in tensors.items() if not is_of_connection(name)}
     plain = {name: _number(value) for name, value in config.items() if name not in ("auto_map", "architectures")}
     try:
         with while_loading():
-            model_config = model_class.config_class.from_dict({**plain, **family.types_of_base(plain)})
+            model_config = model_class.config_class.from_dict({**plain, **checkpoint.family.types_of_base(plain)})
             with FakeTensorMode(allow_non_fake_inputs=True):
                 model, report = model_class.from_pretrained(
                     None,
@@ -89,7 +92,7 @@ def fault_by_headers(source: Source, config: dict, family: Family, weights: Weig
     except Exception as error:  # whatever Transformers makes of a config that contradicts itself or the weights
         # a class that computes with numbers, or casts modules of its own, while it is made
         if isinstance(error, DataDependentOutputException) or _cant_cast(error):
-            more = more_than_layers(usual_names({**config, "model_type": family.model_type}), weights, family)
+            more = more_than_layers(checkpoint)
             return LoadingFault("unknown", more) if more else None
         return LoadingFault("refused", refused_by_transformers(error))
     return loading_fault(report, model_class) or _fault_of_buffers(model, shapes)
@@ -121,16 +124,17 @@ def _number(value: object) -> object:
     return value
 
 
-def base_class(source: Source, config: dict, family: Family) -> type[PreTrainedModel]:
+def base_class(checkpoint: Checkpoint) -> type[PreTrainedModel]:
     """The class of Transformers that a base has, or that the base of a conversion had.
 
     Raises `UnsupportedCheckpointError` when the config names another.
     """
-    (architecture, *_) = config.get("architectures") or [family.usual_architecture]
+    family = checkpoint.family
+    (architecture, *_) = checkpoint.written.get("architectures") or [family.usual_architecture]
     name = architecture.removeprefix("HC")
     if name not in family.architectures:
         raise UnsupportedCheckpointError(
-            f"{CONFIG} of {source.name!r} names the architecture {architecture!r}; known are "
+            f"{CONFIG} of {checkpoint.name!r} names the architecture {architecture!r}; known are "
             f"{', '.join(family.architectures)}."
         )
     return family.base_class(name)

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Iterator
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import Family
 from hf_hyperconn.models.layer_source import CutFrom, digest
 from hf_hyperconn.models.shipped_code import code_of as imported
 from hf_hyperconn.models.shipped_code import written_for
@@ -13,6 +12,7 @@ from hf_hyperconn.pairs.modules import code_text
 from hf_hyperconn.pairs.source_files import Source as Function
 from hf_hyperconn.pairs.source_files import release
 
+from .checkpoint import Checkpoint
 from .reading import read_text
 from .source import CONFIG, Source
 
@@ -20,40 +20,45 @@ LARGEST = 1_000_000  # bytes of a file of code
 REFERENCE = re.compile(r"(\w+)\.(\w+)")
 
 
-def code_of(source: Source, config: dict) -> tuple[str, ...]:
+def code_of(checkpoint: Checkpoint) -> tuple[str, ...]:
     """The files that `auto_map` names, and those beside them that they import, also where one is missing.
 
     Raises `UnsupportedCheckpointError` when one can't be read.
     """
 
+    source, named = checkpoint.source, _named(checkpoint.written)
+
     def read(module: str) -> str:
         return _text(source, f"{module}.py") if f"{module}.py" in source.files else ""
 
-    return tuple(f"{module}.py" for module in imported(read, {file for file, _ in _named(config).values()}))
+    return tuple(f"{module}.py" for module in imported(read, {file for file, _ in named.values()}))
 
 
-def size_of_code(source: Source, config: dict) -> tuple[int, int]:
+def size_of_code(checkpoint: Checkpoint) -> tuple[int, int]:
     """Count the files of code that a checkpoint brings, and their lines that are not empty.
 
     Raises `UnsupportedCheckpointError` when one can't be read.
     """
-    texts = [_text(source, name) for name in code_of(source, config) if name in source.files]
+    source = checkpoint.source
+    texts = [_text(source, name) for name in code_of(checkpoint) if name in source.files]
     return len(texts), sum(bool(line.strip()) for text in texts for line in text.splitlines())
 
 
-def code_fault(source: Source, config: dict, family: Family) -> str | None:
+def code_fault(checkpoint: Checkpoint) -> str | None:
     """What is wrong with the code of a checkpoint: classes not named, files missing, or cut from other layers."""
+    config, family = checkpoint.written, checkpoint.family
     named, expected = _named(config), family.auto_map
     wrong = [auto for auto, (file, name) in named.items() if expected.get(auto, f"{file}.{name}") != f"{file}.{name}"]
     if wrong or not {"AutoConfig", "AutoModel"} <= named.keys() or len(named) != len(config.get("auto_map") or ()):
         return f"{CONFIG} does not name the classes of {family.hc_model_type} in auto_map"
-    if absent := [name for name in code_of(source, config) if name not in source.files]:
+    if absent := [name for name in code_of(checkpoint) if name not in checkpoint.source.files]:
         return f"the code file {absent[0]} is missing"
-    return cut_fault(cuts_of(source, family))
+    return cut_fault(cuts_of(checkpoint))
 
 
-def cuts_of(source: Source, family: Family) -> tuple[CutFrom, ...]:
+def cuts_of(checkpoint: Checkpoint) -> tuple[CutFrom, ...]:
     """What branches in the code of a checkpoint say that they were cut from."""
+    source, family = checkpoint.source, checkpoint.family
     files = [file for each in (family, family.of_layers) if each is not None for file in each.files]
     texts = [_text(source, name) for name in files if name in source.files and name.startswith("modeling_")]
     return tuple(cut for text in texts if "CutFrom(" in text for cut in _cuts(text))
@@ -91,11 +96,11 @@ def _cuts(text: str) -> Iterator[CutFrom]:
                     yield cut
 
 
-def written_by(config: dict, record: dict | None) -> tuple[str | None, str | None]:
+def written_by(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
     """The releases of this package and of Transformers that wrote the code of a checkpoint, as far as it tells."""
-    if versions := (record or {}).get("versions"):
+    if versions := (checkpoint.record or {}).get("versions"):
         return versions.get("hf_hyperconn"), versions.get("transformers")
-    return config.get("hc_version"), config.get("transformers_version")
+    return checkpoint.config.get("hc_version"), checkpoint.config.get("transformers_version")
 
 
 def packaged(name: str, config: dict) -> str | None:

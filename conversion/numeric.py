@@ -11,13 +11,13 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from hf_hyperconn.analysis.costs import LAYER
 from hf_hyperconn.errors import HyperConnError, VerificationError
-from hf_hyperconn.families import Family
 from hf_hyperconn.pairs.composites import TEXT
 
-from .checkpoint import INDEX, Weights
+from .checkpoint import Checkpoint
+from .checkpoint_files import INDEX, Weights
 from .loading import base_class, loading_fault, refused_by_transformers, while_loading, without_kernels
 from .memory import free_memory
-from .source import CONFIG, Source
+from .source import CONFIG
 
 TOKENS, NEW_TOKENS, SAMPLES = 64, 16, 8000
 LARGEST = 2**27  # values that a model is run on
@@ -97,25 +97,22 @@ def layers_that_fit(weights: Weights, layers: int) -> int:
     return max(fitting, 1)
 
 
-def compare_models(
-    target: tuple[Source, Weights], base: tuple[Source, Weights], family: Family, config: dict, *, layers: int
-) -> tuple[Comparison, ...]:
+def compare_models(target: Checkpoint, base: Checkpoint, *, layers: int) -> tuple[Comparison, ...]:
     """Run base and conversion in the base's dtype and in float32; the base is freed before the other is loaded.
 
-    config: of the conversion.
     layers: how many of the first layers to run.
 
     Raises `VerificationError` when one of them can't be loaded, lacks weights or has others, or computes NaN, and when
     the base can't run on what is made for it here.
     """
-    plain_class = base_class(target[0], config, family)
-    hc_class = getattr(family.modeling_module(), f"HC{plain_class.__name__}")
+    plain_class = base_class(target)
+    hc_class = getattr(target.family.modeling_module(), f"HC{plain_class.__name__}")
     results = []
-    for dtype in dict.fromkeys([DTYPES.get(base[1].dtype, torch.float32), torch.float32]):
+    for dtype in dict.fromkeys([DTYPES.get(base.weights.dtype, torch.float32), torch.float32]):
         ran = []
-        for model_class, (source, weights) in ((plain_class, base), (hc_class, target)):
+        for model_class, checkpoint in ((plain_class, base), (hc_class, target)):
             try:
-                ran.append(_run(model_class, source, weights, family, dtype, layers))
+                ran.append(_run(model_class, checkpoint, dtype, layers))
             except Exception as error:
                 if model_class is not plain_class or isinstance(error, HyperConnError):
                     raise
@@ -129,12 +126,12 @@ def compare_models(
     return tuple(results)
 
 
-def _run(model_class, source: Source, weights: Weights, family: Family, dtype: torch.dtype, layers: int) -> dict:
+def _run(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -> dict:
     """Logits (or last hidden state, or maps), hidden states and greedy continuation on fixed tokens, or a fixed image.
 
     `fault` says which weights are no numbers, or that those it has lead to none; None where all is well.
     """
-    model: Any = family.ran(_load(model_class, source, weights, family, dtype, layers))
+    model: Any = checkpoint.family.ran(_load(model_class, checkpoint, dtype, layers))
     inputs, new_tokens = _inputs(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some models draw what they mask
@@ -149,7 +146,7 @@ def _run(model_class, source: Source, weights: Weights, family: Family, dtype: t
             "logits": logits,
             "hidden_states": [state for name in HIDDEN_STATES for state in outputs.get(name) or ()],
             "continuation": None,
-            "fault": _no_numbers(model, source) if logits.isnan().any() else None,
+            "fault": _no_numbers(model, checkpoint) if logits.isnan().any() else None,
         }
         if model.can_generate() and new_tokens > 0 and not result["fault"]:
             prompt = {name: value for name, value in inputs.items() if name != DECODER_IDS}
@@ -242,18 +239,18 @@ def _noise(shape: tuple[int, ...], model: PreTrainedModel, generator: torch.Gene
     return torch.randn(shape, generator=generator).to(model.dtype)
 
 
-def _load(
-    model_class, source: Source, weights: Weights, family: Family, dtype: torch.dtype, layers: int
-) -> PreTrainedModel:
+def _load(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -> PreTrainedModel:
     """The model of a checkpoint in evaluation mode, cut after some layers; its config makes nothing be fetched."""
-    names = [name for name in (CONFIG, INDEX, "generation_config.json", *weights.files) if name in source.files]
+    source, family = checkpoint.source, checkpoint.family
+    needed = (CONFIG, INDEX, "generation_config.json", *checkpoint.weights.files)
+    names = [name for name in needed if name in source.files]
     folder = source.folder(names)
     try:
         with while_loading():
             config = model_class.config_class.from_pretrained(folder)
             counts, field = [of_stack.source.count for of_stack in family.stacks], family.field_of_layers
             moved = {}
-            for count, stack in zip(counts, weights.stacks(family), strict=True):
+            for count, stack in zip(counts, checkpoint.stacks, strict=True):
                 if layers < (total := getattr(getattr(config, field or "", config), count)):
                     moved[rf"{re.escape(stack)}{total - 1}\.hc_head\."] = f"{stack}{layers - 1}.hc_head."
             config = without_kernels(_first_layers(config, layers, counts, field))
@@ -273,13 +270,13 @@ def _load(
     return model.eval()
 
 
-def _no_numbers(model: PreTrainedModel, source: Source) -> str:
+def _no_numbers(model: PreTrainedModel, checkpoint: Checkpoint) -> str:
     """That a model computes NaN, and from what."""
     dtype = str(model.dtype).removeprefix("torch.")
     stored = next((name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()), None)
     if stored:
-        return f"{stored} of {source.name!r} holds NaN or infinity, so there is nothing to compare"
-    return f"{source.name!r} itself computes NaN in {dtype}, of finite weights, so there is nothing to compare"
+        return f"{stored} of {checkpoint.name!r} holds NaN or infinity, so there is nothing to compare"
+    return f"{checkpoint.name!r} itself computes NaN in {dtype}, of finite weights, so there is nothing to compare"
 
 
 def _first_layers(config: PreTrainedConfig, layers: int, counts: list[str], field: str | None) -> PreTrainedConfig:

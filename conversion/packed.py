@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from .checkpoint import Weights
+from .checkpoint_files import Weights
 from .source import Source
 
 DECLARED = ("quantization_config", "compression_config")

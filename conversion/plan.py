@@ -17,20 +17,21 @@ from hf_hyperconn.families import (
     find_family,
     name_of_family,
     refuse_other_stacks,
-    usual_names,
 )
 from hf_hyperconn.kinds import FORMAT, KINDS, sub_layers
 from hf_hyperconn.models.connection_fields import GivenFields, fault
 from hf_hyperconn.pairs.classes import auto_class
 
-from .checkpoint import Weights, read_weights, read_written_config, refuse_other_weights
+from .checkpoint import Checkpoint
+from .checkpoint_files import Weights, read_written_config, refuse_other_weights
 from .companions import check_links, check_no_code, check_split_of_text, companions_of, left_behind
 from .fields import described, fields_of_conversion
 from .fit import refuse_unfit
 from .output_folder import OutputFolder, plan_output_folder
 from .own_code import refuse_own_code
 from .packed import quantization
-from .sizes import fault_of_sizes, is_size, more_than_layers
+from .reading import is_size
+from .sizes import fault_of_sizes, more_than_layers
 from .source import CONFIG, Source, open_source
 
 LINKS = ("copy", "hard", "symlink")
@@ -50,8 +51,6 @@ ACCEPTED = "docs/families.md lists what can be converted."
 class ConversionPlan:
     """A checked conversion.
 
-    base_config: of the base, with sizes by their usual names, and the name of the family as its model type.
-    written_config: of the base, as it is written.
     shards: name in the output by name in the base, in order; the hyper-connection shard comes after them.
     output: where OUT is, and whether it is renamed.
     companions: files copied unchanged besides the weights.
@@ -59,14 +58,10 @@ class ConversionPlan:
     bytes_needed: what the output takes on disk beyond what it shares with the base.
     """
 
-    source: Source
+    base: Checkpoint
     out: Path
     output: OutputFolder
-    family: Family
     fields: dict[str, Any]
-    base_config: dict
-    written_config: dict
-    weights: Weights
     shards: dict[str, str]
     hc_shard: str
     companions: tuple[str, ...]
@@ -78,18 +73,18 @@ class ConversionPlan:
     @property
     def base_bytes(self) -> int:
         """Size of the base's weight files."""
-        return sum(self.source.files[name] for name in self.shards)
+        return sum(self.base.source.files[name] for name in self.shards)
 
     @property
     def hc_parameters(self) -> int:
         """Number of parameters the hyper-connections add."""
-        return connection_parameters({**self.base_config, **self.fields}, self.family.norm)
+        return connection_parameters({**self.base.config, **self.fields}, self.base.family.norm)
 
     @property
     def loading(self) -> str:
         """The call that loads the output from its folder: of an Auto class, which for a backbone would ask the Hub."""
-        (architecture, *_) = _architectures(self.base_config, self.family)
-        name = auto_class(self.family.head_of(architecture))
+        (architecture, *_) = _architectures(self.base.config, self.base.family)
+        name = auto_class(self.base.family.head_of(architecture))
         if name == "AutoBackbone":
             return f'hf_hyperconn.HC{architecture}.from_pretrained("{self.out}")'
         return f'{name}.from_pretrained("{self.out}", trust_remote_code=True)'
@@ -100,47 +95,47 @@ class ConversionPlan:
 
         Where older releases of Transformers loaded the base from, which can be a path, is left out.
         """
-        config = {name: value for name, value in self.written_config.items() if name != "_name_or_path"}
+        config = {name: value for name, value in self.base.written.items() if name != "_name_or_path"}
         config |= {
-            "model_type": self.family.hc_model_type,
+            "model_type": self.base.family.hc_model_type,
             "architectures": [
-                self.family.architectures[name] for name in _architectures(self.base_config, self.family)
+                self.base.family.architectures[name] for name in _architectures(self.base.config, self.base.family)
             ],
-            "auto_map": self.family.auto_map,
+            "auto_map": self.base.family.auto_map,
             "hc_format": FORMAT,
             "hc_version": __version__,
         }
-        field = self.family.field_of_layers
-        if self.family.of_layers is not None and isinstance(config.get(field), dict):
+        field = self.base.family.field_of_layers
+        if self.base.family.of_layers is not None and isinstance(config.get(field), dict):
             part = {name: value for name, value in config[field].items() if name != "_name_or_path"}
-            types = {"model_type": self.family.of_layers.hc_model_type}
+            types = {"model_type": self.base.family.of_layers.hc_model_type}
             config[field] = {**part, **types, **self.fields}
         else:
             config |= self.fields
-        if self.source.commit:
-            config |= {"hc_base_model": self.source.name, "hc_base_commit": self.source.commit}
+        if self.base.source.commit:
+            config |= {"hc_base_model": self.base.source.name, "hc_base_commit": self.base.source.commit}
         return config
 
     @cached_property
     def code(self) -> dict[str, str]:
         """The files of code that the output brings, by their names: their text."""
-        return self.family.code(self.config)
+        return self.base.family.code(self.config)
 
     def fingerprint(self) -> list:
         """What an interrupted conversion must have in common with this one to be resumed."""
-        files = {name: self.source.files[name] for name in (*self.shards, *self.companions)}
-        return json.loads(json.dumps([self.source.name, self.source.commit, files, self.config, self.link]))
+        files = {name: self.base.source.files[name] for name in (*self.shards, *self.companions)}
+        return json.loads(json.dumps([self.base.source.name, self.base.source.commit, files, self.config, self.link]))
 
     def as_dict(self) -> dict:
         """The plan for machines."""
         return {
-            "model": self.source.name,
-            "commit": self.source.commit,
+            "model": self.base.source.name,
+            "commit": self.base.source.commit,
             "out": str(self.out),
             "replaces": self.output.is_replaced,
-            "family": self.family.model_type,
+            "family": self.base.family.model_type,
             **self.fields,
-            "base_parameters": self.weights.parameters,
+            "base_parameters": self.base.weights.parameters,
             "base_bytes": self.base_bytes,
             "hc_parameters": self.hc_parameters,
             "shards": {**self.shards, "(hyper-connections)": self.hc_shard},
@@ -154,11 +149,11 @@ class ConversionPlan:
 
     def describe(self) -> str:
         """The plan for people."""
-        config, commit = self.base_config, f"@{self.source.commit[:7]}" if self.source.commit else ""
+        config, commit = self.base.config, f"@{self.base.source.commit[:7]}" if self.base.source.commit else ""
         stacks = configs_of_stacks(config)
         modules, layers = sum(map(sub_layers, stacks)), sum(each["num_hidden_layers"] for each in stacks)
         how = {"copy": "copied unchanged", "hard": "hard-linked", "symlink": "linked symbolically"}[self.link]
-        share = 100 * self.hc_parameters / self.weights.parameters
+        share = 100 * self.hc_parameters / self.base.weights.parameters
         rows = [
             ("base weights", f"{len(self.shards)} file(s), {gigabytes(self.base_bytes)}, {how}"),
             (
@@ -173,8 +168,8 @@ class ConversionPlan:
             ("output", f"{self.out}: needs {gigabytes(self.bytes_needed)}, {gigabytes(self.bytes_free)} free"),
         ]
         head = (
-            f"Plan: {self.source.name}{commit} ({self.family.model_type}, {layers} layers, "
-            f"hidden {config['hidden_size']}, {self.weights.dtype})"
+            f"Plan: {self.base.source.name}{commit} ({self.base.family.model_type}, {layers} layers, "
+            f"hidden {config['hidden_size']}, {self.base.weights.dtype})"
         )
         return "\n".join([head, *(f"  {name:<14} {text}" for name, text in rows)])
 
@@ -209,24 +204,23 @@ def plan_conversion(
     companions = companions_of(source)
     check_links(source, companions)
     written = read_written_config(source)
-    family = _family(source, written, stack)
-    config = usual_names({**written, "model_type": family.model_type})
-    _check_fields(source, config, family)
-    if found := fault({**config, **chosen}):
+    base = Checkpoint(source, written, _family(source, written, stack))
+    _check_fields(base)
+    if found := fault({**base.config, **chosen}):
         raise ConversionError(f"for {source.name!r}, {found}.")
-    weights = read_weights(source)
+    weights = base.weights
     _refuse_quantized(source, written, weights)
     if not weights.has_layers:
         raise UnsupportedCheckpointError(
             f"the weights of {source.name!r} hold no decoder layer 0. Give a complete checkpoint."
         )
-    refuse_other_weights(source, config)
-    if found := fault_of_sizes(config, weights, family):
+    refuse_other_weights(source, base.config)
+    if found := fault_of_sizes(base):
         raise UnsupportedCheckpointError(
             f"{CONFIG} of {source.name!r} does not fit its weights: {found}. Copy or download it again."
         )
-    if more := more_than_layers(config, weights, family):
-        refuse_unfit(source, written, family, weights, because=f"{more}; ")
+    if more := more_than_layers(base):
+        refuse_unfit(base, because=f"{more}; ")
     count = len(weights.files) + 1
     shards = {name: f"model-{i:05}-of-{count:05}.safetensors" for i, name in enumerate(weights.files, start=1)}
     if outside := [name for name in companions if name.startswith("/") or ".." in name.split("/")]:
@@ -237,14 +231,10 @@ def plan_conversion(
         out = f"{Path(os.path.abspath(model)).name}-{KINDS[chosen['connection']].suffix(chosen['hc_mult'])}"
     out = Path(out)
     plan = ConversionPlan(
-        source=source,
+        base=base,
         out=out,
         output=plan_output_folder(out, source, (CONFIG, *shards, *companions), force=force),
-        family=family,
         fields=chosen,
-        base_config=config,
-        written_config=written,
-        weights=weights,
         shards=shards,
         hc_shard=f"model-{count:05}-of-{count:05}.safetensors",
         companions=companions,
@@ -316,9 +306,9 @@ def _refuse_quantized(source: Source, config: dict, weights: Weights | None = No
         )
 
 
-def _check_fields(source: Source, config: dict, family: Family) -> None:
+def _check_fields(base: Checkpoint) -> None:
     """Refuse sizes that are none, and settings with which layers have other branches than those that were cut."""
-    name = source.name
+    name, config, family = base.name, base.config, base.family
     if (backbone := config.get("backbone_config")) is not None:
         kind = backbone.get("model_type") if isinstance(backbone, dict) else backbone
         raise UnsupportedCheckpointError(
@@ -355,17 +345,17 @@ def _architectures(config: dict, family: Family) -> list[str]:
 
 def _with_space_checked(plan: ConversionPlan) -> ConversionPlan:
     parent = plan.output.path.parent
-    kept = sum(plan.source.files[name] for name in plan.companions)
+    kept = sum(plan.base.source.files[name] for name in plan.companions)
     needed = kept + 4 * plan.hc_parameters + 2**20
     if plan.link == "copy":
         done = {target for target in plan.shards.values() if (plan.output.work / target).is_file()}
-        needed += sum(plan.source.files[name] for name, target in plan.shards.items() if target not in done)
-    cache, download = plan.source.to_download([*plan.shards, *plan.companions])
+        needed += sum(plan.base.source.files[name] for name, target in plan.shards.items() if target not in done)
+    cache, download = plan.base.source.to_download([*plan.shards, *plan.companions])
     if download and os.stat(cache).st_dev == os.stat(parent).st_dev:
         needed += download
     elif download > (cache_free := shutil.disk_usage(cache).free):
         raise ConversionError(
-            f"downloading {plan.source.name!r} needs {gigabytes(download)} in '{cache}', "
+            f"downloading {plan.base.source.name!r} needs {gigabytes(download)} in '{cache}', "
             f"{gigabytes(cache_free)} free. Free some space, or set HF_HOME elsewhere."
         )
     free = shutil.disk_usage(parent).free

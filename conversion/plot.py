@@ -10,9 +10,8 @@ from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.kinds import kind_of
 from hf_hyperconn.pairs.family_names import FamilyName
 
-from .checkpoint import read_config
+from .checkpoint import open_conversion
 from .files import leads_out, replace_file
-from .hyper_config import family_of
 from .inspection import inspect_checkpoint
 from .source import CONFIG, LocalSource
 
@@ -157,10 +156,10 @@ def _figures(folder: str, text: str, against: str | None, stack: str | None) -> 
 
     from .plot_models import load_model, load_tokenizer, open_base, tokens_of
 
-    source = LocalSource(Path(folder))
-    base = None if against is None else open_base(against, source)
+    checkpoint = open_conversion(folder)
+    source, family = checkpoint.source, checkpoint.family
+    base = None if against is None else open_base(against, checkpoint)
     tokenizer, model = load_tokenizer(source), load_model(source)
-    family = family_of(source, read_config(source))
     if (taken := family.ran(model).main_input_name) != "input_ids":
         raise HyperConnError(
             f"the model in '{folder}' takes {taken}, not text. Draw its static weights, without --text, or run it on "

@@ -13,17 +13,16 @@ from hf_hyperconn.models.sub_layers import is_of_connection
 from hf_hyperconn.registration import register_auto_classes
 
 from .card_facts import TOKENIZERS
-from .checkpoint import (
+from .checkpoint import Checkpoint, open_conversion
+from .checkpoint_files import (
     INDEX,
     open_tensors,
-    read_config,
     read_weights,
     read_written_config,
     refuse_links_out,
     refuse_other_weights,
 )
 from .fit import LOAD_IT
-from .hyper_config import family_of
 from .loading import refused_by_transformers, while_loading, without_kernels
 from .repository_files import belongs
 from .source import CONFIG, Source, open_source
@@ -57,7 +56,8 @@ def load_connections(source: Source) -> PreTrainedModel:
     Raises `UnsupportedCheckpointError` when some of theirs are missing, or Transformers can't load them.
     """
     register_auto_classes()
-    weights, family = read_weights(source), family_of(source, read_config(source))
+    checkpoint = open_conversion(source)
+    weights, family = checkpoint.weights, checkpoint.family
     folder = source.folder([CONFIG])
     with _refusals(source), torch.device("meta"):
         config = without_kernels(AutoConfig.from_pretrained(folder, trust_remote_code=False))
@@ -65,7 +65,7 @@ def load_connections(source: Source) -> PreTrainedModel:
     with open_tensors(source, weights, "torch") as read:
         tensors = {
             f"{stack}.{name.removeprefix(on_disk)}": read(name)
-            for stack, on_disk in zip(family.source.places, weights.stacks(family), strict=True)
+            for stack, on_disk in zip(family.source.places, checkpoint.stacks, strict=True)
             for name in filter(is_of_connection, weights.tensors)
             if name.startswith(on_disk)
         }
@@ -99,7 +99,7 @@ def tokens_of(text: str, source: Source, tokenizer: PreTrainedTokenizerBase, len
         return batches_of(text[:LARGEST], tokenizer, length)
 
 
-def open_base(model: str, source: Source) -> Source:
+def open_base(model: str, checkpoint: Checkpoint) -> Source:
     """The base of a checkpoint with hyper-connections.
 
     model: local folder or Hub id.
@@ -110,15 +110,14 @@ def open_base(model: str, source: Source) -> Source:
     base = open_source(model)
     refuse_other_weights(base, read_written_config(base))
     read_weights(base)
-    expected = read_config(source)
-    family, found = family_of(source, expected), read_written_config(base)
+    expected, family, found = checkpoint.config, checkpoint.family, read_written_config(base)
     as_converted = usual_names({**found, "model_type": family.model_type})
     of_checkpoint = (family.base_model_type, expected["num_hidden_layers"])
     of_base = (found.get("model_type"), as_converted.get("num_hidden_layers"))
     if of_base != of_checkpoint:
         raise UnsupportedCheckpointError(
-            f"{model!r} is not the base of {source.name!r}: it has model_type {of_base[0]!r} and {of_base[1]} layers, "
-            f"not {of_checkpoint[0]!r} and {of_checkpoint[1]}. Give the base to --against."
+            f"{model!r} is not the base of {checkpoint.name!r}: it has model_type {of_base[0]!r} and {of_base[1]} "
+            f"layers, not {of_checkpoint[0]!r} and {of_checkpoint[1]}. Give the base to --against."
         )
     return base
 

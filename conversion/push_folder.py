@@ -12,12 +12,13 @@ from hf_hyperconn.errors import PushError, VerificationError
 from .base_card import README
 from .card_text import read_card
 from .changes import find_changes
-from .checkpoint import INDEX, WEIGHTS, read_config, read_weights, refuse_links_out
+from .checkpoint import Checkpoint, open_conversion
+from .checkpoint_files import INDEX, WEIGHTS, refuse_links_out
 from .embedding_modules import folders_of_modules
 from .model_code import code_of
-from .record import base_on_the_hub, is_verified, read_record, shards_without_digest
+from .record import base_on_the_hub, is_verified, shards_without_digest
 from .repository_files import NOT_FOR_A_REPO, belongs, belongs_to_module, may_be_added
-from .source import CONFIG, LocalSource
+from .source import CONFIG, Source
 from .transfer import digest
 from .verify import VerificationReport, verify_checkpoint
 
@@ -34,28 +35,24 @@ Say = Callable[[str], None]
 class CheckedFolder:
     """A folder that is fit for pushing.
 
-    config: its config.json.
     names: its files that go up.
     left: those that stay here, but for git's and of downloads.
-    record: of its conversion, if it has one.
     base, commit: id and commit of the Hub repo that it was converted from, as far as they are known.
     metadata: of its card; empty when there is none.
     """
 
-    def __init__(self, source: LocalSource, include: Iterable[str], trained: bool):
-        config = read_config(source)
-        self.source, self.record = source, read_record(source)
+    def __init__(self, checkpoint: Checkpoint, include: Iterable[str], trained: bool):
+        self.checkpoint, self.source, self.record = checkpoint, checkpoint.source, checkpoint.record
         self._contents: dict = {}
         # verification has just compared the weights of an untrained conversion with these
         shards = self.record["base_shards"] if self.record and not trained else ()
         self._digests = {shard["file"]: shard["sha256"] for shard in shards if shard["sha256"]}
-        self.weights = frozenset(read_weights(source).files)
-        self.config = config
-        self.names = _names(source, code_of(source, config), self.record, self.weights) | _included(source, include)
-        self.left = sorted(n for n in source.files.keys() - self.names if not NOT_FOR_A_REPO.fullmatch(n))
-        self.base, self.commit = base_on_the_hub(config, self.record)
+        self.weights = frozenset(checkpoint.weights.files)
+        self.names = _names(checkpoint) | _included(self.source, include)
+        self.left = sorted(n for n in self.source.files.keys() - self.names if not NOT_FOR_A_REPO.fullmatch(n))
+        self.base, self.commit = base_on_the_hub(checkpoint.config, self.record)
         has_card = README in self.names
-        self.metadata = read_card(source.path(README), lenient=True).data.to_dict() if has_card else {}
+        self.metadata = read_card(self.source.path(README), lenient=True).data.to_dict() if has_card else {}
 
     def digest(self, name: str) -> str:
         """The SHA-256 of a file."""
@@ -110,11 +107,11 @@ def open_checked(folder: Path, include: Iterable[str], accept_changes: bool, say
     report = verify_checkpoint(folder, mode="structure", accept_changes=True)
     if not report.passed:
         raise VerificationError(f"'{folder}' is not pushed: {report.failure}.")
-    source = LocalSource(folder)
+    checkpoint = open_conversion(folder)
     try:
-        checked = CheckedFolder(source, include, report.trained is not False)
+        checked = CheckedFolder(checkpoint, include, report.trained is not False)
         # `convert --link symlink` leaves weights where they are
-        refuse_links_out(source, sorted(checked.names - checked.weights))
+        refuse_links_out(checkpoint.source, sorted(checked.names - checked.weights))
         _check_changes(folder, checked, report, accept_changes, say)
     except OSError as error:
         raise PushError(f"can't read '{error.filename}': {error.strerror}. Allow that, and push again.") from error
@@ -139,16 +136,18 @@ def shown(name: str) -> str:
     return name if name.isprintable() else ascii(name)
 
 
-def _names(source: LocalSource, code: tuple[str, ...], record: dict | None, weights: frozenset[str]) -> frozenset[str]:
+def _names(checkpoint: Checkpoint) -> frozenset[str]:
     """What of a folder is the model: config, weights, code, and what goes with them."""
-    index = () if weights == {WEIGHTS} else (INDEX,)
-    recorded = (name for name in (record or {}).get("files") or {} if name.endswith(".py") and name in source.files)
+    source, weights, code = checkpoint.source, checkpoint.weights.files, code_of(checkpoint)
+    index = () if weights == (WEIGHTS,) else (INDEX,)
+    files = (checkpoint.record or {}).get("files") or {}
+    recorded = (name for name in files if name.endswith(".py") and name in source.files)
     modules = folders_of_modules(source)
     of_modules = (name for name in source.files if name.startswith(modules) and belongs_to_module(name))
     return frozenset({CONFIG, *weights, *index, *code, *recorded, *of_modules, *filter(belongs, source.files)})
 
 
-def _included(source: LocalSource, patterns: Iterable[str]) -> frozenset[str]:
+def _included(source: Source, patterns: Iterable[str]) -> frozenset[str]:
     """The files that patterns name. Raises `PushError` for one that names none."""
     found = set()
     for pattern in patterns:
@@ -180,13 +179,7 @@ def _check_changes(
     folder: Path, checked: CheckedFolder, report: VerificationReport, accept_changes: bool, say: Say
 ) -> None:
     """Refuse what differs from how it was written, by the bytes that will be uploaded, unless that is accepted."""
-    changes, notes = find_changes(
-        checked.source,
-        checked.config,
-        checked.record,
-        as_converted=report.as_converted,
-        digest_of=checked.digest,
-    )
+    changes, notes = find_changes(checked.checkpoint, as_converted=report.as_converted, digest_of=checked.digest)
     changes = tuple(change for change in changes if change.name in checked.names)
     if changes and not accept_changes:
         raise PushError(

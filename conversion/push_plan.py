@@ -4,7 +4,7 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from .checkpoint import INDEX, WEIGHTS
+from .checkpoint_files import INDEX, WEIGHTS
 from .plan import gigabytes
 from .push_folder import CheckedFolder, shown
 

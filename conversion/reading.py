@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 LARGEST = 50_000_000  # bytes; of JSON, Python's values take up to 24 times as many
+LARGEST_SIZE = 2**31  # that a model has
 HUGE = 2**63  # what no count and no score comes to
 HALVES = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -63,3 +64,8 @@ def finite(value: object) -> int | float | None:
 
 def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def is_size(value: object) -> bool:
+    """Whether a field of a config holds a size that a model can have."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < LARGEST_SIZE

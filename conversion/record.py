@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
-from .checkpoint import read_json
+from .checkpoint_files import read_json
 from .source import COMMIT, RECORD, REPO_ID, Source
 
 SHA256 = re.compile("[0-9a-f]{64}")

@@ -14,13 +14,12 @@ from hf_hyperconn.kinds import FORMAT
 from hf_hyperconn.pairs.source_files import release
 
 from .changes import find_changes
-from .checkpoint import read_config, read_written_config, refuse_links_out
+from .checkpoint import Checkpoint, open_conversion
+from .checkpoint_files import refuse_links_out
 from .files import remove_parts, replace_files
-from .hyper_config import family_of
 from .locks import lock
 from .model_code import code_of, written_by
-from .record import read_record
-from .source import CONFIG, RECORD, LocalSource
+from .source import CONFIG, RECORD, Source
 from .transfer import digest
 
 
@@ -86,25 +85,24 @@ def refresh(folder: str | Path, *, dry_run: bool = False, accept_changes: bool =
         with nullcontext() if dry_run else lock(path):
             if not dry_run:
                 remove_parts(path)
-            return _refresh(LocalSource(path), folder, dry_run, accept_changes)
+            return _refresh(open_conversion(path), folder, dry_run, accept_changes)
     except OSError as error:
         raise ConversionError(
             f"'{folder}' was not refreshed: {error.strerror or error}. Fix that, and run the same command again."
         ) from error
 
 
-def _refresh(source: LocalSource, given: str | Path, dry_run: bool, accept_changes: bool) -> Refreshed:
+def _refresh(checkpoint: Checkpoint, given: str | Path, dry_run: bool, accept_changes: bool) -> Refreshed:
     """Refresh a folder, which is locked unless nothing is to change; arguments as for `refresh`."""
-    config, record = read_config(source), read_record(source)
-    refuse_links_out(source, code_of(source, config))
-    family = family_of(source, config)
-    texts = {name: text.encode() for name, text in family.code(config).items()}
-    old = {name for name in code_of(source, config) if name in source.files}
+    source, family, record = checkpoint.source, checkpoint.family, checkpoint.record
+    refuse_links_out(source, code_of(checkpoint))
+    texts = {name: text.encode() for name, text in family.code(checkpoint.config).items()}
+    old = {name for name in code_of(checkpoint) if name in source.files}
     recorded = ((record or {}).get("files") or {}).keys()
     removed = {name for name in recorded if name.endswith(".py") and "/" not in name} - texts.keys()
     if not accept_changes:
-        _refuse_edited(source, config, record, given, kept=old - texts.keys() - removed)
-    written = read_written_config(source)
+        _refuse_edited(checkpoint, given, kept=old - texts.keys() - removed)
+    written = checkpoint.written
     new_config = {
         **written,
         "auto_map": {**_of_others(written.get("auto_map"), {*texts, *removed}), **family.auto_map},
@@ -112,7 +110,7 @@ def _refresh(source: LocalSource, given: str | Path, dry_run: bool, accept_chang
         "hc_version": hf_hyperconn.__version__,
     }
     found = Refreshed(
-        written_by(config, record),
+        written_by(checkpoint),
         (hf_hyperconn.__version__, release()),
         tuple(sorted(name for name in old & texts.keys() if source.path(name).read_bytes() != texts[name])),
         tuple(sorted(texts.keys() - old)),
@@ -131,9 +129,7 @@ def _refresh(source: LocalSource, given: str | Path, dry_run: bool, accept_chang
     return found
 
 
-def _new_record(
-    source: LocalSource, record: Mapping, found: Refreshed, texts: Mapping[str, bytes], config: bytes
-) -> dict:
+def _new_record(source: Source, record: Mapping, found: Refreshed, texts: Mapping[str, bytes], config: bytes) -> dict:
     """The record without its comparison, with the digests of the new files and the releases that write them."""
     new = {name: value for name, value in record.items() if name != "verification"}
     new["versions"] = {
@@ -150,11 +146,10 @@ def _new_record(
     return new
 
 
-def _refuse_edited(source: LocalSource, config: dict, record: dict | None, given: str | Path, kept: set[str]) -> None:
+def _refuse_edited(checkpoint: Checkpoint, given: str | Path, kept: set[str]) -> None:
     """Raise `ConversionError` when code is not what was written, so that somebody's change would be lost."""
-    changes, _ = find_changes(
-        source, config, record, as_converted=False, digest_of=lambda name: digest(source.path(name))
-    )
+    digest_of = lambda name: digest(checkpoint.source.path(name))  # noqa: E731
+    changes, _ = find_changes(checkpoint, as_converted=False, digest_of=digest_of)
     if found := [str(change) for change in changes if change.name not in kept]:
         raise ConversionError(
             f"'{given}' is not as it was written: {'; '.join(found)}. Save what you need of it, and "

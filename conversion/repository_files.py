@@ -4,7 +4,7 @@ import re
 from fnmatch import fnmatchcase
 
 from .base_card import README
-from .checkpoint import INDEX, WEIGHTS
+from .checkpoint_files import INDEX, WEIGHTS
 from .source import RECORD
 
 # of every tokenizer of Transformers, and of mistral-common

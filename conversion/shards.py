@@ -16,7 +16,7 @@ def bring_shards(plan: ConversionPlan, work: Path, meanwhile: Callable[[], None]
     """Copy or link every shard into the folder `work`; `meanwhile` is called on this thread."""
 
     def bring_shard(name: str, progress: Callable[[int], None]) -> None:
-        bring(plan.source.path(name), work / plan.shards[name], plan.link, progress)
+        bring(plan.base.source.path(name), work / plan.shards[name], plan.link, progress)
 
     _for_each_shard(plan, "Base weights", bring_shard, meanwhile)
 
@@ -24,7 +24,7 @@ def bring_shards(plan: ConversionPlan, work: Path, meanwhile: Callable[[], None]
 def shard_digests(plan: ConversionPlan, work: Path, verify: str) -> dict[str, str]:
     """The SHA-256 of each shard by its name in the base; without verification only those that the Hub has told."""
     if verify == "off":
-        return {name: known for name, known in plan.source.sha256.items() if name in plan.shards}
+        return {name: known for name, known in plan.base.source.sha256.items() if name in plan.shards}
     return _read_shards(plan, work) if verify == "structure" else _compare_shards(plan, work)
 
 
@@ -32,10 +32,10 @@ def _compare_shards(plan: ConversionPlan, work: Path) -> dict[str, str]:
     """Read the shards back beside the base's. Returns the SHA-256 of each by its name in the base."""
 
     def compare_shard(name: str, progress: Callable[[int], None]) -> str:
-        found = compare(plan.source.path(name), work / plan.shards[name], progress)
-        if plan.source.sha256.get(name, found) != found:
+        found = compare(plan.base.source.path(name), work / plan.shards[name], progress)
+        if plan.base.source.sha256.get(name, found) != found:
             raise VerificationError(
-                f"'{plan.source.path(name)}' is not the file that the Hub holds. Download it again."
+                f"'{plan.base.source.path(name)}' is not the file that the Hub holds. Download it again."
             )
         return found
 
@@ -46,8 +46,8 @@ def _read_shards(plan: ConversionPlan, work: Path) -> dict[str, str]:
     """The SHA-256 of each shard by its name in the base; those that the Hub has not told are read for it."""
 
     def read_shard(name: str, progress: Callable[[int], None]) -> str:
-        if known := plan.source.sha256.get(name):
-            progress(plan.source.files[name])
+        if known := plan.base.source.sha256.get(name):
+            progress(plan.base.source.files[name])
             return known
         return digest(work / plan.shards[name], progress)
 

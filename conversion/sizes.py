@@ -3,30 +3,26 @@
 import re
 
 from hf_hyperconn.analysis.costs import LAYER
-from hf_hyperconn.families import Family, configs_of_stacks
+from hf_hyperconn.families import configs_of_stacks
 
-from .checkpoint import Weights
+from .checkpoint import Checkpoint
+from .checkpoint_files import Weights
+from .reading import is_size
 
-LARGEST = 2**31  # size that a model has
 A_ROW_A_TOKEN = re.compile(r"[\w.]+\(config\.vocab_size,")  # how most models make their embeddings
 
 
-def is_size(value: object) -> bool:
-    """Whether a field of a config holds a size that a model can have."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < LARGEST
-
-
-def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None:
+def fault_of_sizes(checkpoint: Checkpoint) -> str | None:
     """How the weights differ from the number of layers, the hidden size and the vocabulary in the config.
 
-    config: with `hidden_size` and `num_hidden_layers`, which are sizes.
+    The config's `hidden_size` and `num_hidden_layers` must be sizes.
 
     Models with a language model in them often have other names on disk, so what they lack shows when they are loaded.
     """
+    config, family, weights, stacks = checkpoint.config, checkpoint.family, checkpoint.weights, checkpoint.stacks
     vocabulary = config.get("vocab_size")
     if vocabulary is not None and not is_size(vocabulary):
         return f"vocab_size is {vocabulary!r:.20}"
-    stacks = weights.stacks(family)
     for each, of_stack, stack in zip(configs_of_stacks(config), family.stacks, stacks, strict=True):
         if found := _of_layers(each, weights, of_stack.source.count, stack):
             return found
@@ -34,7 +30,7 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
         return None
     prefix, hidden = _before_the_list(stacks[0]), config["hidden_size"]
     embedding = family.source.modules.get("embed_tokens", "")
-    if A_ROW_A_TOKEN.match(embedding) and (found := _of_embedding(config, weights, family, prefix)):
+    if A_ROW_A_TOKEN.match(embedding) and (found := _of_embedding(checkpoint, prefix)):
         return found
     for parameter in family.norm if "norm" in family.source.modules else ():
         norm = weights.tensors.get(name := f"{prefix}norm.{parameter}")
@@ -45,13 +41,11 @@ def fault_of_sizes(config: dict, weights: Weights, family: Family) -> str | None
     return None
 
 
-def more_than_layers(config: dict, weights: Weights, family: Family) -> str | None:
-    """What the weights hold in their lists of layers besides the config's; Transformers may know better what it is.
-
-    config: as for `fault_of_sizes`.
-    """
-    for each, of_stack, stack in zip(configs_of_stacks(config), family.stacks, weights.stacks(family), strict=True):
-        layers, others = _indices(weights, stack)
+def more_than_layers(checkpoint: Checkpoint) -> str | None:
+    """What the weights hold in their lists of layers besides the config's; Transformers may know better what it is."""
+    configs, families = configs_of_stacks(checkpoint.config), checkpoint.family.stacks
+    for each, of_stack, stack in zip(configs, families, checkpoint.stacks, strict=True):
+        layers, others = _indices(checkpoint.weights, stack)
         if others:
             return f"the tensor {others[0]!r:.80} belongs to no layer"
         if len(layers) > each["num_hidden_layers"]:
@@ -79,12 +73,13 @@ def _indices(weights: Weights, stack: str) -> tuple[set[int], list[str]]:
     return layers, others
 
 
-def _of_embedding(config: dict, weights: Weights, family: Family, prefix: str) -> str | None:
-    hidden, vocabulary = config["hidden_size"], config.get("vocab_size")
+def _of_embedding(checkpoint: Checkpoint, prefix: str) -> str | None:
+    weights, family = checkpoint.weights, checkpoint.family
+    hidden, vocabulary = checkpoint.config["hidden_size"], checkpoint.config.get("vocab_size")
     embedding = weights.tensors.get(f"{prefix}embed_tokens.weight")
     if embedding is None:
         shape = (vocabulary, hidden)
-        is_elsewhere = family.of_layers or _has_outside(weights, shape) or _is_tied(config, weights, family, shape)
+        is_elsewhere = family.of_layers or _has_outside(weights, shape) or _is_tied(checkpoint, shape)
         return None if is_elsewhere else f"the tensor {prefix}embed_tokens.weight is missing"
     if len(embedding.shape) != 2 or embedding.shape[1] != hidden:
         return f"hidden_size is {hidden}, and {prefix}embed_tokens.weight is {list(embedding.shape)}"
@@ -93,10 +88,10 @@ def _of_embedding(config: dict, weights: Weights, family: Family, prefix: str) -
     return None
 
 
-def _is_tied(config: dict, weights: Weights, family: Family, shape: tuple) -> bool:
+def _is_tied(checkpoint: Checkpoint, shape: tuple) -> bool:
     """Whether what reads out is stored for the embeddings, too, in a shape."""
-    head = weights.tensors.get("lm_head.weight")
-    tied = config.get("tie_word_embeddings", family.source.tied)
+    head = checkpoint.weights.tensors.get("lm_head.weight")
+    tied = checkpoint.config.get("tie_word_embeddings", checkpoint.family.source.tied)
     return tied is True and head is not None and head.shape == shape
 
 

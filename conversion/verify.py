@@ -6,28 +6,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
-from hf_hyperconn.families import Family, configs_of_stacks, usual_names
+from hf_hyperconn.families import configs_of_stacks, usual_names
 from hf_hyperconn.kinds import kind_of
 from hf_hyperconn.models.connection_fields import inequivalence
 from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .changes import FileChange, config_differences, find_changes
-from .checkpoint import (
+from .checkpoint import Checkpoint, open_conversion
+from .checkpoint_files import (
     INDEX,
     Weights,
     open_tensors,
-    read_config,
     read_weight_map,
-    read_weights,
     read_written_config,
     refuse_other_weights,
 )
 from .header import TensorInfo
-from .hyper_config import family_of
 from .model_code import code_fault
-from .record import read_record, shards_without_digest
+from .record import shards_without_digest
 from .sizes import fault_of_sizes
-from .source import CONFIG, LocalSource, Source, open_source
+from .source import CONFIG, Source, open_source
 from .terminal import named
 from .transfer import digest
 
@@ -147,52 +145,45 @@ def verify_checkpoint(
     """
     if fault := fault_of_mode(mode, layers):
         raise HyperConnError(fault)
-    target = LocalSource(Path(folder))
-    config = read_config(target)
-    family = family_of(target, config)
-    if reason := inequivalence(config):
+    target = open_conversion(folder)
+    if reason := inequivalence(target.config):
         raise UnsupportedCheckpointError(
             f"'{folder}' was trained from scratch: no base computes what it does ({reason}), so there is nothing to "
             f"verify."
         )
-    weights = read_weights(target)
-    record = read_record(target)
-    refuse_other_weights(target, config)
-    failure, trained = _check_own(target, config, family, weights)
-    as_converted = record is not None and (trained is False or _has_its_connections(target, record))
+    weights, record = target.weights, target.record
+    refuse_other_weights(target.source, target.config)
+    failure, trained = _check_own(target)
+    as_converted = record is not None and (trained is False or _has_its_connections(target.source, record))
     changes, notes = find_changes(
-        target,
-        config,
-        record,
-        as_converted=as_converted,
-        digest_of=lambda name: _digest(target, name),
+        target, as_converted=as_converted, digest_of=lambda name: _digest(target.source, name)
     )
     changed_file = None if accept_changes else next((str(change) for change in changes if change.fails), None)
     report = VerificationReport(
         len(weights.tensors), trained, None, as_converted=as_converted, changes=changes, notes=notes, failure=failure
     )
-    base = open_source(against, revision) if isinstance(against, str) else against
-    if failure or base is None:
+    against = open_source(against, revision) if isinstance(against, str) else against
+    if failure or against is None:
         if failure or changed_file or (trained and not as_converted):
             return replace(report, failure=failure or changed_file)
         if record and (unknown := shards_without_digest(record)):
             note = f"base weights not compared: no digest was recorded of {named(unknown)} (--against BASE does)"
             notes = (*notes, note)
-        return replace(report, failure=_damage(target, record), notes=notes)
+        return replace(report, failure=_damage(target.source, record), notes=notes)
 
-    base_weights, base_config = read_weights(base), read_written_config(base)
-    refuse_other_weights(base, base_config)
-    tokens: Any = config.get("vocab_size"), usual_names(base_config).get("vocab_size")
+    base = Checkpoint(against, read_written_config(against), target.family)
+    refuse_other_weights(against, base.written)
+    tokens: Any = target.config.get("vocab_size"), usual_names(base.written).get("vocab_size")
     is_resized = trained and None not in tokens and tokens[0] != tokens[1]  # as for the tokens of a chat
-    others = None if as_converted else _renamed(base, base_config, family, weights, base_weights)
-    failure = _check_against(weights, base_weights, trained, others, tokens if is_resized else None)
-    differences = [f"{CONFIG}: {found}" for found in config_differences(config, base_config, family)]
+    others = None if as_converted else _renamed(target, base)
+    failure = _check_against(weights, base.weights, trained, others, tokens if is_resized else None)
+    differences = [f"{CONFIG}: {found}" for found in config_differences(target, base.written)]
     if as_converted:
         failure = failure or next(iter(differences), None)
     else:
         report = replace(report, notes=(*notes, *differences))
     failure = failure or changed_file
-    changed = None if fresh or failure else _count_changed(target, weights, base, base_weights)
+    changed = None if fresh or failure else _count_changed(target, base)
     if fresh and trained:
         failure = failure or "the hyper-connections are not at the equivalent initialisation"
     if changed and not trained:
@@ -205,38 +196,39 @@ def verify_checkpoint(
 
     from .numeric import compare_models, layers_that_fit
 
-    total = max(each["num_hidden_layers"] for each in configs_of_stacks(config))
+    total = max(each["num_hidden_layers"] for each in configs_of_stacks(target.config))
     run = min(layers or (total if mode == "full" else layers_that_fit(weights, total)), total)
     try:
-        comparisons = compare_models((target, weights), (base, base_weights), family, config, layers=run)
+        comparisons = compare_models(target, base, layers=run)
     except VerificationError as error:
         return replace(report, failure=str(error))
     if not trained:
-        rounded = kind_of(config).is_rounded
+        rounded = kind_of(target.config).is_rounded
         failure = next((c.failure() for c in comparisons if not (c.equal or (rounded and c.rounded))), None)
     return replace(report, comparisons=comparisons, layers=(run, total), failure=failure)
 
 
-def _check_own(target: Source, config: dict, family: Family, weights: Weights) -> tuple[str | None, bool | None]:
+def _check_own(target: Checkpoint) -> tuple[str | None, bool | None]:
     """What is wrong with the checkpoint by itself, and whether its hyper-connections have been trained.
 
     Where something is wrong, the latter is not known.
     """
     from .drift import fault, measure_drift
 
-    if found := code_fault(target, config, family):
+    if found := code_fault(target):
         return found, None
-    listed = read_weight_map(target) if INDEX in target.files and len(weights.files) > 1 else weights.tensors
+    source, weights = target.source, target.weights
+    listed = read_weight_map(source) if INDEX in source.files and len(weights.files) > 1 else weights.tensors
     if unlisted := weights.tensors.keys() - listed.keys():
         return f"{INDEX} does not list {min(unlisted)}", None
-    if found := fault_of_sizes(config, weights, family) or fault(weights, config, family):
+    if found := fault_of_sizes(target) or fault(target):
         return found, None
     from .loading import fault_by_headers  # with torch, which what comes before does without
 
-    if unfit := fault_by_headers(target, read_written_config(target), family, weights):
+    if unfit := fault_by_headers(target):
         return str(unfit), None
-    with open_tensors(target, weights, "numpy") as read:
-        has_changed, *_ = measure_drift(read, config, family, weights.stacks(family))
+    with open_tensors(source, weights, "numpy") as read:
+        has_changed, *_ = measure_drift(read, target)
     return None, has_changed
 
 
@@ -263,17 +255,15 @@ def _digest(source: Source, name: str) -> str:
         raise UnsupportedCheckpointError(f"can't read {name} of {source.name!r}: {error.strerror}.") from error
 
 
-def _renamed(
-    base: Source, base_config: dict, family: Family, weights: Weights, base_weights: Weights
-) -> frozenset[str]:
+def _renamed(target: Checkpoint, base: Checkpoint) -> frozenset[str]:
     """The names of tensors that the base has under others: saving gives them those of the installed Transformers.
 
     There are none where Transformers doesn't load the base in full.
     """
     from .loading import fault_by_headers
 
-    names = {name for name in weights.tensors if not is_of_connection(name)} - base_weights.tensors.keys()
-    if not names or fault_by_headers(base, base_config, family, base_weights):
+    names = {name for name in target.weights.tensors if not is_of_connection(name)} - base.weights.tensors.keys()
+    if not names or fault_by_headers(base):
         return frozenset()
     return frozenset(names)
 
@@ -309,7 +299,7 @@ def _check_against(
     return None
 
 
-def _count_changed(target: Source, weights: Weights, base: Source, base_weights: Weights) -> int:
+def _count_changed(target: Checkpoint, base: Checkpoint) -> int:
     """How many tensors taken from the base differ from it in their bytes, by their names or else by any name."""
     import torch
     from huggingface_hub.utils import tqdm
@@ -317,13 +307,14 @@ def _count_changed(target: Source, weights: Weights, base: Source, base_weights:
     def form(tensor: TensorInfo) -> tuple:
         return tensor.dtype, tensor.shape
 
+    weights, base_weights = target.weights, base.weights
     renamed = [name for name in weights.tensors.keys() - base_weights.tensors.keys() if not is_of_connection(name)]
     forms = {form(weights.tensors[name]) for name in renamed}
     changed, contents = 0, set()
     with (
         tqdm(total=base_weights.nbytes, unit="B", unit_scale=True, desc="Comparing tensors", disable=None) as bar,
-        open_tensors(base, base_weights, "torch") as theirs,
-        open_tensors(target, weights, "torch") as ours,
+        open_tensors(base.source, base_weights, "torch") as theirs,
+        open_tensors(target.source, weights, "torch") as ours,
     ):
         for name, tensor in base_weights.tensors.items():
             if name in weights.tensors:

@@ -9,10 +9,11 @@ import pytest
 import hf_hyperconn
 from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion.changes import config_differences
+from hf_hyperconn.conversion.checkpoint import Checkpoint
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.refresh import refresh
-from hf_hyperconn.conversion.source import GENERATE
+from hf_hyperconn.conversion.source import GENERATE, LocalSource
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from tests.conftest import randomise_connections
 from tests.hub import sha256
@@ -216,10 +217,11 @@ def test_of_a_saved_model_differences_are_reported(made, out, base, tmp_path):
 
 @pytest.mark.parametrize("value", [None, [], {}, "x" * 1000, -1, 1e400, {"a": {"b": [1]}}])
 @pytest.mark.parametrize("field", ["rope_parameters", "num_attention_heads", "layer_types", "id2label", "dtype"])
-def test_fields_of_any_kind_are_compared(field, value):
+def test_fields_of_any_kind_are_compared(field, value, tmp_path):
     config = {"model_type": "hc_llama", "hc_readout": "mean", field: value}
-    assert config_differences(config, {"model_type": "llama", field: value}, FAMILIES["llama"]) == []
-    found = config_differences(config, {"model_type": "llama", field: "other", "vocab_size": 3}, FAMILIES["llama"])
+    checkpoint = Checkpoint(LocalSource(tmp_path), config, FAMILIES["llama"])
+    assert config_differences(checkpoint, {"model_type": "llama", field: value}) == []
+    found = config_differences(checkpoint, {"model_type": "llama", field: "other", "vocab_size": 3})
     assert all(len(difference) < 200 for difference in found)
     assert any("vocab_size" in difference for difference in found)
 

@@ -14,13 +14,15 @@ from safetensors.torch import load_file, save_file
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from hf_hyperconn.conversion import loading
-from hf_hyperconn.conversion.checkpoint import INDEX, read_config, read_weights
+from hf_hyperconn.conversion.checkpoint import Checkpoint, open_conversion
+from hf_hyperconn.conversion.checkpoint_files import INDEX, read_written_config
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.numeric import compare_models
 from hf_hyperconn.conversion.source import LocalSource
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import UnsupportedCheckpointError, VerificationError
+from hf_hyperconn.families import Family
 
 from .families import FAMILIES
 from .marks import few
@@ -135,8 +137,7 @@ def test_a_class_that_casts_its_modules_while_it_is_made(tmp_path, monkeypatch):
 
     tiny("llama").save_pretrained(tmp_path)
     monkeypatch.setattr(LlamaMLP, "__init__", cast)
-    source = LocalSource(tmp_path)
-    assert loading.fault_by_headers(source, read_config(source), FAMILIES["llama"], read_weights(source)) is None
+    assert loading.fault_by_headers(opened(tmp_path, FAMILIES["llama"])) is None
 
 
 @pytest.mark.parametrize("model_type", few(FAMILIES, "llama", "olmoe", "qwen3", "gemma2"))
@@ -144,13 +145,18 @@ def test_headers_of_every_family_and_head_fit(model_type, tmp_path):
     family = FAMILIES[model_type]
     for head in family.heads:
         tiny(model_type, head).save_pretrained(tmp_path / head)
-        source = LocalSource(tmp_path / head)
-        config, weights = read_config(source), read_weights(source)
-        assert loading.fault_by_headers(source, config, family, weights) is None, head
-        name = next(name for name in weights.tensors if name.endswith("o_proj.weight"))
-        del weights.tensors[name]
-        fault = loading.fault_by_headers(source, config, family, weights)
+        base = opened(tmp_path / head, family)
+        assert loading.fault_by_headers(base) is None, head
+        name = next(name for name in base.weights.tensors if name.endswith("o_proj.weight"))
+        del base.weights.tensors[name]
+        fault = loading.fault_by_headers(base)
         assert fault == loading.LoadingFault("missing", f"the tensor {name} is missing"), head
+
+
+def opened(folder: Path, family: Family) -> Checkpoint:
+    """A base."""
+    source = LocalSource(folder)
+    return Checkpoint(source, read_written_config(source), family)
 
 
 def change_weights(folder: Path, change) -> None:
@@ -185,10 +191,8 @@ def test_a_conversion_equal_to_a_base_with_the_same_fault_fails(change, fault, m
 
 def test_the_reports_of_both_models_that_run_are_read(out, source):
     edit(source, lambda tensors: tensors.pop("lm_head.weight"))
-    base, target = LocalSource(source), LocalSource(out)
-    pairs = (target, read_weights(target)), (base, read_weights(base))
     with pytest.raises(VerificationError, match=r"base' as Transformers loads it is not complete: the tensor lm_head"):
-        compare_models(*pairs, FAMILIES["llama"], read_config(target), layers=3)
+        compare_models(open_conversion(out), opened(source, FAMILIES["llama"]), layers=3)
 
 
 def test_an_architecture_of_another_family(out):

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hf_hyperconn.conversion.checkpoint import open_conversion
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.push_folder import CheckedFolder
-from hf_hyperconn.conversion.source import LocalSource
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
@@ -63,7 +63,7 @@ def test_modules_come_along_whole(source, tmp_path):
 def test_a_push_takes_modules_and_nothing_private(source, tmp_path):
     out = convert_checkpoint(str(source), tmp_path / "out", verify="structure").path
     write(out, "2_Dense/optimizer.pt")
-    checked = CheckedFolder(LocalSource(out), (), trained=False)
+    checked = CheckedFolder(open_conversion(out), (), trained=False)
     assert checked.names >= NAMED
     assert {"2_Dense/optimizer.pt", "1_Pooling/secrets.txt"} <= set(checked.left)
 

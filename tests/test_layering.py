@@ -97,7 +97,7 @@ def test_the_command_line_starts_light():
     light = (
         *("cli", "plan", "plot", "source", "checkpoint", "header", "convert", "transfer", "record", "files"),
         *("output_folder", "locks"),
-        *("hyper_config", "inspection", "base_card", "card_text", "push", "hub_refusals", "publishing_terms"),
+        *("checkpoint_files", "inspection", "base_card", "card_text", "push", "hub_refusals", "publishing_terms"),
         *("push_folder", "push_plan", "repository_files", "changes"),
     )
     for path in (*(CONVERSION / f"{name}.py" for name in light), *KINDS, PACKAGE / "analysis" / "costs.py"):

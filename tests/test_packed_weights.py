@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_hyperconn.conversion.checkpoint import Weights
+from hf_hyperconn.conversion.checkpoint_files import Weights
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.header import TensorInfo
 from hf_hyperconn.conversion.packed import packed_tensor

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, LlavaConfig
 
 from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion import cli, numeric
-from hf_hyperconn.conversion.checkpoint import read_weights
+from hf_hyperconn.conversion.checkpoint_files import read_weights
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.loading import without_kernels
