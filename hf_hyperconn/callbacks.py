@@ -9,8 +9,7 @@ from transformers import Trainer, TrainerCallback
 from .analysis.streams import pair_cosine
 from .errors import HyperConnError
 from .first_example import first_example
-from .observation import Observation, in_evaluation_mode, observe, with_layers
-from .watching import Inputs, watch
+from .observation import Inputs, Observation, in_evaluation_mode, observe, watch, with_layers
 
 
 class HCMonitorCallback(TrainerCallback):

@@ -24,7 +24,6 @@ from transformers import PreTrainedConfig
 
 from .errors import UnsupportedCheckpointError
 from .generic import attributes_of, cut_of
-from .hooks import hooks_of
 from .models.configuration_hyper_connections import HyperConnectionConfig
 from .models.connection_fields import FIELDS as OF_CONNECTIONS
 from .models.connection_weights import InitialisedModule, copied, warn_of_narrow, warn_of_training
@@ -34,6 +33,7 @@ from .models.sub_layers import READOUT, is_of_connection
 from .pairs.cuts import Cut
 from .pairs.loops import read_layer_loop
 from .running_code import running_code
+from .wrappers import hooks_of
 
 # what a mixin stands before
 Base: Any = object

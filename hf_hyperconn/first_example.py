@@ -10,7 +10,7 @@ import torch
 from transformers import Trainer
 
 from .errors import HyperConnError
-from .outermost import outermost_model
+from .wrappers import outermost_model
 
 IGNORED = -100  # as a label
 

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from .adapters import modules_in_use
 from .errors import HyperConnectionFileError, UnsupportedCheckpointError
 from .families import name_of_family
 from .in_memory import convert_with_fields
@@ -27,8 +26,8 @@ from .models.connection_fields import CHOICES
 from .models.connection_weights import warn_of_narrow, whole
 from .models.old_places import warn_of_old_places
 from .models.sub_layers import is_of_connection
-from .outermost import config_of, is_of_diffusers, outermost_model
 from .pairs.family_names import FamilyName
+from .wrappers import config_of, is_of_diffusers, modules_in_use, outermost_model
 
 FILE = "hyper_connections.safetensors"
 METADATA = "hyper_connections"  # the entry of the file's metadata with model type and connection fields, as JSON

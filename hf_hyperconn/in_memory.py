@@ -11,14 +11,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from .errors import UnsupportedCheckpointError
 from .families import Family, find_family, name_of_family, refuse_other_stacks
 from .generic import hyper_connection_class
-from .hooks import hooks_of
 from .models.connection_fields import GivenFields, unknown, unread
 from .models.layer_source import digest
 from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel, plain_class
 from .models.sub_layers import is_of_connection
-from .outermost import config_of, is_of_diffusers
 from .running_code import LIBRARIES, package_of, patched, running_code
 from .set_by_hand import LOST, SetByHand
+from .wrappers import config_of, hooks_of, is_of_diffusers
 
 if TYPE_CHECKING:
     from typing import Unpack

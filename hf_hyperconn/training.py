@@ -13,10 +13,10 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer
 from transformers.utils import logging
 
-from .adapters import modules_in_use
 from .checkpoints import is_saved_whole, load_weights
 from .errors import HyperConnError
 from .models.sub_layers import is_of_connection
+from .wrappers import modules_in_use
 
 logger = logging.get_logger(__name__)
 

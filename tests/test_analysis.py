@@ -14,8 +14,7 @@ from hf_hyperconn.analysis.study import batches_of, study
 from hf_hyperconn.analysis.unfolding import Unfolding, unfold, unfold_static
 from hf_hyperconn.arrangements import ARRANGEMENTS
 from hf_hyperconn.errors import HyperConnError
-from hf_hyperconn.observation import observe
-from hf_hyperconn.watching import watch
+from hf_hyperconn.observation import observe, watch
 
 from .adapted import CONNECTIONS
 from .conftest import hc_llama, randomise_connections

@@ -9,8 +9,7 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import HyperConnError
-from ..observation import attention_of, in_evaluation_mode, number_of_sub_layers, with_layers
-from ..watching import Inputs, watch
+from ..observation import Inputs, attention_of, in_evaluation_mode, number_of_sub_layers, watch, with_layers
 from .coefficients import CoefficientMeter
 from .similarity import LayerSimilarity
 from .streams import StreamMeter, StreamStatistics

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..adapters import modules_in_use
 from ..errors import HyperConnError
 from ..observation import Observation, attention_of, connections_of, with_layers, with_parameters, without_reads
-from ..outermost import config_of
+from ..wrappers import config_of, modules_in_use
 from .statistics import Moments
 
 
