@@ -189,7 +189,7 @@ def test_no_layers(source, refusal):
 
 def test_out_exists(source, refusal, tmp_path):
     (tmp_path / "out").mkdir()
-    assert "already exists. Choose another OUT, or replace it with --force." in refusal(source)
+    assert "already exists. Choose another OUT, or rename the old one by --force." in refusal(source)
     (tmp_path / "file").write_text("")
     assert "already exists" in refusal(source, out="file")
 
