@@ -321,6 +321,11 @@ def _check_fields(base: Checkpoint) -> None:
                 f"{CONFIG} of {name!r} has no {field}. Download it again; where a family's config never has it, "
                 f"convert in memory (convert_model)."
             )
+        if isinstance(value, list):
+            raise UnsupportedCheckpointError(
+                f"{name!r} can't be converted: its layers come in stages ({field} {value!r:.20}), not in one list. "
+                f"{ACCEPTED}"
+            )
         if not is_size(value):
             raise UnsupportedCheckpointError(
                 f"{CONFIG} of {name!r} has {field} {value!r:.20}, not a size of a model. Download it again."

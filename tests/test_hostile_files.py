@@ -174,6 +174,7 @@ def test_entries_of_a_header_from_the_hub(dtype, shape):
         ({"hidden_size": 32.0}, "has hidden_size 32.0, not a size of a model"),
         ({"num_hidden_layers": 0}, "has num_hidden_layers 0, not a size of a model"),
         ({"num_hidden_layers": "3"}, "has num_hidden_layers '3', not a size of a model"),
+        ({"num_hidden_layers": [3, 3]}, "its layers come in stages"),
         (
             {"transformers_weights": "other.safetensors"},
             "names a weight file of its own (transformers_weights='other.",
