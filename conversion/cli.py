@@ -108,7 +108,8 @@ def _convert(options: argparse.Namespace) -> int:
     result = carry_out(plan, verify=options.verify, layers=options.layers, say=_speaker(options))
     if options.json:
         verification = result.verification and result.verification.as_dict()
-        put(json.dumps({**plan.as_dict(), "verification": verification}, indent=2))
+        renamed = result.renamed and str(result.renamed)
+        put(json.dumps({**plan.as_dict(), "renamed": renamed, "verification": verification}, indent=2))
         return OK
     _speaker(options)(f"next          {plan.loading}\n              equals its base until you train it")
     put(str(result.path), as_is=True)

@@ -39,11 +39,17 @@ PLAN = ".hyperconn_plan.json"  # hidden, as no file that comes along with a base
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """A finished conversion: where it is, what was planned, what verification found (None when it was off)."""
+    """A finished conversion.
+
+    path: where it is.
+    verification: what a verification found; None when it was off.
+    renamed: the new name of what was there; None when nothing was.
+    """
 
     path: Path
     plan: ConversionPlan
     verification: VerificationReport | None
+    renamed: Path | None = None
 
 
 def convert_checkpoint(
@@ -122,9 +128,9 @@ def carry_out(
             for warning in card.warnings:
                 say(f"warning       {warning}")
             _write_json(work / RECORD, {**record, "card": {path.name: digest(path) for path in card.files}})
-            if (aside := _publish(plan, work)) is not None:
-                say(f"renamed       the old '{plan.out}' to '{aside.name}'")
-    return ConversionResult(plan.out, plan, report)
+            if (renamed := _publish(plan, work)) is not None:
+                say(f"renamed       the old '{plan.out}' to '{renamed.name}'")
+    return ConversionResult(plan.out, plan, report, renamed)
 
 
 @contextmanager

@@ -99,6 +99,13 @@ def test_force_renames_anything(make, source, tmp_path):
     assert (old / "thesis.txt").exists() == (make is thesis)
 
 
+def test_a_script_is_told_the_new_name(source, out, tmp_path, capsys):
+    assert main(["convert", str(source), str(out), "--force", "--verify", "off", "--json"]) == 0
+    assert [json.loads(capsys.readouterr().out)["renamed"]] == [str(path) for path in aside(tmp_path)]
+    assert main(["convert", str(source), str(tmp_path / "new"), "--verify", "off", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["renamed"] is None
+
+
 def test_twice_in_a_second_gives_two_names(source, out, tmp_path, monkeypatch):
     class Clock(datetime):
         @classmethod
