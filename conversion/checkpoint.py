@@ -97,6 +97,11 @@ def _family_of(source: Source, config: dict) -> Family:
             f"{CONFIG} of {name!r} has connection {config.get('connection')!r:.40}; known are "
             f"{', '.join(CONNECTIONS)}. A newer hf_hyperconn may know it."
         )
+    if is_size(found := config.get("hc_format", 1)) and found > FORMAT:
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {name!r} has hc_format {found}; this release knows formats up to {FORMAT}. Install a newer "
+            f"hf_hyperconn."
+        )
     if found := _fault(config, family):
         raise UnsupportedCheckpointError(f"{CONFIG} of {name!r} has {found}. Download it again.")
     return family
@@ -117,8 +122,8 @@ def _fault(config: dict, family: Family) -> str | None:
     for field, value in sizes.items():
         if not is_size(value):
             return f"{field} {value!r:.20}, not a size of a model"
-    if not is_size(found := config.get("hc_format", FORMAT)) or found > FORMAT:
-        return f"hc_format {found!r:.20}; this release knows formats up to {FORMAT}, a newer hf_hyperconn may know it"
+    if not is_size(found := config.get("hc_format", 1)):
+        return f"hc_format {found!r:.20}, not a number of a format"
     if found := fault(config):
         return f"fields of no model: {found}"
     architectures = config.get("architectures") or []

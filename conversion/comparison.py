@@ -1,14 +1,13 @@
 """A comparison of a conversion with its base, noted in the record of the files that were compared and of no others."""
 
 import errno
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 
-from .files import replace_file
+from .files import as_json, replace_file
 from .locks import lock
 from .record import is_verified, read_record, shards_without_digest
 from .source import RECORD, LocalSource
@@ -64,7 +63,7 @@ def record_comparison(folder: Path, report: Mapping, compared: Seen | None) -> b
                     f"'{folder}' was changed while it was compared with the base, so that nothing is recorded of it. "
                     f"Verify it again."
                 )
-            replace_file(real / RECORD, (json.dumps(noted, indent=2) + "\n").encode())
+            replace_file(real / RECORD, as_json(noted))
     except OSError as error:
         raise (ClosedFolderError if error.errno in CLOSED else ConversionError)(
             f"{equal} '{folder / RECORD}' can't be written: {error.strerror}. Allow that, and verify again."

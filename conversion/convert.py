@@ -18,7 +18,7 @@ from .checkpoint_files import INDEX
 from .companions import check_links, modules_left_behind
 from .embedding_modules import MODULES
 from .fields import described
-from .files import is_part, is_regular, make_folder, remove_parts, replace_file
+from .files import as_json, is_part, is_regular, make_folder, remove_parts, replace_file
 from .fit import refuse_unfit
 from .locks import lock
 from .plan import ConversionPlan, plan_conversion
@@ -108,7 +108,7 @@ def carry_out(
             _write_companions(plan, work)
             _say_what_stays(plan, say)
             record = _record(plan, work, shard_digests(plan, work, verify))
-            _write_json(work / RECORD, record)
+            replace_file(work / RECORD, as_json(record))
         report = None
         if verify != "off":
             asked = {"mode": verify, "layers": layers, "record": record}
@@ -123,11 +123,11 @@ def carry_out(
                 _update_plan(work, verified={**asked, "report": report.as_dict()})
         with _file_errors(work.parent):
             record["verification"] = report and report.as_dict()
-            _write_json(work / RECORD, record)
+            replace_file(work / RECORD, as_json(record))
             card = _write_card(plan, work)
             for warning in card.warnings:
                 say(f"warning       {warning}")
-            _write_json(work / RECORD, {**record, "card": {path.name: digest(path) for path in card.files}})
+            replace_file(work / RECORD, as_json({**record, "card": {path.name: digest(path) for path in card.files}}))
             if (renamed := _publish(plan, work)) is not None:
                 say(f"renamed       the old '{plan.out}' to '{renamed.name}'")
     return ConversionResult(plan.out, plan, report, renamed)
@@ -159,7 +159,7 @@ def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
                     if path.name != PLAN:  # by which the folder is known for a conversion's
                         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             if is_new:
-                _write_json(work / PLAN, {"plan": plan.fingerprint()})
+                replace_file(work / PLAN, as_json({"plan": plan.fingerprint()}))
         yield work
 
 
@@ -167,7 +167,7 @@ def _hold_workspace(plan: ConversionPlan, work: Path) -> ExitStack:
     """Make the folder to work in if it isn't there, and lock it."""
     while True:
         with suppress(FileExistsError):
-            make_folder(work, like=plan.base.source.folder([CONFIG]))
+            make_folder(work, plan.base.source.folder([CONFIG]), plan.base.source.path(CONFIG))
         try:
             return lock(work)
         except FileNotFoundError:  # the conversion that was there has been given its name
@@ -178,8 +178,7 @@ def _hold_workspace(plan: ConversionPlan, work: Path) -> ExitStack:
 
 def _refuse_others(work: Path) -> None:
     """Refuse a folder that was not made by a conversion to work in."""
-    is_ours = any(is_regular(work / name) for name in (PLAN, RECORD))  # the second when killed on its way to its name
-    if not (is_ours or all(map(is_part, os.listdir(work)))):
+    if not (is_regular(work / PLAN) or all(map(is_part, os.listdir(work)))):
         raise _not_ours(work)
 
 
@@ -200,7 +199,7 @@ def _read_plan(work: Path) -> dict:
 
 
 def _update_plan(work: Path, **facts) -> None:
-    _write_json(work / PLAN, {**_read_plan(work), **facts})
+    replace_file(work / PLAN, as_json({**_read_plan(work), **facts}))
 
 
 def _earlier_report(work: Path, asked: dict) -> VerificationReport | None:
@@ -216,14 +215,10 @@ def _publish(plan: ConversionPlan, work: Path) -> Path | None:
 
     Returns the new name of what was there.
     """
-    noted = {**_read_plan(work), "finished": True}
-    (work / PLAN).unlink()
-    try:
-        return plan.output.publish()
-    except BaseException:
-        if (work / RECORD).is_file() and not (work / PLAN).exists():
-            _write_json(work / PLAN, noted)
-        raise
+    _update_plan(work, finished=True)
+    renamed = plan.output.publish()
+    (plan.output.path / PLAN).unlink(missing_ok=True)
+    return renamed
 
 
 def _write_weights(plan: ConversionPlan, work: Path) -> None:
@@ -245,7 +240,7 @@ def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
         "total_parameters": plan.base.weights.parameters + sum(tensor.size for tensor in tensors.values()),
         "total_size": plan.base.weights.nbytes + sum(tensor.nbytes for tensor in tensors.values()),
     }
-    _write_json(work / INDEX, {"metadata": metadata, "weight_map": weight_map})
+    replace_file(work / INDEX, as_json({"metadata": metadata, "weight_map": weight_map}))
 
 
 def _write_companions(plan: ConversionPlan, work: Path) -> None:
@@ -257,7 +252,7 @@ def _write_companions(plan: ConversionPlan, work: Path) -> None:
         copy_anew(plan.base.source.path(name), work / name)
     for name, text in plan.code.items():
         replace_file(work / name, text.encode())
-    _write_json(work / CONFIG, plan.config)
+    replace_file(work / CONFIG, as_json(plan.config))
 
 
 def _say_what_stays(plan: ConversionPlan, say: Callable[[str], None]) -> None:
@@ -306,10 +301,6 @@ def _write_card(plan: ConversionPlan, work: Path) -> "WrittenCard":
 
     (work / README).unlink(missing_ok=True)  # of an attempt that was cut off at its end
     return write_card(work, name=plan.out.absolute().name)
-
-
-def _write_json(path: Path, content) -> None:
-    replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 """Files of a checkpoint's folder: written whole or not at all, and not outside of it."""
 
+import json
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,22 +34,24 @@ def replace_files(folder: Path, contents: Mapping[str, bytes | None]) -> None:
     try:
         for name, content in contents.items():
             if content is not None:
-                parts[name] = part = folder / f".hyperconn-{secrets.token_hex(8)}.part"  # nobody else's
-                mode = 0o666
-                with suppress(FileNotFoundError):
-                    mode = 0o600 | stat.S_IMODE((folder / name).lstat().st_mode) & 0o666
-                try:
-                    file = _create(part, mode)
-                except FileExistsError:
-                    del parts[name]
-                    raise
-                with file:
+                part = folder / f".hyperconn-{secrets.token_hex(8)}.part"  # nobody else's
+                is_new = not is_regular(folder / name)
+                with _create(part, 0o666 if is_new else 0o600) as file:
+                    parts[name] = part
                     file.write(content)
+                if not is_new:
+                    with suppress(PermissionError):  # of a mount where permissions can't be set
+                        shutil.copymode(folder / name, part)
         for name in contents:
             parts[name].replace(folder / name) if name in parts else (folder / name).unlink(missing_ok=True)
     finally:
         for part in parts.values():
             part.unlink(missing_ok=True)
+
+
+def as_json(content: object) -> bytes:
+    """The text of a JSON file."""
+    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def is_part(name: str) -> bool:
@@ -77,9 +81,16 @@ def opened_to_copy(source: Path, target: Path) -> Iterator[tuple[BinaryIO, Binar
             yield file, copy
 
 
-def make_folder(path: Path, like: Path) -> None:
-    """Make a folder with no more permissions for others than the folder `like`. Raises `OSError`."""
-    path.mkdir(mode=0o700 | like.stat().st_mode & 0o777)
+def make_folder(path: Path, like: Path, file: Path | None = None) -> None:
+    """Make a folder that nobody may enter who may not enter the folder `like`, or not read a file.
+
+    Raises `OSError`.
+    """
+    mode = like.stat().st_mode & 0o777
+    for readers in (0o070, 0o007):
+        if file is not None and not file.stat().st_mode & readers & 0o444:
+            mode &= ~readers
+    path.mkdir(mode=0o700 | mode)
 
 
 def is_regular(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from hf_hyperconn.errors import ConversionError
 
+from .locks import lock
 from .source import CONFIG, Source, check_is_text
 
 LONGEST_NAME = 255  # bytes, on the file systems there are
@@ -44,9 +46,13 @@ class OutputFolder:
 
         Returns the new name of what was there. When renaming fails, everything keeps its name.
 
-        Raises `ConversionError` and `OSError`.
+        Raises `ConversionError`, also when another command works in what is there, and `OSError`.
         """
         self.refuse_newcomer()
+        with lock(self.path) if self.path.is_dir() else nullcontext():
+            return self._rename()
+
+    def _rename(self) -> Path | None:
         aside = None
         try:
             if self.is_replaced and os.path.lexists(self.path):

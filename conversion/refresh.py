@@ -1,6 +1,5 @@
 """The code of an older folder brought to this release, with its weights untouched."""
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -16,10 +15,11 @@ from hf_hyperconn.pairs.source_files import release
 from .changes import find_changes
 from .checkpoint import Checkpoint, open_conversion
 from .checkpoint_files import refuse_links_out
-from .files import remove_parts, replace_files
+from .files import as_json, remove_parts, replace_files
 from .locks import lock
 from .model_code import code_of, written_by
 from .source import CONFIG, RECORD, Source
+from .terminal import named
 from .transfer import digest
 
 
@@ -102,6 +102,7 @@ def _refresh(checkpoint: Checkpoint, given: str | Path, dry_run: bool, accept_ch
     removed = {name for name in recorded if name.endswith(".py") and "/" not in name} - texts.keys()
     if not accept_changes:
         _refuse_edited(checkpoint, given, kept=old - texts.keys() - removed)
+        _refuse_unrecorded(source, given, {name: text for name, text in texts.items() if name not in recorded})
     written = checkpoint.written
     new_config = {
         **written,
@@ -124,8 +125,8 @@ def _refresh(checkpoint: Checkpoint, given: str | Path, dry_run: bool, accept_ch
             **{name: texts[name] for name in (*found.changed, *found.added)},
         }
         if record:
-            contents[RECORD] = _json(_new_record(source, record, found, texts, _json(new_config)))
-        replace_files(source.folder([]), {**contents, CONFIG: _json(new_config)})
+            contents[RECORD] = as_json(_new_record(source, record, found, texts, as_json(new_config)))
+        replace_files(source.folder([]), {**contents, CONFIG: as_json(new_config)})
     return found
 
 
@@ -157,6 +158,15 @@ def _refuse_edited(checkpoint: Checkpoint, given: str | Path, kept: set[str]) ->
         )
 
 
+def _refuse_unrecorded(source: Source, given: str | Path, texts: Mapping[str, bytes]) -> None:
+    """Raise `ConversionError` for other code without a digest, as of a model that was trained and saved."""
+    if found := sorted(n for n, text in texts.items() if n in source.files and source.path(n).read_bytes() != text):
+        raise ConversionError(
+            f"whether somebody has changed {named(tuple(found))} of '{given}' is not recorded. Save what you need of "
+            f"it, and replace it with --accept-changes."
+        )
+
+
 def _of_others(auto_map, code: set[str]) -> dict:
     """The entries of an `auto_map` that name no file of `code`: somebody's own, who added it."""
     entries = auto_map.items() if isinstance(auto_map, dict) else ()
@@ -166,7 +176,3 @@ def _of_others(auto_map, code: set[str]) -> dict:
 def _is_in(reference, code: set[str]) -> bool:
     references = reference if isinstance(reference, list) else [reference]
     return any(f"{str(each).split('.')[0]}.py" in code for each in references if each is not None)
-
-
-def _json(content: dict) -> bytes:
-    return (json.dumps(content, indent=2) + "\n").encode()

@@ -193,6 +193,12 @@ def test_what_is_private_stays_so(source, umask, tmp_path):
     assert (mode(out), mode(out / "templates")) == (0o700, 0o750)
 
 
+def test_what_is_made_of_a_private_config_is_private(source, umask, tmp_path):
+    source.chmod(0o755)
+    (source / "config.json").chmod(0o640)
+    assert mode(converted(source, tmp_path / "out")) == 0o750
+
+
 def test_what_is_open_is_as_open_as_the_umask_lets_it(source, umask, tmp_path):
     for path in (source, *source.iterdir()):
         path.chmod(0o777)
@@ -202,10 +208,11 @@ def test_what_is_open_is_as_open_as_the_umask_lets_it(source, umask, tmp_path):
     assert {mode(path) for path in out.iterdir()} == {0o640}
 
 
-def test_a_file_that_is_replaced_stays_private(umask, tmp_path):
+def test_a_file_that_is_replaced_keeps_its_permissions(umask, tmp_path):
     path = tmp_path / "file"
     replace_file(path, b"one")
     assert mode(path) == 0o644
-    path.chmod(0o600)
-    replace_file(path, b"two")
-    assert (mode(path), path.read_bytes()) == (0o600, b"two")
+    for wanted in (0o600, 0o664):
+        path.chmod(wanted)
+        replace_file(path, b"two")
+        assert (mode(path), path.read_bytes()) == (wanted, b"two")

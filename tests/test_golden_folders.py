@@ -151,6 +151,6 @@ def test_a_newer_format_is_refused_with_what_to_do(tmp_path, capsys):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "hc_format": 2}))
     assert cli.main(["verify", str(folder)]) == 1
-    assert "hc_format 2; this release knows formats up to 1" in capsys.readouterr().err
+    assert "hc_format 2; this release knows formats up to 1. Install a newer" in capsys.readouterr().err
     with pytest.raises(Exception, match=r"reads formats up to 1. Update it, or load the folder with the code"):
         AutoModelForCausalLM.from_pretrained(folder)

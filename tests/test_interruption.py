@@ -28,6 +28,7 @@ PRELOADED = (
     *(f"{CONVERTER}.{name}" for name in ("verify", "equivalent", "drift", "loading", "card")),
 )
 FOLDER_CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link")
+PLAN = ".hyperconn_plan.json"
 SHIPPED = "modeling_hc_llama.py"  # the other Python files of a folder are written and removed as this one is
 
 
@@ -182,17 +183,18 @@ def earlier_conversion(convert, source: Path, folder: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Digest by path of every file in a folder."""
+    """Digest by path of every file in a folder, but for the plan that a conversion removes at its very end."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != PLAN
     }
 
 
 def what_is_left(folder: Path) -> tuple:
     """All that a conversion finds in a folder when it is run again."""
-    return sorted(folder.rglob("*")), contents(folder)
+    plans = [path.read_bytes() for path in folder.rglob(PLAN)]
+    return sorted(folder.rglob("*")), contents(folder), plans
 
 
 def seconds_undisturbed(convert, source: Path, parent: Path) -> float:

@@ -188,6 +188,11 @@ def test_the_table_and_the_configs_agree_on_what_has_an_equivalent(name):
         ({"hc_block": 2}, "hc_block must be 1 with connection 'dhc' (got 2): 'dhc' doesn't read it"),
         ({"connection": "shc", "hc_tanh": False}, "hc_tanh must be True with connection 'shc' (got False)"),
         ({"hc_history": "depth"}, "hc_history must be 'type' with hc_start 'copies' (got 'depth')"),
+        ({"connection": "attnres", "hc_eps": -1.0}, "hc_eps must be a number, at least 0 (got -1.0)"),
+        ({"connection": "attnres", "hc_eps": float("nan")}, "hc_eps must be a number, at least 0 (got nan)"),
+        ({"hc_eps": 0.5}, "hc_eps must be 1e-06 with connection 'dhc' (got 0.5)"),
+        ({"hc_tanh": "no"}, "hc_tanh must be True or False (got 'no')"),
+        ({"norm_alpha_other": 0.5}, "norm_alpha_other must be None with norm None (got 0.5): no norm is replaced"),
     ],
 )
 def test_refused_fields(given, message, llama):

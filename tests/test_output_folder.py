@@ -251,6 +251,34 @@ def test_two_processes_convert_to_one_name(force, source, tmp_path):
     assert not (tmp_path / ".out.incomplete").exists()
 
 
+def test_what_another_command_works_in_is_not_renamed(source, out, tmp_path):
+    """As a refresh, which writes by the names of files in it."""
+    before = contents(out)
+    with (
+        locks.lock(out),
+        pytest.raises(ConversionError, match="another conversion is working in '.*out', or a"),
+    ):
+        converted(source, out, hc_mult=3, force=True)
+    assert contents(out) == before
+    assert streams(converted(source, out, hc_mult=3, force=True)) == 3
+
+
+def test_a_conversion_killed_just_before_its_name_is_kept(source, monkeypatch, tmp_path):
+    """From another conversion, which would work in the same folder."""
+
+    def die(self):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputFolder, "publish", die)
+        with pytest.raises(SystemExit):
+            converted(source, tmp_path / "out", hc_mult=3)
+    with pytest.raises(ConversionError, match="holds a finished conversion of another base or with other arguments"):
+        converted(source, tmp_path / "out", hc_mult=2)
+    assert streams(converted(source, tmp_path / "out", hc_mult=3)) == 3
+    assert not (tmp_path / "out" / convert.PLAN).exists()
+
+
 def test_a_lock_on_what_has_its_name_meanwhile_is_none(tmp_path, monkeypatch):
     """Between opening a folder and holding it, the conversion in it may end."""
     work = tmp_path / "work"

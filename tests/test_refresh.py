@@ -228,6 +228,21 @@ def test_a_config_that_was_changed_stays_known_for_it(out):
     assert json.loads(record.read_text())["files"]["config.json"] == recorded
 
 
+@pytest.mark.parametrize("name", [SHIPPED, "connection.py"])
+def test_code_of_a_trained_model_is_not_lost(name, out, old):
+    """Of which no digest was recorded; also a file of one's own that has the name of a new one."""
+    (out / "hyperconn_conversion.json").unlink()
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, "hc_version": "0.0.9"}))
+    with (out / name).open("a") as file:
+        file.write("# mine\n")
+    before = contents(out)
+    with pytest.raises(ConversionError, match=r"whether somebody has changed .*\.py.* is not recorded. Save what you"):
+        refresh(out)
+    assert contents(out) == before
+    assert refresh(out, accept_changes=True).changed
+
+
 def test_there_is_no_such_folder(tmp_path):
     with pytest.raises(ConversionError, match="there is no folder '.*nothing'. Give the folder of a checkpoint."):
         refresh(tmp_path / "nothing")

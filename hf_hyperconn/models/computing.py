@@ -58,7 +58,8 @@ def set_hc_implementation(name: str) -> None:
     global _asked
     if name not in IMPLEMENTATIONS:
         raise ValueError(
-            f"implementation {name!r} was asked for; accepted are {', '.join(map(repr, IMPLEMENTATIONS))}."
+            f"the implementation must be one of {', '.join(map(repr, IMPLEMENTATIONS))} (got {name!r}). Give another "
+            f"to set_hc_implementation, or in HF_HYPERCONN_IMPLEMENTATION."
         )
     if name == "triton" and not _TRITON_IS_INSTALLED:
         raise RuntimeError(
@@ -68,7 +69,7 @@ def set_hc_implementation(name: str) -> None:
     _failures.clear()
 
 
-set_hc_implementation(os.environ.get("HF_HYPERCONN_IMPLEMENTATION", "auto"))
+set_hc_implementation(os.environ.get("HF_HYPERCONN_IMPLEMENTATION") or "auto")
 
 
 def implementation(
@@ -120,10 +121,9 @@ def _why_kernels_fail(device: torch.device, run_one: Callable) -> str | None:
 
     What fails once may pass: it is tried again. While a CUDA graph is captured nothing can be tried.
     """
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return None
     failures = _failures.get((device, run_one))
-    if failures is None or 0 < len(failures) < _TRIES:
+    may_try = not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    if may_try and (failures is None or 0 < len(failures) < _TRIES):
         failure = _try_kernels(device, run_one)
         _failures[device, run_one] = failures = [] if failure is None else [*(failures or ()), failure]
     return failures[-1] if failures else None

@@ -153,7 +153,7 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
         Format of the folder that the config was read from; `save_pretrained` writes the current one.
     """
 
-    hc_format: int = FORMAT
+    hc_format: int = 1
 
     @property
     def of_layers(self):

@@ -6,6 +6,7 @@ Configs, `from_prenorm`, `convert_model`, the converter and its command line rea
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any, Literal, TypedDict, get_args
 
 FORMAT = 1  # of folders: names of parameters, fields of the config; older ones, without the field, are of the first
@@ -36,15 +37,17 @@ class Accepted:
 CONNECTIONS = {
     "shc": Accepted(starts=("copies", "history"), reads=("hc_history",)),
     "dhc": Accepted(starts=("copies", "history"), reads=("hc_history", "hc_tanh")),
-    "mhc": Accepted(least=2, starts=("copies", "biased"), reads=("hc_sinkhorn_iters",)),
-    "ihc": Accepted(least=2, starts=("copies", "biased")),
+    "mhc": Accepted(least=2, starts=("copies", "biased"), reads=("hc_sinkhorn_iters", "hc_eps")),
+    "ihc": Accepted(least=2, starts=("copies", "biased"), reads=("hc_eps",)),
     "frac": Accepted(reads=("hc_tanh",), own_readout="its parts are joined"),
     "keel": Accepted(
         most=1,
         own_readout="it has one stream",
         no_equivalent="Keel norms the residual stream itself after every sub-layer",
     ),
-    "attnres": Accepted(most=1, reads=("hc_block", "hc_attention"), own_readout="it has a readout of its own"),
+    "attnres": Accepted(
+        most=1, reads=("hc_block", "hc_attention", "hc_eps"), own_readout="it has a readout of its own"
+    ),
     "altup": Accepted(reads=("hc_selection",)),
     "dual": Accepted(
         least=2,
@@ -112,7 +115,7 @@ CHOICES: dict[str, tuple] = {
     "norm": (None, *get_args(Norm)),
 }
 COUNTS = ("hc_mult", "hc_block", "hc_sinkhorn_iters")
-OF_SOME_KINDS = ("hc_tanh", "hc_history", "hc_block", "hc_attention", "hc_selection", "hc_sinkhorn_iters")
+OF_SOME_KINDS = ("hc_tanh", "hc_history", "hc_block", "hc_attention", "hc_selection", "hc_sinkhorn_iters", "hc_eps")
 
 # values with which no Pre-Norm model computes the same, and why
 NOT_CONVERTED: dict[tuple[str, str], str] = {
@@ -150,6 +153,10 @@ def fault(config: Mapping[str, Any]) -> str | None:
         count = config[name]
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             return _must_be(config, name, "a whole number, at least 1")
+    if not isinstance(config["hc_tanh"], bool):
+        return _must_be(config, "hc_tanh", "True or False")
+    if not isinstance(config["hc_eps"], int | float) or not 0 <= config["hc_eps"] < inf:
+        return _must_be(config, "hc_eps", "a number, at least 0")
     name, n, start = config["connection"], config["hc_mult"], config["hc_start"]
     kind, having = CONNECTIONS[name], f"with connection {name!r}"
     if kind.most is not None and not kind.least <= n <= kind.most:
@@ -177,7 +184,7 @@ def fault_of_start(config: Mapping[str, Any]) -> str | None:
         smallest = (1 - FAVOURED_READ) / (n - 1)
     if config["hc_readout"] == "learned":
         smallest = min(smallest, 1 / n)
-    if smallest < 1 and (not isinstance(eps, int | float) or not 0 <= eps < smallest):
+    if smallest < 1 and not 0 <= eps < smallest:
         accepted = f"at least 0 and below {smallest:.3g}"
         return _must_be(config, "hc_eps", accepted, because="so much is read of a stream at the start")
     return None
@@ -210,14 +217,17 @@ def unread(given: Mapping[str, Any]) -> str | None:
     config = completed(given)
     connection, start = config["connection"], config["hc_start"]
     for field in OF_SOME_KINDS if connection in CONNECTIONS else ():
-        default = FIELDS[field]
-        if config[field] != default and field not in CONNECTIONS[connection].reads:
+        default, is_of_readout = FIELDS[field], field == "hc_eps" and config["hc_readout"] == "learned"
+        if config[field] != default and field not in CONNECTIONS[connection].reads and not is_of_readout:
             because = f"{connection!r} doesn't read it"
             return _must_be(config, field, f"{default!r} with connection {connection!r}", because)
     if config["hc_history"] != FIELDS["hc_history"] and start != "history":
         return _must_be(
             config, "hc_history", f"{FIELDS['hc_history']!r} with hc_start {start!r}", "it starts from none"
         )
+    for field in ("norm_alpha_attention", "norm_alpha_other"):
+        if config["norm"] is None and config[field] is not None:
+            return _must_be(config, field, "None with norm None", because="no norm is replaced")
     return None
 
 

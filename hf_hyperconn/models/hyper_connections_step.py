@@ -183,7 +183,7 @@ def write_and_read(
     branch_output: torch.Tensor | None,
     parameters: CoefficientParameters,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A step that reads, in the letters of `hyper_connections_step.py`: A_r^T H, x and b.
+    """A step that reads, in the letters of `hyper_connections.py`: A_r^T H, x and b.
 
     The gradient of `streams` is that of A_r'^T S when something is written.
     """
