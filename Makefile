@@ -73,6 +73,7 @@ test-range: $(INSTALLED)
 
 # the documentation as a site, in build/site; a warning is an error
 docs: $(INSTALLED_DOCS)
+	$(BIN)/python -m tests.stub
 	$(BIN)/mkdocs build --strict
 
 # the sdist and the wheel, in dist, as PyPI gets them

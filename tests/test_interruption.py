@@ -20,6 +20,7 @@ import pytest
 from safetensors.numpy import save_file
 
 KILLS, KILLS_WITH_FORCE = 50, 20
+STEP = 3  # of the changes before which a conversion is killed; the others are killed by tests of the tail
 LARGE, SMALL, SHARDS = 512, 32, 4  # channels; a conversion of the large one takes long enough to be killed anywhere
 SHARD = f"*-of-{SHARDS + 1:05}.safetensors"
 CONVERTER = "hf_hyperconn.conversion"
@@ -271,11 +272,12 @@ def test_killed_at_random_moments_while_replacing(convert, source, undisturbed, 
 
 
 @pytest.mark.slow
-def test_killed_before_each_change_of_a_folder(convert, small_source, tmp_path):
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.tail) for first in range(1, STEP))])
+def test_killed_before_each_change_of_a_folder(first, convert, small_source, tmp_path):
     before, out = contents(small_source), tmp_path / "out"
     assert convert(small_source, out, link="hard")[0]
     new, seen = contents(out), []
-    for change in itertools.count():
+    for change in itertools.count(first, STEP):
         for folder in tmp_path.iterdir():
             shutil.rmtree(folder)
         finished, _ = convert(small_source, out, change=change, link="hard")
@@ -289,16 +291,19 @@ def test_killed_before_each_change_of_a_folder(convert, small_source, tmp_path):
         assert os.listdir(tmp_path) == ["out"]
         if finished:
             break
-    assert len(seen) > 2 * (SHARDS + 1)
+    assert STEP * len(seen) > 2 * (SHARDS + 1)
 
 
 @pytest.mark.slow
-def test_killed_before_each_change_of_a_folder_while_replacing(convert, small_source, tmp_path, tmp_path_factory):
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.tail) for first in range(1, STEP))])
+def test_killed_before_each_change_of_a_folder_while_replacing(
+    first, convert, small_source, tmp_path, tmp_path_factory
+):
     old = earlier_conversion(convert, small_source, tmp_path_factory.mktemp("old") / "out")
     before, before_out, out = contents(small_source), contents(old), tmp_path / "out"
     assert convert(small_source, out, link="hard")[0]
     new, seen = contents(out), []
-    for change in itertools.count():
+    for change in itertools.count(first, STEP):
         put_back(old, out)
         finished, _ = convert(small_source, out, change=change, link="hard", force=True)
         assert contents(small_source) == before
@@ -311,7 +316,7 @@ def test_killed_before_each_change_of_a_folder_while_replacing(convert, small_so
         if not is_new(out, new):
             assert convert(small_source, out, link="hard", force=True)[0]
         check_replaced(out, before_out, new, whole=True)
-    assert len(seen) > 2 * (SHARDS + 1)
+    assert STEP * len(seen) > 2 * (SHARDS + 1)
 
 
 def heed_interrupts():

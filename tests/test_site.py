@@ -24,6 +24,7 @@ BLOCKS = ("h1", "h2", "h3", "li", "table", "td", "pre", "img")
 def site(tmp_path_factory) -> Path:
     """The site, built as `make docs` builds it: a warning, such as for a link that leads nowhere, is an error."""
     folder = tmp_path_factory.mktemp("site")
+    subprocess.run([sys.executable, "-m", "tests.stub"], cwd=REPOSITORY, check=True)  # the reference is read from it
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
