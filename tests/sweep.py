@@ -148,7 +148,9 @@ def tables(record: dict) -> str:
                 reasons.setdefault(_reason(why), []).append(f"`{model_type}`")
         lines += ["", f"## {title}", "", "| why | model types |", "|---|---|"]
         ordered = sorted(reasons.items(), key=lambda pair: (-len(pair[1]), pair[0]))
-        lines += [f"| {why} | {', '.join(types)} |" for why, types in ordered]
+        lines += [
+            f"| {why.replace('][', '] [')} | {', '.join(types)} |" for why, types in ordered
+        ]  # else it is a link
     return "\n".join([*lines, *_stacks(record["stacks"])])
 
 
