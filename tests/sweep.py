@@ -148,9 +148,7 @@ def tables(record: dict) -> str:
                 reasons.setdefault(_reason(why), []).append(f"`{model_type}`")
         lines += ["", f"## {title}", "", "| why | model types |", "|---|---|"]
         ordered = sorted(reasons.items(), key=lambda pair: (-len(pair[1]), pair[0]))
-        lines += [
-            f"| {why.replace('][', '] [')} | {', '.join(types)} |" for why, types in ordered
-        ]  # else it is a link
+        lines += [f"| {why} | {', '.join(types)} |" for why, types in ordered]
     return "\n".join([*lines, *_stacks(record["stacks"])])
 
 
@@ -181,7 +179,7 @@ def _reason(why: str) -> str:
         return f"the layer: {found[1]}"
     why = re.sub(r"^\w+ has a language model that can't be converted: ", "", why)
     why = re.sub(r"^the forward of \w+ ", "the model ", why.partition(", so ")[0])
-    return re.sub(r"^\w+ has no list", "the model has no list", why).replace("|", "\\|")
+    return re.sub(r"([|\[])", r"\\\1", re.sub(r"^\w+ has no list", "the model has no list", why))
 
 
 def _first_line(error: BaseException | str) -> str:
