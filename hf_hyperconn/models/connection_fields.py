@@ -153,9 +153,10 @@ def fault(config: Mapping[str, Any]) -> str | None:
         count = config[name]
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             return _must_be(config, name, "a whole number, at least 1")
-    if not isinstance(config["hc_tanh"], bool):
+    tanh, eps = config["hc_tanh"], config["hc_eps"]
+    if not isinstance(tanh, bool):
         return _must_be(config, "hc_tanh", "True or False")
-    if not isinstance(config["hc_eps"], int | float) or not 0 <= config["hc_eps"] < inf:
+    if not isinstance(eps, int | float) or not 0 <= eps < inf:
         return _must_be(config, "hc_eps", "a number, at least 0")
     name, n, start = config["connection"], config["hc_mult"], config["hc_start"]
     kind, having = CONNECTIONS[name], f"with connection {name!r}"

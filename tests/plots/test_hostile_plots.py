@@ -114,7 +114,6 @@ def test_no_kernel_is_fetched(options, folder, tmp_path):
     [
         {"attention_bias": "x"},
         {"num_attention_heads": -1},
-        {"hc_eps": None},
         {"intermediate_size": []},
         {"dtype": "x"},
     ],
