@@ -83,8 +83,6 @@ def refresh(folder: str | Path, *, dry_run: bool = False, accept_changes: bool =
         raise ConversionError(f"there is no folder '{folder}'. Give the folder of a checkpoint.")
     try:
         with nullcontext() if dry_run else lock(path):
-            if not dry_run:
-                remove_parts(path)
             return _refresh(open_conversion(path), folder, dry_run, accept_changes)
     except OSError as error:
         raise ConversionError(
@@ -98,10 +96,11 @@ def _refresh(checkpoint: Checkpoint, given: str | Path, dry_run: bool, accept_ch
     refuse_links_out(source, code_of(checkpoint))
     texts = {name: text.encode() for name, text in family.code(checkpoint.config).items()}
     old = {name for name in code_of(checkpoint) if name in source.files}
-    recorded = ((record or {}).get("files") or {}).keys()
+    recorded = (record or {}).get("files") or {}
     removed = {name for name in recorded if name.endswith(".py") and "/" not in name} - texts.keys()
     if not accept_changes:
-        _refuse_edited(checkpoint, given, kept=old - texts.keys() - removed)
+        beyond = {name: recorded[name] for name in removed - old if name in source.files}
+        _refuse_edited(checkpoint, given, kept=old - texts.keys() - removed, beyond=beyond)
         _refuse_unrecorded(source, given, {name: text for name, text in texts.items() if name not in recorded})
     written = checkpoint.written
     new_config = {
@@ -126,6 +125,7 @@ def _refresh(checkpoint: Checkpoint, given: str | Path, dry_run: bool, accept_ch
         }
         if record:
             contents[RECORD] = as_json(_new_record(source, record, found, texts, as_json(new_config)))
+        remove_parts(source.folder([]))
         replace_files(source.folder([]), {**contents, CONFIG: as_json(new_config)})
     return found
 
@@ -147,11 +147,19 @@ def _new_record(source: Source, record: Mapping, found: Refreshed, texts: Mappin
     return new
 
 
-def _refuse_edited(checkpoint: Checkpoint, given: str | Path, kept: set[str]) -> None:
-    """Raise `ConversionError` when code is not what was written, so that somebody's change would be lost."""
-    digest_of = lambda name: digest(checkpoint.source.path(name))  # noqa: E731
+def _refuse_edited(checkpoint: Checkpoint, given: str | Path, kept: set[str], beyond: Mapping[str, str]) -> None:
+    """Raise `ConversionError` when code is not what was written, so that somebody's change would be lost.
+
+    beyond: recorded digests of files that go too, and that no other file imports any more.
+    """
+
+    def digest_of(name: str) -> str:
+        return digest(checkpoint.source.path(name))
+
     changes, _ = find_changes(checkpoint, as_converted=False, digest_of=digest_of)
-    if found := [str(change) for change in changes if change.name not in kept]:
+    found = [str(change) for change in changes if change.name not in kept]
+    found += [f"{name} is not what the conversion wrote" for name in sorted(beyond) if digest_of(name) != beyond[name]]
+    if found:
         raise ConversionError(
             f"'{given}' is not as it was written: {'; '.join(found)}. Save what you need of it, and "
             f"replace it with --accept-changes."

@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,20 @@ def test_code_of_a_trained_model_is_not_lost(name, out, old):
         refresh(out)
     assert contents(out) == before
     assert refresh(out, accept_changes=True).changed
+
+
+def test_code_that_nothing_imports_any_more_is_not_lost(out):
+    """Recorded, and changed since."""
+    record = out / "hyperconn_conversion.json"
+    facts = json.loads(record.read_text())
+    facts["files"]["unused.py"] = sha256(b"of the conversion").hexdigest()
+    record.write_text(json.dumps(facts))
+    (out / "unused.py").write_text("mine")
+    with pytest.raises(ConversionError, match="unused.py is not what the conversion wrote"):
+        refresh(out)
+    (out / "unused.py").write_text("of the conversion")
+    assert "unused.py" in refresh(out).removed
+    assert not (out / "unused.py").exists()
 
 
 def test_there_is_no_such_folder(tmp_path):
