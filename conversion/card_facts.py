@@ -8,13 +8,14 @@ from pathlib import Path
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families import Family
 from hf_hyperconn.kinds import FIELDS
+from hf_hyperconn.models.connection_fields import completed
 from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .base_card import fetch_base_card, inheritable
 from .checkpoint import Checkpoint, open_conversion
 from .checkpoint_files import read_json
 from .fields import OPTIONS
-from .inspection import Inspection, inspect_checkpoint
+from .inspection import Inspection, inspection_of
 from .licences import licence_of
 from .record import base_on_the_hub
 from .source import Source
@@ -120,7 +121,7 @@ class Facts:
         if not (made := self.record.get("arguments")):
             return None
         words = ["hf-hyperconn", "convert", self.base_name, self.name, "-n", made["hc_mult"]]
-        usual = {**FIELDS, "hc_readout": "weighted"} if made.get("hc_start") == "history" else FIELDS
+        usual = {**FIELDS, "hc_readout": completed({"hc_start": made.get("hc_start")})["hc_readout"]}
         for name, option in OPTIONS.items():  # records of earlier releases lack the newer ones
             if name != "hc_mult" and (value := made.get(name, usual[name])) != usual[name]:
                 words += ["--no-tanh"] if name == "hc_tanh" else [option, value]
@@ -151,7 +152,8 @@ def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[st
 
     Raises `UnsupportedCheckpointError` when there is no checkpoint with hyper-connections.
     """
-    inspection, checkpoint = inspect_checkpoint(str(folder)), open_conversion(folder)
+    checkpoint = open_conversion(folder)
+    inspection = inspection_of(checkpoint)
     source, config = checkpoint.source, checkpoint.config
     base, commit = base_on_the_hub(config, checkpoint.record)
     record, warnings = checkpoint.record or {}, []

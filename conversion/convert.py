@@ -149,7 +149,7 @@ def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
             _refuse_others(work)
             remove_parts(work)
             found = _read_plan(work)
-            if is_new := found.get("plan") != plan.fingerprint():
+            if found.get("plan") != plan.fingerprint():
                 if found.get("finished"):
                     raise ConversionError(
                         f"'{work}' holds a finished conversion of another base or with other arguments, which could "
@@ -158,7 +158,6 @@ def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
                 for path in work.iterdir():
                     if path.name != PLAN:  # by which the folder is known for a conversion's
                         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            if is_new:
                 replace_file(work / PLAN, as_json({"plan": plan.fingerprint()}))
         yield work
 

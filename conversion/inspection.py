@@ -135,7 +135,11 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
 
     Raises `UnsupportedCheckpointError` when it can't be read or has no hyper-connections.
     """
-    checkpoint = open_conversion(open_source(model, revision))
+    return inspection_of(open_conversion(open_source(model, revision)))
+
+
+def inspection_of(checkpoint: Checkpoint) -> Inspection:
+    """Say what an open checkpoint is; errors as for `inspect_checkpoint`."""
     config, family, weights, record = checkpoint.config, checkpoint.family, checkpoint.weights, checkpoint.record
     quantised = _quantisation(config)
     _check_experts(checkpoint)

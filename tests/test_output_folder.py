@@ -18,13 +18,10 @@ from hf_hyperconn.conversion.plan import plan_conversion
 from hf_hyperconn.errors import ConversionError, HyperConnError
 
 from .marks import few
+from .test_golden_folders import contents
 
 BROUGHT = "model-00001-of-00002.safetensors"
 ASIDE = re.compile(r"out\.replaced-\d{8}-\d{6}(-\d+)?")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def streams(folder: Path) -> int:
@@ -159,24 +156,31 @@ def test_what_comes_between_the_look_and_the_renaming_stays(source, monkeypatch,
     assert sorted(os.listdir(tmp_path)) == [".new.incomplete", "base", "new"]
 
 
-def test_a_finished_conversion_is_not_verified_again(source, meanwhile, monkeypatch, tmp_path):
-    out = tmp_path / "out"
-    meanwhile(out.mkdir)
-    with pytest.raises(ConversionError, match="has appeared"):
-        converted(source, out, verify="full")
-    out.rmdir()
+@pytest.fixture
+def finished(source, meanwhile, tmp_path):
+    """Makes a conversion that waits for its name, and returns OUT, which is free again."""
+
+    def make(**options) -> Path:
+        out = tmp_path / "out"
+        meanwhile(out.mkdir)
+        with pytest.raises(ConversionError, match="has appeared"):
+            converted(source, out, **options)
+        out.rmdir()
+        return out
+
+    return make
+
+
+def test_a_finished_conversion_is_not_verified_again(source, finished, monkeypatch, tmp_path):
+    out = finished(verify="full")
     with monkeypatch.context() as patch:
         patch.setattr(convert, "verify_checkpoint", lambda *arguments, **options: pytest.fail("verified again"))
         result = convert_checkpoint(str(source), out, verify="full")
     assert result.verification == convert_checkpoint(str(source), tmp_path / "other", verify="full").verification
 
 
-def test_a_finished_conversion_is_verified_again_if_its_base_has_changed(source, meanwhile, monkeypatch, tmp_path):
-    out = tmp_path / "out"
-    meanwhile(out.mkdir)
-    with pytest.raises(ConversionError, match="has appeared"):
-        converted(source, out, verify="full")
-    out.rmdir()
+def test_a_finished_conversion_is_verified_again_if_its_base_has_changed(source, finished, monkeypatch):
+    out = finished(verify="full")
     data = (source / "model.safetensors").read_bytes()
     (source / "model.safetensors").write_bytes(data[:-4] + bytes(4))
     verify, verified = convert.verify_checkpoint, []
@@ -188,12 +192,8 @@ def test_a_finished_conversion_is_verified_again_if_its_base_has_changed(source,
     assert (out / BROUGHT).read_bytes() == data[:-4] + bytes(4)
 
 
-def test_a_finished_conversion_is_not_lost_to_another(source, meanwhile, tmp_path):
-    out = tmp_path / "out"
-    meanwhile(out.mkdir)
-    with pytest.raises(ConversionError, match="has appeared"):
-        converted(source, out, hc_mult=3)
-    out.rmdir()
+def test_a_finished_conversion_is_not_lost_to_another(source, finished):
+    out = finished(hc_mult=3)
     with pytest.raises(ConversionError, match="holds a finished conversion of another base or with other arguments"):
         converted(source, out, hc_mult=2)
     assert streams(converted(source, out, hc_mult=3)) == 3

@@ -21,7 +21,7 @@ class Accepted:
 
     least, most: the smallest and the largest number of streams.
     starts: the values of `hc_start`.
-    reads: which of the fields in `OF_SOME_KINDS` the kind reads.
+    reads: the fields that it reads and some other kind does not.
     own_readout: why its readout can't be chosen; None where it can.
     no_equivalent: why no Pre-Norm model computes the same; None for a kind that models can be converted to.
     """
@@ -115,7 +115,7 @@ CHOICES: dict[str, tuple] = {
     "norm": (None, *get_args(Norm)),
 }
 COUNTS = ("hc_mult", "hc_block", "hc_sinkhorn_iters")
-OF_SOME_KINDS = ("hc_tanh", "hc_history", "hc_block", "hc_attention", "hc_selection", "hc_sinkhorn_iters", "hc_eps")
+OF_SOME_KINDS = tuple(name for name in FIELDS if any(name in kind.reads for kind in CONNECTIONS.values()))
 
 # values with which no Pre-Norm model computes the same, and why
 NOT_CONVERTED: dict[tuple[str, str], str] = {
