@@ -12,7 +12,7 @@ import torch
 from triton.testing import do_bench_cudagraph
 
 from benchmarks.timing import write
-from hf_hyperconn.models import hyper_connections_triton_operators as operators
+from hf_hyperconn.models import hc_triton as operators
 
 # tokens, N, D, dtype
 SHAPES = (

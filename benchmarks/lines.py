@@ -6,7 +6,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from hf_hyperconn.conversion.files import replace_file
+from hf_hyperconn.conversion.files.writing import replace_file
 
 
 def result_in(path: Path, name: str) -> dict | None:

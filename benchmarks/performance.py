@@ -49,7 +49,7 @@ def kernels_table(result: dict) -> str:
     rows = []
     for row, earlier in zip(result["rows"], before, strict=True):
         n, size, taken = row["streams"], row["hidden_size"], row["us"]
-        moved = 6 * n + 6  # rows of D a token, as in the docstring of hyper_connections_triton_kernels.py
+        moved = 6 * n + 6  # rows of D a token, as in the docstring of hc_kernels.py
         copied = moved * size * row["tokens"] * {"bfloat16": 2, "float32": 4}[row["dtype"]] / 1e3 / result["copy_gb_s"]
         whole = sum(taken.values())
         shape = f"{row['tokens']} tokens, N = {n}, D = {size}, {row['dtype']}"

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_hyperconn.errors import CardError
+from hf_hyperconn.families.reading.classes import auto_class
 from hf_hyperconn.kinds import kind_of
-from hf_hyperconn.pairs.classes import auto_class
 
-from .base_card import README, licence_fields
-from .card_facts import DTYPES, Facts, collect_facts
-from .card_metadata import joined, metadata_of
-from .card_text import (
+from .cards.evaluation import Evaluation, hub_results, read_evaluation
+from .cards.facts import DTYPES, Facts, collect_facts, joined, metadata_of
+from .cards.licences import licence_of, name_problem, terms_of
+from .checkpoint.base_card import README, licence_fields
+from .checkpoint.readme import (
     is_by_trainer,
     is_ours,
     is_stamped,
@@ -23,10 +24,8 @@ from .card_text import (
     trainer_facts,
     written_into,
 )
-from .evaluation import Evaluation, hub_results, read_evaluation
-from .files import leads_out, replace_file
-from .licences import licence_of, name_problem, terms_of
-from .reading import read_text
+from .files.reading import read_text
+from .files.writing import leads_out, replace_file
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard

@@ -9,14 +9,14 @@ from typing import Any
 import hf_hyperconn
 from hf_hyperconn.errors import HyperConnError, VerificationError
 
-from .comparison import ClosedFolderError, files_now, record_comparison
-from .fields import OPTIONS, add_options
+from .checkpoint.fields import OPTIONS, add_options
 from .inspection import inspect_checkpoint
 from .interrupts import hearing_interrupts
-from .plan import LINKS, plan_conversion
+from .planning.plan import LINKS, plan_conversion
 from .plot import KINDS as PLOTS
 from .push import carry_out_push, plan_push
 from .terminal import open_streams, put, tell
+from .verification.comparison import ClosedFolderError, files_now, record_comparison
 from .verify import MODES, fault_of_mode, verify_checkpoint
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130

@@ -13,20 +13,18 @@ import hf_hyperconn
 from hf_hyperconn.errors import ConversionError, VerificationError
 from hf_hyperconn.models.connection_fields import GivenFields
 
-from .base_card import README, read_base_card
-from .checkpoint_files import INDEX
-from .companions import check_links, modules_left_behind
-from .embedding_modules import MODULES
-from .fields import described
-from .files import as_json, is_part, is_regular, make_folder, remove_parts, replace_file
-from .fit import refuse_unfit
-from .locks import lock
-from .plan import ConversionPlan, plan_conversion
-from .reading import read_json
-from .shards import bring_shards, shard_digests
-from .source import CONFIG, RECORD, Source
+from .checkpoint.base_card import README, read_base_card
+from .checkpoint.checkpoint_files import INDEX
+from .checkpoint.fields import described
+from .checkpoint.source import CONFIG, RECORD, Source
+from .files.reading import read_json
+from .files.transfer import copy_anew, digest
+from .files.writing import as_json, is_part, is_regular, lock, make_folder, remove_parts, replace_file
+from .planning.companions import MODULES, check_links, modules_left_behind
+from .planning.plan import ConversionPlan, plan_conversion
+from .planning.refusals import refuse_unfit
+from .planning.shards import bring_shards, shard_digests
 from .terminal import NAMED, named
-from .transfer import copy_anew, digest
 from .verify import MODES, VerificationReport, fault_of_mode, verify_checkpoint
 
 if TYPE_CHECKING:
@@ -229,7 +227,7 @@ def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
     """Write the hyper-connection shard, and the index of all shards."""
     from safetensors.numpy import save
 
-    from .equivalent import hyper_connection_tensors
+    from .verification.start import hyper_connection_tensors
 
     tensors = hyper_connection_tensors(plan.config, plan.base.family, plan.base.stacks)
     replace_file(work / plan.hc_shard, save(tensors, metadata={"format": "pt"}))

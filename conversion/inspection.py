@@ -15,22 +15,22 @@ from hf_hyperconn.analysis.costs import (
     what_runs,
 )
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import configs_of_stacks
+from hf_hyperconn.families.family import configs_of_stacks
+from hf_hyperconn.families.reading.classes import FamilyName
 from hf_hyperconn.kinds import FIELDS, kind_of
 from hf_hyperconn.models.connection_fields import inequivalence
 from hf_hyperconn.models.sub_layers import is_of_connection
-from hf_hyperconn.pairs.family_names import FamilyName
 
-from .checkpoint import Checkpoint, open_conversion
-from .checkpoint_files import open_tensors
-from .model_code import cuts_of, size_of_code
-from .plan import gigabytes
-from .reading import is_size
-from .record import base_of
-from .source import CONFIG, LocalSource, open_source
+from .checkpoint.checkpoint import Checkpoint, open_conversion
+from .checkpoint.checkpoint_files import open_tensors
+from .checkpoint.model_code import cuts_of, size_of_code
+from .checkpoint.record import base_of
+from .checkpoint.source import CONFIG, LocalSource, open_source
+from .files.reading import is_size
+from .planning.plan import gigabytes
 
 if TYPE_CHECKING:
-    from .drift import Drift
+    from .verification.start import Drift
 
 ITEM_SIZES = {"F64": 8, "F32": 4}  # of others, 2: what is quantised computes in 16 bits
 CAPTION = "Largest change of static weights: alpha reads or mixes, beta writes. Size of the dynamic part of either."
@@ -205,7 +205,7 @@ def _state_of(
     """`trained`, `not_known`, `drift` and `readout_drift` of an `Inspection`."""
     if reason := inequivalence(checkpoint.config):
         return None, f"this is trained from scratch and has no equivalent initialisation ({reason})", None, None
-    from .drift import fault, measure_drift
+    from .verification.start import fault, measure_drift
 
     if found := fault(checkpoint):
         return None, found, None, None

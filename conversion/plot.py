@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_hyperconn.errors import HyperConnError
+from hf_hyperconn.families.reading.classes import FamilyName
 from hf_hyperconn.kinds import kind_of
-from hf_hyperconn.pairs.family_names import FamilyName
 
-from .checkpoint import open_conversion
-from .files import leads_out, replace_file
+from .checkpoint.checkpoint import open_conversion
+from .checkpoint.source import CONFIG, LocalSource
+from .files.writing import leads_out, replace_file
 from .inspection import inspect_checkpoint
-from .source import CONFIG, LocalSource
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

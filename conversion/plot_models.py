@@ -1,5 +1,7 @@
 """What `hf-hyperconn plot` loads: safetensors and configs alone, and no code of a checkpoint is run."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,13 +10,13 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, 
 
 from hf_hyperconn.analysis.study import batches_of
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError
-from hf_hyperconn.families import usual_names
+from hf_hyperconn.families.family import usual_names
 from hf_hyperconn.models.sub_layers import is_of_connection
 from hf_hyperconn.registration import register_auto_classes
 
-from .card_facts import TOKENIZERS
-from .checkpoint import Checkpoint, open_conversion
-from .checkpoint_files import (
+from .cards.facts import TOKENIZERS
+from .checkpoint.checkpoint import Checkpoint, open_conversion
+from .checkpoint.checkpoint_files import (
     INDEX,
     open_tensors,
     read_weights,
@@ -22,11 +24,10 @@ from .checkpoint_files import (
     refuse_links_out,
     refuse_other_weights,
 )
-from .fit import LOAD_IT
-from .loading import refused_by_transformers, while_loading, without_kernels
-from .repository_files import belongs
-from .source import CONFIG, Source, open_source
-from .tokenizer_file import tokenizer_errors
+from .checkpoint.loading import refused_by_transformers, while_loading, without_kernels
+from .checkpoint.repository_files import belongs
+from .checkpoint.source import CONFIG, Source, open_source
+from .planning.refusals import LOAD_IT
 
 LARGEST = 2**24  # characters of a text
 
@@ -137,3 +138,42 @@ def _refuse_missing(source: Source, names) -> None:
             f"{source.name!r} holds no {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}. Copy or "
             f"download the checkpoint again."
         )
+
+
+FILE = "tokenizer.json"
+
+
+@contextmanager
+def tokenizer_errors(source: Source) -> Iterator[None]:
+    """Turn what goes wrong in a tokenizer into a `HyperConnError`; also a panic of Rust, whose report is not shown."""
+    try:
+        with _without_stderr():
+            yield
+    except (HyperConnError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        name = FILE if FILE in source.files else "the tokenizer"
+        raise HyperConnError(
+            f"{name} of {source.name!r} can't read a text ({reason:.300}). Copy the tokenizer's files from its base."
+        ) from error
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Within it, what is written to the process's stderr goes nowhere: Rust writes there itself."""
+    sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

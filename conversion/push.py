@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import hf_hyperconn
 from hf_hyperconn.errors import PushError
 
-from .hub_refusals import explained, refuses_copies
-from .licences import name_problem
-from .plan import gigabytes
-from .publishing_terms import check_terms
-from .push_folder import CheckedFolder, Say, open_checked
-from .push_plan import FATES, PushPlan
+from .cards.licences import name_problem
+from .planning.plan import gigabytes
+from .publishing.folder import CheckedFolder, Say, open_checked
+from .publishing.hub_refusals import explained, refuses_copies
+from .publishing.push_plan import FATES, PushPlan, check_terms
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationCopy, HfApi, ModelInfo

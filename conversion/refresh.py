@@ -9,18 +9,17 @@ from pathlib import Path
 
 import hf_hyperconn
 from hf_hyperconn.errors import ConversionError
+from hf_hyperconn.families.reading.source_files import release
 from hf_hyperconn.kinds import FORMAT
-from hf_hyperconn.pairs.source_files import release
 
-from .changes import find_changes
-from .checkpoint import Checkpoint, open_conversion
-from .checkpoint_files import refuse_links_out
-from .files import as_json, remove_parts, replace_files
-from .locks import lock
-from .model_code import code_of, written_by
-from .source import CONFIG, RECORD, Source
+from .checkpoint.checkpoint import Checkpoint, open_conversion
+from .checkpoint.checkpoint_files import refuse_links_out
+from .checkpoint.model_code import code_of, written_by
+from .checkpoint.source import CONFIG, RECORD, Source
+from .files.transfer import digest
+from .files.writing import as_json, lock, remove_parts, replace_files
 from .terminal import named
-from .transfer import digest
+from .verification.changed_files import find_changes
 
 
 @dataclass(frozen=True)

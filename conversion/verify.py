@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
-from hf_hyperconn.families import configs_of_stacks, usual_names
+from hf_hyperconn.families.family import configs_of_stacks, usual_names
 from hf_hyperconn.kinds import kind_of
 from hf_hyperconn.models.connection_fields import inequivalence
 from hf_hyperconn.models.sub_layers import is_of_connection
 
-from .changes import FileChange, config_differences, find_changes
-from .checkpoint import Checkpoint, open_conversion
-from .checkpoint_files import (
+from .checkpoint.checkpoint import Checkpoint, open_conversion
+from .checkpoint.checkpoint_files import (
     INDEX,
     Weights,
     open_tensors,
@@ -21,18 +20,19 @@ from .checkpoint_files import (
     read_written_config,
     refuse_other_weights,
 )
-from .header import TensorInfo
-from .model_code import code_fault
-from .record import shards_without_digest
-from .sizes import fault_of_sizes
-from .source import CONFIG, Source, open_source
+from .checkpoint.model_code import code_fault
+from .checkpoint.record import shards_without_digest
+from .checkpoint.sizes import fault_of_sizes
+from .checkpoint.source import CONFIG, Source, open_source
+from .files.reading import TensorInfo
+from .files.transfer import digest
 from .terminal import named
-from .transfer import digest
+from .verification.changed_files import FileChange, config_differences, find_changes
 
 if TYPE_CHECKING:
     import torch
 
-    from .numeric import Comparison
+    from .verification.numeric import Comparison
 
 MODES = ("auto", "full", "structure")
 
@@ -92,7 +92,7 @@ class VerificationReport:
     @classmethod
     def from_dict(cls, report: dict) -> "VerificationReport":
         """What `as_dict` made, also when it has been JSON since."""
-        from .numeric import Comparison
+        from .verification.numeric import Comparison
 
         fields = {name: value for name, value in report.items() if name != "passed"}
         return cls(
@@ -194,7 +194,7 @@ def verify_checkpoint(
     if is_resized:
         return replace(report, notes=(*report.notes, "logits not compared: they are of other tokens than the base's"))
 
-    from .numeric import compare_models, layers_that_fit
+    from .verification.numeric import compare_models, layers_that_fit
 
     total = max(each["num_hidden_layers"] for each in configs_of_stacks(target.config))
     run = min(layers or (total if mode == "full" else layers_that_fit(weights, total)), total)
@@ -213,7 +213,7 @@ def _check_own(target: Checkpoint) -> tuple[str | None, bool | None]:
 
     Where something is wrong, the latter is not known.
     """
-    from .drift import fault, measure_drift
+    from .verification.start import fault, measure_drift
 
     if found := code_fault(target):
         return found, None
@@ -223,7 +223,7 @@ def _check_own(target: Checkpoint) -> tuple[str | None, bool | None]:
         return f"{INDEX} does not list {min(unlisted)}", None
     if found := fault_of_sizes(target) or fault(target):
         return found, None
-    from .loading import fault_by_headers  # with torch, which what comes before does without
+    from .checkpoint.loading import fault_by_headers  # with torch, which what comes before does without
 
     if unfit := fault_by_headers(target):
         return str(unfit), None
@@ -260,7 +260,7 @@ def _renamed(target: Checkpoint, base: Checkpoint) -> frozenset[str]:
 
     There are none where Transformers doesn't load the base in full.
     """
-    from .loading import fault_by_headers
+    from .checkpoint.loading import fault_by_headers
 
     names = {name for name in target.weights.tensors if not is_of_connection(name)} - base.weights.tensors.keys()
     if not names or fault_by_headers(base):

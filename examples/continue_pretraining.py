@@ -39,7 +39,7 @@ from transformers.distributed import DistributedConfig
 
 from hf_hyperconn import HCMonitorCallback, HCTrainer
 from hf_hyperconn.errors import HyperConnError
-from hf_hyperconn.families import find_family
+from hf_hyperconn.families.family import find_family
 
 
 @dataclass

@@ -8,22 +8,22 @@ from importlib import import_module
 from pathlib import Path
 
 from ._version import __version__
-from .families import family_of_class
-from .pairs.modules import install
+from .families.family import family_of_class
+from .families.modules import install
 
 _EXPORTS = {
     "HyperConnection": "models.hyper_connections",
-    "HCMonitorCallback": "callbacks",
-    "HCTrainer": "training",
-    "HCTrainerMixin": "training",
-    "convert_model": "in_memory",
-    "freeze_base": "training",
-    "freeze_hc": "training",
-    "hc_param_groups": "training",
-    "hc_parameters": "hc_file",
-    "load_hc": "hc_file",
+    "HCMonitorCallback": "training.monitor",
+    "HCTrainer": "training.trainer",
+    "HCTrainerMixin": "training.trainer",
+    "convert_model": "in_memory.convert_model",
+    "freeze_base": "training.trainer",
+    "freeze_hc": "training.trainer",
+    "hc_param_groups": "training.trainer",
+    "hc_parameters": "training.hc_file",
+    "load_hc": "training.hc_file",
     "register_auto_classes": "registration",
-    "save_hc": "hc_file",
+    "save_hc": "training.hc_file",
     "set_hc_implementation": "models.computing",
 }
 

@@ -7,9 +7,9 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .errors import UnsupportedCheckpointError
-from .families import TESTED, Family, find_family
-from .pairs.classes import MAPPINGS, auto_class
-from .pairs.modules import PACKAGE
+from .families.family import TESTED, Family, find_family
+from .families.modules import PACKAGE
+from .families.reading.classes import MAPPINGS, auto_class
 
 
 def register_auto_classes() -> None:

@@ -1,6 +1,6 @@
 """The families whose every property is tested, with the structural switches of each on."""
 
-from hf_hyperconn.families import find_family
+from hf_hyperconn.families.family import find_family
 
 WINDOW = {"sliding_window": 8}
 MIXED_WINDOWS = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], **WINDOW}

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from hf_hyperconn import _EXPORTS
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import TESTED, Family, family_of_class, find_family
+from hf_hyperconn.families.family import TESTED, Family, family_of_class, find_family
 
 from .pages import REPOSITORY
 

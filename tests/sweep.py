@@ -29,10 +29,10 @@ from huggingface_hub.utils import tqdm
 from benchmarks.timing import between_marks
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import find_family, name_of_family
-from hf_hyperconn.pairs.family_names import FamilyName
-from hf_hyperconn.pairs.source_files import table
-from hf_hyperconn.pairs.sources import fields_of_stacks
+from hf_hyperconn.families.family import find_family, name_of_family
+from hf_hyperconn.families.reading.classes import FamilyName
+from hf_hyperconn.families.reading.read_family import fields_of_stacks
+from hf_hyperconn.families.reading.source_files import table
 
 from . import other_families
 from .families import FAMILIES

@@ -7,8 +7,8 @@ from io import StringIO
 
 import pytest
 
-from hf_hyperconn.pairs.branches import cut_branches
-from hf_hyperconn.pairs.modules import code_text
+from hf_hyperconn.families.modules import code_text
+from hf_hyperconn.families.reading.branches import cut_branches
 
 from .pages import REPOSITORY, read
 

@@ -9,12 +9,12 @@ from torch._dynamo.testing import CompileCounter
 from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM
 
 from hf_hyperconn import HCLlamaForCausalLM, convert_model
+from hf_hyperconn.analysis.arrangements import ARRANGEMENTS
+from hf_hyperconn.analysis.observation import observe, watch
 from hf_hyperconn.analysis.statistics import PERCENTILES, Moments, Sample
 from hf_hyperconn.analysis.study import batches_of, study
 from hf_hyperconn.analysis.unfolding import Unfolding, unfold, unfold_static
-from hf_hyperconn.arrangements import ARRANGEMENTS
 from hf_hyperconn.errors import HyperConnError
-from hf_hyperconn.observation import observe, watch
 
 from .adapted import CONNECTIONS
 from .conftest import hc_llama, randomise_connections

@@ -9,8 +9,8 @@ from torch import nn
 from hf_hyperconn import convert_model
 from hf_hyperconn.analysis.study import study
 from hf_hyperconn.analysis.unfolding import unfold_static
-from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.errors import HyperConnError
+from hf_hyperconn.training.monitor import hc_figures
 
 from .conftest import hc_llama, randomise_connections, record_branches
 from .other_families import tiny

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from hf_hyperconn import convert_model
-from hf_hyperconn.arrangements import ARRANGEMENTS, arrange, post_norm
+from hf_hyperconn.analysis.arrangements import ARRANGEMENTS, arrange, post_norm
+from hf_hyperconn.analysis.observation import connections_of
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.models.connection import expand_streams, reduce_streams
 from hf_hyperconn.models.hyper_connections import HyperConnection, width_connection
-from hf_hyperconn.observation import connections_of
 
 from .conftest import hc_llama, record_branches
 from .other_families import tiny

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from huggingface_hub import constants
 
-from hf_hyperconn.conversion.source import open_source
+from hf_hyperconn.conversion.checkpoint.source import open_source
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 

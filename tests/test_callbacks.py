@@ -11,10 +11,10 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_hyperconn import HCMonitorCallback, convert_model
+from hf_hyperconn.analysis.observation import observe
 from hf_hyperconn.analysis.study import study
-from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.errors import HyperConnError
-from hf_hyperconn.observation import observe
+from hf_hyperconn.training.monitor import hc_figures
 
 from .conftest import hc_llama, randomise_connections
 from .marks import tail

@@ -8,12 +8,12 @@ import pytest
 
 import hf_hyperconn
 from hf_hyperconn import HCLlamaForCausalLM
-from hf_hyperconn.conversion.changes import config_differences
-from hf_hyperconn.conversion.checkpoint import Checkpoint
+from hf_hyperconn.conversion.checkpoint.checkpoint import Checkpoint
+from hf_hyperconn.conversion.checkpoint.source import GENERATE, LocalSource
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.refresh import refresh
-from hf_hyperconn.conversion.source import GENERATE, LocalSource
+from hf_hyperconn.conversion.verification.changed_files import config_differences
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from tests.conftest import randomise_connections
 from tests.hub import sha256

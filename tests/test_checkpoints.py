@@ -10,8 +10,8 @@ from torch import nn
 from transformers import TrainingArguments, ViTConfig, ViTForImageClassification
 
 from hf_hyperconn import HCTrainer, convert_model
-from hf_hyperconn.checkpoints import load_weights
 from hf_hyperconn.errors import HyperConnError
+from hf_hyperconn.training.checkpoints import load_weights
 
 from . import other_families
 from .families import FAMILIES

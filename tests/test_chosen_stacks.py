@@ -17,9 +17,9 @@ import hf_hyperconn
 from hf_hyperconn import convert_model
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.errors import HyperConnectionFileError, UnsupportedCheckpointError
-from hf_hyperconn.families import find_family, name_of_family
-from hf_hyperconn.hc_file import load_hc, save_hc
-from hf_hyperconn.pairs.family_names import FamilyName
+from hf_hyperconn.families.family import find_family, name_of_family
+from hf_hyperconn.families.reading.classes import FamilyName
+from hf_hyperconn.training.hc_file import load_hc, save_hc
 
 from .conftest import randomise_connections
 from .other_families import fields_of, inputs_of, tiny

@@ -11,7 +11,7 @@ import pytest
 from hf_hyperconn.conversion import convert
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.files import opened_to_copy, replace_file
+from hf_hyperconn.conversion.files.writing import opened_to_copy, replace_file
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 
 CUSTOM = {"auto_map": {"AutoTokenizer": ["evil/repo--tok.T", None]}}

@@ -22,10 +22,12 @@ from transformers import (
 )
 
 from hf_hyperconn import HCLlamaForCausalLM
-from hf_hyperconn.conversion import convert, shards, transfer
+from hf_hyperconn.conversion import convert
+from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.plan import plan_conversion
-from hf_hyperconn.conversion.source import LocalSource
+from hf_hyperconn.conversion.files.writing import transfer
+from hf_hyperconn.conversion.planning import shards
+from hf_hyperconn.conversion.planning.plan import plan_conversion
 from hf_hyperconn.errors import ConversionError, VerificationError
 from hf_hyperconn.kinds import FIELDS
 

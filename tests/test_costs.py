@@ -14,9 +14,9 @@ from transformers import LlamaForCausalLM
 
 from hf_hyperconn import HCOlmoeForCausalLM, HCOlmoForCausalLM
 from hf_hyperconn.analysis.costs import base_flops, connection_flops, experts_met, kept_bytes, number_of_experts
-from hf_hyperconn.conversion.checkpoint_files import read_weights
-from hf_hyperconn.conversion.source import LocalSource
-from hf_hyperconn.families import find_family
+from hf_hyperconn.conversion.checkpoint.checkpoint_files import read_weights
+from hf_hyperconn.conversion.checkpoint.source import LocalSource
+from hf_hyperconn.families.family import find_family
 from hf_hyperconn.kinds.kind import NORM
 
 from . import other_families

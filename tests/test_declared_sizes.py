@@ -13,16 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from hf_hyperconn.conversion import loading
-from hf_hyperconn.conversion.checkpoint import Checkpoint, open_conversion
-from hf_hyperconn.conversion.checkpoint_files import INDEX, read_written_config
+from hf_hyperconn.conversion.checkpoint.checkpoint import Checkpoint, loading, open_conversion
+from hf_hyperconn.conversion.checkpoint.checkpoint_files import INDEX, read_written_config
+from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.numeric import compare_models
-from hf_hyperconn.conversion.source import LocalSource
+from hf_hyperconn.conversion.verification.numeric import compare_models
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import UnsupportedCheckpointError, VerificationError
-from hf_hyperconn.families import Family
+from hf_hyperconn.families.family import Family
 
 from .families import FAMILIES
 from .marks import few

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, repeat_kv
 
-from hf_hyperconn.models import hyper_connections_step as step
+from hf_hyperconn.models import hc_step as step
 from hf_hyperconn.models.hyper_connections import HyperConnection
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldHyperConnection
 

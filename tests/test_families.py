@@ -16,7 +16,7 @@ from hf_hyperconn import convert_model
 from hf_hyperconn.analysis.costs import base_flops
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.conversion.inspection import inspect_checkpoint
-from hf_hyperconn.families import find_family
+from hf_hyperconn.families.family import find_family
 
 from .conftest import asked_for
 from .families import FAMILIES, FIELDS

@@ -12,13 +12,13 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from hf_hyperconn import __version__
 from hf_hyperconn.analysis.study import study
 from hf_hyperconn.analysis.unfolding import unfold_static
-from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.conversion import cli
-from hf_hyperconn.conversion.push_folder import open_checked
+from hf_hyperconn.conversion.publishing.folder import open_checked
 from hf_hyperconn.conversion.refresh import refresh
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import ConversionError, PushError
-from hf_hyperconn.families import Family, find_family
+from hf_hyperconn.families.family import Family, find_family
+from hf_hyperconn.training.monitor import hc_figures
 
 from .golden_folders import FOLDERS
 from .marks import few

@@ -25,12 +25,12 @@ from hf_hyperconn import (
     HCLlamaForSequenceClassification,
     HCLlamaModel,
     convert_model,
-    hc_file,
     hc_parameters,
     load_hc,
     save_hc,
 )
 from hf_hyperconn.errors import HyperConnectionFileError
+from hf_hyperconn.training.trainer import hc_file
 
 from .conftest import TINY, hc_llama, llama_config, train
 

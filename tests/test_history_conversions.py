@@ -10,7 +10,6 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from hf_hyperconn import HCLlamaForCausalLM, convert_model, hc_param_groups, load_hc, save_hc
 from hf_hyperconn.analysis.unfolding import unfold_static
-from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.demo import byte_tokenizer
@@ -18,6 +17,7 @@ from hf_hyperconn.conversion.inspection import inspect_checkpoint
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import HyperConnectionFileError, HyperConnError
 from hf_hyperconn.models.weighted_readout import WeightedReadout
+from hf_hyperconn.training.monitor import hc_figures
 
 from .marks import few
 from .processes import elsewhere

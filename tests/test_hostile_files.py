@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from hf_hyperconn.conversion import reading
+from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.header import check_offsets, tensor_info
-from hf_hyperconn.conversion.source import LocalSource
+from hf_hyperconn.conversion.files.reading import check_offsets, tensor_info
+from hf_hyperconn.conversion.files.writing import reading
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 

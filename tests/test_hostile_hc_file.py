@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_hyperconn import convert_model, hc_file, load_hc, save_hc
+from hf_hyperconn import convert_model, load_hc, save_hc
 from hf_hyperconn.errors import HyperConnectionFileError
+from hf_hyperconn.training.trainer import hc_file
 
 from .conftest import hc_llama
 

@@ -16,9 +16,9 @@ from transformers import LlamaForCausalLM
 
 import hf_hyperconn
 from hf_hyperconn import HCLlamaForCausalLM
+from hf_hyperconn.conversion.checkpoint.source import RECORD
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.inspection import inspect_checkpoint
-from hf_hyperconn.conversion.source import RECORD
 from tests.conftest import llama_config
 from tests.hub import Hub
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_hyperconn.models import hyper_connections_step
+from hf_hyperconn.models import hc_step as hyper_connections_step
 from hf_hyperconn.models.connection import expand_streams, reduce_streams
 from hf_hyperconn.models.hyper_connections import HyperConnection
 

@@ -14,10 +14,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from hf_hyperconn import convert_model, set_hc_implementation
-from hf_hyperconn.models import hyper_connections_step as step
+from hf_hyperconn.models import hc_step as step
+from hf_hyperconn.models.hc_step import StepCarry
+from hf_hyperconn.models.hc_torch import BY_MATRIX_PRODUCTS, BY_SUMS, CoefficientParameters
 from hf_hyperconn.models.hyper_connections import HyperConnection
-from hf_hyperconn.models.hyper_connections_step import StepCarry
-from hf_hyperconn.models.hyper_connections_torch import BY_MATRIX_PRODUCTS, BY_SUMS, CoefficientParameters
 from hf_hyperconn.models.norm_forms import form_of
 
 from .conftest import hc_llama

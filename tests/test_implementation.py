@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hf_hyperconn import set_hc_implementation
 from hf_hyperconn.models import computing
-from hf_hyperconn.models.hyper_connections_step import _run_one
+from hf_hyperconn.models.hc_step import _run_one
 
 from .conftest import hc_llama
 

@@ -21,8 +21,8 @@ from transformers import (
 
 from hf_hyperconn import convert_model
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.set_by_hand import LOST as LOST_SETTING
-from hf_hyperconn.set_by_hand import SetByHand
+from hf_hyperconn.in_memory.hand_settings import LOST as LOST_SETTING
+from hf_hyperconn.in_memory.hand_settings import SetByHand
 
 from .conftest import llama_config, randomise_connections
 

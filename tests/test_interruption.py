@@ -77,7 +77,7 @@ def serve():
 
 def read_transformers():
     """What a conversion reads of Transformers' source, and keeps, as long as its process lives."""
-    import_module("hf_hyperconn.families").name_of_family({"model_type": "llama"})
+    import_module("hf_hyperconn.families.family").name_of_family({"model_type": "llama"})
     import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
 
 

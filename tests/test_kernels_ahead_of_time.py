@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_hyperconn.models.hyper_connections_triton_operators import (
-    _OPTIONS,
-    _backward,
-    _forward,
-    _projection,
-    _projection_sizes,
-    _sizes,
-)
+from hf_hyperconn.models.hc_triton import _OPTIONS, _backward, _forward, _projection, _projection_sizes, _sizes
 
 triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402

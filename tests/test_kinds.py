@@ -12,21 +12,14 @@ from transformers import LlamaForCausalLM
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, __version__, convert_model
 from hf_hyperconn.analysis.costs import connection_flops, connection_parameters, kept_bytes
+from hf_hyperconn.conversion.checkpoint.fields import INEXACT, fields_of_conversion
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.equivalent import hyper_connection_shapes, hyper_connection_tensors
-from hf_hyperconn.conversion.fields import INEXACT, fields_of_conversion
+from hf_hyperconn.conversion.verification.start import hyper_connection_shapes, hyper_connection_tensors
 from hf_hyperconn.errors import ConversionError
 from hf_hyperconn.kinds import CONVERTIBLE, FIELDS, KINDS, READOUTS
 from hf_hyperconn.kinds.kind import NORM
 from hf_hyperconn.models.configuration_hyper_connections import VERSION, HyperConnectionConfig
-from hf_hyperconn.models.connection_fields import (
-    CHOICES,
-    CONNECTIONS,
-    GivenFields,
-    completed,
-    fault,
-    inequivalence,
-)
+from hf_hyperconn.models.connection_fields import CHOICES, CONNECTIONS, GivenFields, completed, fault, inequivalence
 
 from .conftest import hc_llama, kept_for_a_token, llama_config
 from .families import FAMILIES

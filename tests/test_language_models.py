@@ -12,9 +12,9 @@ import hf_hyperconn
 from hf_hyperconn import convert_model
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.errors import HyperConnectionFileError
-from hf_hyperconn.families import find_family, name_of_family
-from hf_hyperconn.hc_file import load_hc, save_hc
+from hf_hyperconn.families.family import find_family, name_of_family
 from hf_hyperconn.kinds import CONVERTIBLE
+from hf_hyperconn.training.hc_file import load_hc, save_hc
 
 from .conftest import randomise_connections
 from .other_families import fields_of, tiny

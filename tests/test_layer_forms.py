@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.generic import attributes_of, cut_of, layer_attributes
+from hf_hyperconn.in_memory.generic import attributes_of, cut_of, layer_attributes
 
 from .layer_forms import (
     AddsInPlace,

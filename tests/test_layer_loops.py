@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.pairs.loops import read_layer_loop
-from hf_hyperconn.running_code import running_code
+from hf_hyperconn.families.reading.loops import read_layer_loop
+from hf_hyperconn.in_memory.running_code import running_code
 
 
 class SkipsLayers(nn.Module):

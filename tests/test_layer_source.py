@@ -15,10 +15,10 @@ import torch
 import transformers
 
 from hf_hyperconn.conversion import cli
+from hf_hyperconn.families.reading.read_family import read_family
+from hf_hyperconn.families.reading.source_files import Source
 from hf_hyperconn.models import layer_source
 from hf_hyperconn.models.layer_source import CACHE_NAMES, CutFrom, SourceDiffersError, digest, has_other_cache_names
-from hf_hyperconn.pairs.source_files import Source
-from hf_hyperconn.pairs.sources import read_family
 
 from . import other_families
 from .isolated import printed

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import hf_hyperconn
+from hf_hyperconn.families.modules import code_text
 from hf_hyperconn.models.shipped_code import code_of, modules_in
-from hf_hyperconn.pairs.modules import code_text
 
 from .families import FAMILIES
 from .pages import read
@@ -43,7 +43,10 @@ GUARDED_IMPORTS = {"triton"}  # where they are missing, what needs them says so
 def imports(path: Path) -> set[str]:
     """Absolute names of all modules a file imports, those of ours from `hf_hyperconn`."""
     source = code_text(path.name) if path.parent.name == "models" else path.read_text(encoding="utf-8")
-    package = ["hf_hyperconn", *path.parent.relative_to(PACKAGE).parts] if PACKAGE in path.parents else []
+    if PACKAGE in path.parents:
+        package = ["hf_hyperconn", *path.parent.relative_to(PACKAGE).parts]
+    else:
+        package = ["hf_hyperconn", *path.parent.relative_to(PACKAGE.parent).parts]
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -84,7 +87,7 @@ def test_imports_go_one_way():
 
 def test_diffusers_is_imported_only_when_it_is_used():
     """By one file, which others import in functions alone."""
-    for path in (*PACKAGE.rglob("*.py"), *CONVERSION.glob("*.py")):
+    for path in (*PACKAGE.rglob("*.py"), *CONVERSION.rglob("*.py")):
         top = ast.parse(path.read_text(encoding="utf-8")).body
         modules = {f"{'.' * node.level}{node.module}" for node in top if isinstance(node, ast.ImportFrom)}
         assert not any(name.endswith(".diffusion") for name in modules), path
@@ -94,13 +97,9 @@ def test_diffusers_is_imported_only_when_it_is_used():
 
 def test_the_command_line_starts_light():
     """Nothing heavy at the top of what `--help`, `--dry-run` and a refusal need."""
-    light = (
-        *("cli", "plan", "plot", "source", "checkpoint", "header", "convert", "transfer", "record", "files"),
-        *("output_folder", "locks"),
-        *("checkpoint_files", "inspection", "base_card", "card_text", "push", "hub_refusals", "publishing_terms"),
-        *("push_folder", "push_plan", "repository_files", "changes"),
-    )
-    for path in (*(CONVERSION / f"{name}.py" for name in light), *KINDS, PACKAGE / "analysis" / "costs.py"):
+    heavy = ("checkpoint/loading", "verification/numeric", "demo", "plot_models")
+    light = set(CONVERSION.rglob("*.py")) - {CONVERSION / f"{name}.py" for name in heavy}
+    for path in (*light, *KINDS, PACKAGE / "analysis" / "costs.py"):
         top = ast.parse(path.read_text(encoding="utf-8")).body
         modules = {node.module for node in top if isinstance(node, ast.ImportFrom)}
         modules |= {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
@@ -125,18 +124,36 @@ def test_the_table_of_families_agrees_with_the_classes(family):
     assert reached == {f"{name}.py" for name in everything}
 
 
-def test_plain_modules_and_analysis_import_what_the_page_of_architecture_says():
-    """`conversion` imports all of these; what `models` imports is above."""
-    plain = {f"hf_hyperconn.{path.stem}" for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
-    plain |= {f"hf_hyperconn.kinds.{path.stem}" for path in KINDS} | {"hf_hyperconn.kinds"}
-    plain |= {f"hf_hyperconn.pairs.{path.stem}" for path in PACKAGE.glob("pairs/*.py")}
-    for path in (*PACKAGE.glob("*.py"), *KINDS, *PACKAGE.glob("analysis/*.py")):
-        ours = {name for name in imports(path) if name.startswith("hf_hyperconn.")} - plain
-        allowed = ("hf_hyperconn.models", "hf_hyperconn.analysis")
-        of_analysis = path.parent.name == "analysis" or path.name == "callbacks.py"
-        assert all(name.startswith(allowed if of_analysis else allowed[:1]) for name in ours), path
-        draws = any(name.startswith("matplotlib") for name in imports(path))
-        assert draws == (path.name == "plots.py"), path
+ROOMS = {  # of the package: the rooms that each may import
+    "models": (),
+    "families": ("models",),
+    "kinds": ("families", "models"),
+    "analysis": ("families", "kinds", "models"),
+    "in_memory": ("families", "models"),
+    "training": ("analysis", "families", "in_memory", "kinds", "models"),
+}
+# of the converter, from below
+FLOORS = (
+    *("terminal", "interrupts", "files", "checkpoint", "verification", "verify", "planning", "inspection", "cards"),
+    "publishing",
+)
+
+
+def test_rooms_import_what_the_page_of_architecture_says():
+    beside = {path.stem for path in PACKAGE.glob("*.py")}
+    for room, others in ROOMS.items():
+        for path in (PACKAGE / room).rglob("*.py"):
+            modules = {name.split(".")[1] for name in imports(path) if name.startswith("hf_hyperconn.")}
+            assert modules <= {room, *others, *beside}, path
+            draws = any(name.startswith("matplotlib") for name in imports(path))
+            assert draws == (path.name == "plots.py"), path
+
+
+def test_imports_of_the_converter_go_down():
+    for floor, room in enumerate(FLOORS):
+        for path in [*CONVERSION.glob(f"{room}.py"), *(CONVERSION / room).rglob("*.py")]:
+            names = {name for name in imports(path) if name.startswith("hf_hyperconn.conversion.")}
+            assert {name.split(".")[2] for name in names} <= {*FLOORS[: floor + 1]}, path
 
 
 def test_the_page_of_architecture_names_every_file():

@@ -8,12 +8,8 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from hf_hyperconn.models import manifold_hyper_connections_triton_kernels as kernels  # noqa: E402
-from hf_hyperconn.models.manifold_hyper_connections_triton_operators import (  # noqa: E402
-    _COEFFICIENT_OPTIONS,
-    _OPTIONS,
-    _sizes,
-)
+from hf_hyperconn.models import mhc_kernels as kernels  # noqa: E402
+from hf_hyperconn.models.mhc_triton import _COEFFICIENT_OPTIONS, _OPTIONS, _sizes  # noqa: E402
 
 from .marks import few  # noqa: E402
 from .test_kernels_ahead_of_time import H200, PTXAS, spilled  # noqa: E402

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from hf_hyperconn.conversion import convert, locks, output_folder
+from hf_hyperconn.conversion import convert
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.output_folder import OutputFolder
-from hf_hyperconn.conversion.plan import plan_conversion
+from hf_hyperconn.conversion.files.writing import writing as locks
+from hf_hyperconn.conversion.planning import output_folder
+from hf_hyperconn.conversion.planning.output_folder import OutputFolder
+from hf_hyperconn.conversion.planning.plan import plan_conversion
 from hf_hyperconn.errors import ConversionError, HyperConnError
 
 from .marks import few

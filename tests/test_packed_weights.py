@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_hyperconn.conversion.checkpoint_files import Weights
+from hf_hyperconn.conversion.checkpoint.checkpoint_files import Weights
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.header import TensorInfo
-from hf_hyperconn.conversion.packed import packed_tensor
+from hf_hyperconn.conversion.files.reading import TensorInfo
+from hf_hyperconn.conversion.planning.refusals import packed_tensor
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 FLOAT8 = torch.float8_e4m3fn

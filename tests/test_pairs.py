@@ -17,11 +17,11 @@ import transformers
 import hf_hyperconn
 from hf_hyperconn import registration
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import TESTED, family_of_class, find_family
-from hf_hyperconn.pairs import loops
-from hf_hyperconn.pairs.modules import MODELS, code_text
-from hf_hyperconn.pairs.sources import read_family
-from hf_hyperconn.pairs.text import configuration_text, modeling_text
+from hf_hyperconn.families.family import TESTED, family_of_class, find_family
+from hf_hyperconn.families.modules import MODELS, code_text
+from hf_hyperconn.families.reading import loops
+from hf_hyperconn.families.reading.read_family import read_family
+from hf_hyperconn.families.writing.family_files import configuration_text, modeling_text
 
 from .families import FAMILIES
 from .other_families import RELEASE
@@ -100,7 +100,7 @@ def test_reading_imports_nothing_of_transformers_or_torch():
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = None
 sys.argv = ["hf-hyperconn"]
-from hf_hyperconn.families import find_family
+from hf_hyperconn.families.family import find_family
 print(find_family("glm4").architectures["Glm4ForCausalLM"])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -9,14 +9,7 @@ import torch
 import trl
 from transformers import Trainer, TrainingArguments
 
-from hf_hyperconn import (
-    HCTrainer,
-    HCTrainerMixin,
-    convert_model,
-    freeze_base,
-    freeze_hc,
-    hc_param_groups,
-)
+from hf_hyperconn import HCTrainer, HCTrainerMixin, convert_model, freeze_base, freeze_hc, hc_param_groups
 from hf_hyperconn.conversion.demo import byte_tokenizer
 from hf_hyperconn.errors import HyperConnError
 

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 import hf_hyperconn
 from hf_hyperconn import convert_model
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.running_code import running_code
+from hf_hyperconn.in_memory.running_code import running_code
 
 from .conftest import llama_config
 

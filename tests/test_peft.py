@@ -13,7 +13,7 @@ from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from hf_hyperconn import HCLlamaForCausalLM, freeze_base, hc_parameters, load_hc, save_hc
 from hf_hyperconn.errors import HyperConnectionFileError
-from hf_hyperconn.models.hyper_connections_layer import has_readout_module
+from hf_hyperconn.models.decoder_layer import has_readout_module
 
 from .adapted import CONNECTIONS, logits, train
 from .conftest import hc_llama

@@ -5,7 +5,7 @@ import torch
 from matplotlib import pyplot as plt
 
 from hf_hyperconn.analysis import plots
-from hf_hyperconn.analysis.streams import StreamStatistics
+from hf_hyperconn.analysis.statistics import StreamStatistics
 from hf_hyperconn.analysis.study import study
 
 from .conftest import hc_llama

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import Glm4Config, Glm4ForCausalLM
 
 from hf_hyperconn import convert_model
-from hf_hyperconn.hc_file import save_hc
+from hf_hyperconn.training.hc_file import save_hc
 
 from .conftest import TINY, hc_llama, randomise_connections
 from .families import FAMILIES

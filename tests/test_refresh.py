@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from hf_hyperconn.conversion.cli import main
-from hf_hyperconn.conversion.files import is_part
-from hf_hyperconn.conversion.locks import lock
+from hf_hyperconn.conversion.files.writing import is_part, lock
 from hf_hyperconn.conversion.refresh import refresh
 from hf_hyperconn.errors import ConversionError
 
@@ -142,7 +141,7 @@ def test_stopped_at_any_change_it_is_completed_by_the_same_command(how, old, new
 
 def test_a_full_disk_changes_nothing(out, old, monkeypatch):
     """Until all files are written, and are renamed then."""
-    monkeypatch.setattr("hf_hyperconn.conversion.files._create", lambda path, mode: fail())
+    monkeypatch.setattr("hf_hyperconn.conversion.files.writing._create", lambda path, mode: fail())
     with pytest.raises(ConversionError, match="was not refreshed: No space left on device. Fix that, and run"):
         refresh(out)
     assert contents(out) == contents(old)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from hf_hyperconn.conversion import plan
 from hf_hyperconn.conversion.cli import main
+from hf_hyperconn.conversion.planning import plan
 
 
 @pytest.fixture

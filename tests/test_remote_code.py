@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_hyperconn import HCLlamaForSequenceClassification, convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.families import find_family
+from hf_hyperconn.families.family import find_family
 
 from . import other_families
 from .conftest import hc_llama, llama_config

@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM
 
 from hf_hyperconn import convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.families import find_family
+from hf_hyperconn.families.family import find_family
+from hf_hyperconn.families.modules import MODELS
 from hf_hyperconn.kinds import CONVERTIBLE, KINDS
 from hf_hyperconn.models import chosen_code
 from hf_hyperconn.models.connection_fields import CHOICES, CONNECTIONS
 from hf_hyperconn.models.shipped_code import CHOOSING, CHOSEN, ROW, written_for
-from hf_hyperconn.pairs.modules import MODELS
 
 from .conftest import hc_llama
 from .families import FAMILIES
@@ -27,17 +27,17 @@ LLAMA = FAMILIES["llama"]
 # what every Llama brings, whatever its connections are
 OF_ALL = {
     *("configuration_hc_llama.py", "modeling_hc_llama.py"),
-    *("configuration_hyper_connections.py", "modeling_hyper_connections.py", "hyper_connections_layer.py"),
+    *("configuration_hyper_connections.py", "modeling_hyper_connections.py", "decoder_layer.py"),
     *("connection.py", "connection_fields.py", "connection_weights.py", "sub_layers.py", "transformers_seam.py"),
     *("chosen_code.py", "shipped_code.py"),
 }
 HYPER = {
-    *("computing.py", "hyper_connections.py", "hyper_connections_step.py", "hyper_connections_torch.py"),
-    *("hyper_connections_triton_kernels.py", "hyper_connections_triton_operators.py", "norm_forms.py"),
+    *("computing.py", "hyper_connections.py", "hc_step.py", "hc_torch.py"),
+    *("hc_kernels.py", "hc_triton.py", "norm_forms.py"),
 }
 MANIFOLD = {
-    *("computing.py", "manifold_hyper_connections.py", "manifold_hyper_connections_triton_kernels.py"),
-    *("manifold_hyper_connections_triton_operators.py", "sinkhorn.py", "stream_means.py"),
+    *("computing.py", "manifold_hyper_connections.py", "mhc_kernels.py"),
+    *("mhc_triton.py", "sinkhorn.py", "stream_means.py"),
 }
 OWN = {
     "shc": HYPER,

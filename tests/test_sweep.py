@@ -6,7 +6,7 @@ import pytest
 import transformers
 
 from benchmarks.timing import between_marks
-from hf_hyperconn.families import TESTED
+from hf_hyperconn.families.family import TESTED
 
 from .other_families import RELEASE
 from .pages import read

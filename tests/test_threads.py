@@ -11,7 +11,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import logging
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCLlamaForSequenceClassification, HCLlamaModel
-from hf_hyperconn.pairs.modules import PACKAGE
+from hf_hyperconn.families.modules import PACKAGE
 
 from .conftest import TINY, llama_config
 

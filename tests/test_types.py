@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCTrainer, convert_model, hc_param_groups, save_hc
-from hf_hyperconn.callbacks import hc_figures
+from hf_hyperconn.training.monitor import hc_figures
 
 config = HCLlamaConfig(hidden_size=64, hc_mult=4, connection="dhc")
 reveal_type(config.hc_mult)

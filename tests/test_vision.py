@@ -26,8 +26,8 @@ from transformers import (
 
 from hf_hyperconn import HCViTForImageClassification, convert_model
 from hf_hyperconn.analysis.study import study
-from hf_hyperconn.callbacks import hc_figures
 from hf_hyperconn.conversion import cli
+from hf_hyperconn.training.monitor import hc_figures
 
 from .isolated import printed
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from benchmarks.pretraining.corpus import HELD_OUT, Corpus, corpus
 from benchmarks.pretraining.train import WORK
-from hf_hyperconn.conversion.files import replace_file
+from hf_hyperconn.conversion.files.writing import replace_file
 
 PLACE = WORK / "text"
 

@@ -40,9 +40,9 @@ from hf_hyperconn import (
     hc_parameters,
 )
 from hf_hyperconn.analysis.study import study
-from hf_hyperconn.callbacks import hc_figures
-from hf_hyperconn.conversion.files import replace_file
+from hf_hyperconn.conversion.files.writing import replace_file
 from hf_hyperconn.kinds import KINDS
+from hf_hyperconn.training.monitor import hc_figures
 
 from .corpus import Corpus, corpus, rows
 from .optimizers import optimizer_of

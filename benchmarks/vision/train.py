@@ -28,8 +28,8 @@ from benchmarks.pretraining.train import (
 from benchmarks.timing import RESULTS, device_name
 from hf_hyperconn import convert_model
 from hf_hyperconn.analysis.study import study
-from hf_hyperconn.callbacks import hc_figures
-from hf_hyperconn.conversion.files import replace_file
+from hf_hyperconn.conversion.files.writing import replace_file
+from hf_hyperconn.training.monitor import hc_figures
 
 from .images import Images
 from .studies import TASKS, Task, fields

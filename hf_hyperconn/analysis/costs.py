@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any
 
-from ..families import configs_of_stacks, tower_of, usual_names
+from ..families.family import configs_of_stacks, tower_of, usual_names
+from ..families.family_source import InnerModel
+from ..families.reading.classes import FamilyName
 from ..kinds import kind_of, readout_of
 from ..models.sub_layers import is_of_connection
-from ..pairs.family_names import FamilyName
-from ..pairs.family_source import InnerModel
 
 # in the names of routed experts, not of shared ones nor of what routes; the second is Granite's and JetMoE's
 EXPERT = re.compile(r"\.experts\.(?!router)|(?:(?<!shared_)mlp|moe|experts)\.(?:in|out)put_linear\.weight$")

@@ -14,10 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import CenteredNorm
 from matplotlib.figure import Figure
 
-from ..arrangements import parallel, post_norm, sequential, two_hop
 from ..models.sub_layers import SUB_LAYERS
-from .statistics import PERCENTILES
-from .streams import StreamStatistics
+from .arrangements import parallel, post_norm, sequential, two_hop
+from .statistics import PERCENTILES, StreamStatistics
 from .study import Study
 from .unfolding import ConnectionMatrices, unfold
 

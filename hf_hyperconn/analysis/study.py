@@ -9,10 +9,8 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import HyperConnError
-from ..observation import Inputs, attention_of, in_evaluation_mode, number_of_sub_layers, watch, with_layers
-from .coefficients import CoefficientMeter
-from .similarity import LayerSimilarity
-from .streams import StreamMeter, StreamStatistics
+from .observation import Inputs, attention_of, in_evaluation_mode, number_of_sub_layers, watch, with_layers
+from .statistics import CoefficientMeter, LayerSimilarity, StreamMeter, StreamStatistics
 from .unfolding import ConnectionMatrices, Unfolding, readout_of
 
 LENGTH = 256  # tokens of a row

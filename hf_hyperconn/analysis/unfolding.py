@@ -17,8 +17,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import HyperConnError
-from ..observation import Observation, attention_of, connections_of, with_layers, with_parameters, without_reads
 from ..wrappers import config_of, modules_in_use
+from .observation import Observation, attention_of, connections_of, with_layers, with_parameters, without_reads
 from .statistics import Moments
 
 

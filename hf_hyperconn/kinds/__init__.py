@@ -10,9 +10,8 @@ from ..models.connection_fields import FIELDS, FORMAT, convertible
 from .attention import AttentionResidual
 from .from_scratch import Dual, Keel
 from .hyper import AltUp, Dynamic, Frac, Static
-from .kind import Kind, Readout, parts, setting, sub_layers
+from .kind import READOUTS, Kind, Readout, parts, setting, sub_layers
 from .manifold import Identity, Manifold
-from .readouts import READOUTS
 
 KINDS = {
     kind.name: kind

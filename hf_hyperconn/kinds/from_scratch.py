@@ -1,7 +1,6 @@
 """Kinds that norm the residual stream itself: models with them are trained from scratch."""
 
-from .kind import NORM, Kind, Readout, sub_layers
-from .readouts import Joined
+from .kind import NORM, Joined, Kind, Readout, sub_layers
 
 
 class Keel(Kind):

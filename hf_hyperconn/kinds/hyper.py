@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ..models.history_start import written_streams
-from .kind import NORM, SCALE, Kind, Shapes, Values, float32, largest_change, parts, setting, sub_layers
-from .readouts import Joined
+from .kind import NORM, SCALE, Joined, Kind, Shapes, Values, float32, largest_change, parts, setting, sub_layers
 
 
 class Static(Kind):

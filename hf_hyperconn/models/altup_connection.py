@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from .connection import compute_dtype
+from .hc_torch import CoefficientParameters
 from .hyper_connections import HyperConnection
-from .hyper_connections_torch import CoefficientParameters
 
 
 class AltUpConnection(HyperConnection):

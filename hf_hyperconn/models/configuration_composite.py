@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from .configuration_hyper_connections import (
-    HyperConnectionConfig,
-    ShippedConfig,
-    base_on_the_hub,
-    without_its_folder,
-)
+from .configuration_hyper_connections import HyperConnectionConfig, ShippedConfig, base_on_the_hub, without_its_folder
 from .connection_fields import FIELDS, GivenFields
 from .transformers_seam import implementations
 

@@ -29,8 +29,8 @@ from torch import nn
 from .computing import is_transformed, products_on
 from .connection import Connection, Streams, Writer, compute_dtype, without_autocast
 from .connection_weights import in_float32
-from .hyper_connections_step import StepCarry, step
-from .hyper_connections_torch import CoefficientParameters
+from .hc_step import StepCarry, step
+from .hc_torch import CoefficientParameters
 from .norm_forms import NormForm, form_of
 
 

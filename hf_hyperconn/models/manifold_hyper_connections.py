@@ -143,7 +143,7 @@ class _Width(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, settings, streams, fn, base, scale):
-        from .manifold_hyper_connections_triton_operators import width_forward
+        from .mhc_triton import width_forward
 
         branch_input, read, write, mix, predicted, deviation = width_forward(streams, fn, base, scale, *settings)
         ctx.settings = settings
@@ -153,7 +153,7 @@ class _Width(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_streams, grad_input, grad_write, _):
-        from .manifold_hyper_connections_triton_operators import projection_backward, width_backward
+        from .mhc_triton import projection_backward, width_backward
 
         streams, fn, base, scale, *saved = ctx.saved_tensors
         if needs_autograd():
@@ -176,14 +176,14 @@ class _Depth(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, mixes, streams, write, mix, branch_output):
-        from .manifold_hyper_connections_triton_operators import depth_forward
+        from .mhc_triton import depth_forward
 
         ctx.save_for_backward(write, branch_output)
         return depth_forward(streams, write, mix, mixes, branch_output)
 
     @staticmethod
     def backward(ctx, grad):
-        from .manifold_hyper_connections_triton_operators import depth_backward
+        from .mhc_triton import depth_backward
 
         with without_autocast(grad):
             if needs_autograd():
@@ -195,7 +195,7 @@ class _Depth(torch.autograd.Function):
 
 def _run_one(device: torch.device) -> None:
     """Read small streams by the kernels."""
-    from .manifold_hyper_connections_triton_operators import width_forward
+    from .mhc_triton import width_forward
 
     fn, base, scale = (torch.zeros(shape, device=device) for shape in ((4, 32), 4, 2))
     width_forward(torch.zeros(1, 1, 2, 16, device=device), fn, base, scale, False, 1, 1e-6)

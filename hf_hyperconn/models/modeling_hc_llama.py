@@ -4,7 +4,7 @@
 from transformers import GenerationMixin
 
 from .configuration_hc_llama import HCLlamaConfig
-from .hyper_connections_layer import HyperConnectionDecoderLayer, reduce_recorded_streams
+from .decoder_layer import HyperConnectionDecoderLayer, reduce_recorded_streams
 from .modeling_hyper_connections import HyperConnectionHead, HyperConnectionModel, HyperConnectionPreTrainedModel
 from .transformers_seam import names_are_gone
 

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from .chosen_code import WARNINGS, refuse_others, replace_norms
 from .connection_fields import FIELDS, GivenFields, unread
 from .connection_weights import Float32Connections, InitialWeights
-from .hyper_connections_layer import HyperConnectionDecoderLayer, has_readout_module
+from .decoder_layer import HyperConnectionDecoderLayer, has_readout_module
 from .shipped_code import code_of, modules_in, source_in
 from .sub_layers import ADDED, READOUT, is_of_connection
 from .transformers_seam import declare, plain_config, share_implementation_of_experts, share_names_of_weights

@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from transformers import Trainer, TrainingArguments
 
 from hf_hyperconn import HCLlamaForCausalLM
-from hf_hyperconn.conversion import card_text
+from hf_hyperconn.conversion.checkpoint.checkpoint import readme as card_text
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from tests.card_examples import cache
 

@@ -11,12 +11,12 @@ import yaml
 from huggingface_hub import ModelCard, constants
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
-from hf_hyperconn.conversion import card_text
 from hf_hyperconn.conversion.card import write_card
+from hf_hyperconn.conversion.cards.licences import name_problem
+from hf_hyperconn.conversion.checkpoint.checkpoint import readme as card_text
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.demo import byte_tokenizer
-from hf_hyperconn.conversion.licences import name_problem
 from hf_hyperconn.errors import CardError, UnsupportedCheckpointError
 from hf_hyperconn.kinds import CONVERTIBLE, KINDS
 from tests.card_examples import CARDS, COMMIT, EXAMPLES, render

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from hf_hyperconn.conversion.base_card import read_base_card
-from hf_hyperconn.conversion.card_text import LARGEST_METADATA, is_ours, merge, read_card, stamp, trainer_facts
+from hf_hyperconn.conversion.cards.evaluation import read_evaluation
+from hf_hyperconn.conversion.cards.facts import training_facts
+from hf_hyperconn.conversion.checkpoint.base_card import read_base_card
+from hf_hyperconn.conversion.checkpoint.readme import LARGEST_METADATA, is_ours, merge, read_card, stamp, trainer_facts
+from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.evaluation import read_evaluation
-from hf_hyperconn.conversion.source import LocalSource
-from hf_hyperconn.conversion.trainer_state import training_facts
 from hf_hyperconn.errors import CardError
 
 BOMB = "\n".join(

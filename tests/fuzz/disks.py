@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hf_hyperconn.conversion import cli
-from hf_hyperconn.conversion.record import RECORD
+from hf_hyperconn.conversion.checkpoint.record import RECORD
 from tests import reliability
 from tests.test_interruption import contents
 

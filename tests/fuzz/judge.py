@@ -7,10 +7,10 @@ import unicodedata
 from hashlib import sha256
 from pathlib import Path
 
-from hf_hyperconn.conversion.model_code import packaged
-from hf_hyperconn.conversion.reading import read_json
-from hf_hyperconn.conversion.transfer import digest
-from hf_hyperconn.families import usual_names
+from hf_hyperconn.conversion.checkpoint.model_code import packaged
+from hf_hyperconn.conversion.files.reading import read_json
+from hf_hyperconn.conversion.files.transfer import digest
+from hf_hyperconn.families.family import usual_names
 from tests.reliability import FAILED, OK, REFUSED, UNVERIFIED
 
 from .cases import Case

@@ -4,10 +4,7 @@ import copy
 
 import pytest
 
-from hf_hyperconn import (
-    HCLlamaConfig,
-    convert_model,
-)
+from hf_hyperconn import HCLlamaConfig, convert_model
 from tests.conftest import llama_config, randomise_connections
 
 

@@ -7,10 +7,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from hf_hyperconn import (
-    HCLlamaConfig,
-    HCLlamaForCausalLM,
-)
+from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
 from tests.conftest import llama_config
 
 from .conftest import hc_config

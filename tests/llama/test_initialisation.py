@@ -6,12 +6,7 @@ from transformers import (
     AutoModelForCausalLM,
 )
 
-from hf_hyperconn import (
-    HCLlamaForCausalLM,
-    HCLlamaModel,
-    HyperConnection,
-    convert_model,
-)
+from hf_hyperconn import HCLlamaForCausalLM, HCLlamaModel, HyperConnection, convert_model
 
 from .conftest import hc_config
 

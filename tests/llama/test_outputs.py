@@ -9,10 +9,7 @@ from transformers import (
     pipeline,
 )
 
-from hf_hyperconn import (
-    HCLlamaForCausalLM,
-    convert_model,
-)
+from hf_hyperconn import HCLlamaForCausalLM, convert_model
 from hf_hyperconn.models.connection import reduce_streams
 from tests.conftest import llama_config
 from tests.marks import few

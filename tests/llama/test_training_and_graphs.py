@@ -3,11 +3,7 @@
 import pytest
 import torch
 
-from hf_hyperconn import (
-    HCLlamaForCausalLM,
-    HCLlamaForSequenceClassification,
-    HCLlamaModel,
-)
+from hf_hyperconn import HCLlamaForCausalLM, HCLlamaForSequenceClassification, HCLlamaModel
 from tests.conftest import hc_llama, randomise_connections, traced_logits
 from tests.tolerances import COMPILED
 

@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
+from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.plot_models import load_connections, load_model
-from hf_hyperconn.conversion.source import LocalSource
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 

@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from hf_hyperconn import HCLlamaForCausalLM, HCLlamaModel, convert_model
 from hf_hyperconn.analysis.unfolding import unfold_static
+from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.demo import byte_tokenizer
 from hf_hyperconn.conversion.plot import CHARACTERS, read_text
 from hf_hyperconn.conversion.plot_models import load_connections, load_model
-from hf_hyperconn.conversion.source import LocalSource
-from hf_hyperconn.families import find_family
+from hf_hyperconn.families.family import find_family
 from hf_hyperconn.models.sub_layers import is_of_connection
 from tests.conftest import hc_llama, randomise_connections
 from tests.marks import few

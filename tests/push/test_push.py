@@ -24,8 +24,8 @@ from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.push import push_checkpoint
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import find_family
-from hf_hyperconn.pairs.modules import code_text
+from hf_hyperconn.families.family import find_family
+from hf_hyperconn.families.modules import code_text
 from tests.conftest import TINY, randomise_connections
 from tests.families import FAMILIES
 from tests.hub import files_in, sha256

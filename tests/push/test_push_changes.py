@@ -7,9 +7,9 @@ import pytest
 
 import hf_hyperconn
 from hf_hyperconn import HCLlamaForCausalLM
+from hf_hyperconn.conversion.checkpoint.source import GENERATE
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.push import push_checkpoint
-from hf_hyperconn.conversion.source import GENERATE
 from hf_hyperconn.errors import PushError
 from tests.conftest import randomise_connections
 from tests.hub import files_in, sha256

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families import find_family
-from hf_hyperconn.pairs.layer_text import is_cut
-from hf_hyperconn.pairs.source_files import table
+from hf_hyperconn.families.family import find_family
+from hf_hyperconn.families.reading.source_files import table
+from hf_hyperconn.families.writing.layer_class import is_cut
 
 from ..sweep import converted
 

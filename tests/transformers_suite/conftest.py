@@ -10,8 +10,8 @@ import torch
 from transformers.models.auto import modeling_auto
 
 from hf_hyperconn import HyperConnection
-from hf_hyperconn.families import find_family
-from hf_hyperconn.pairs.modules import code_text
+from hf_hyperconn.families.family import find_family
+from hf_hyperconn.families.modules import code_text
 from tests.classes import CONTROL
 from tests.distributed_testing_utils import _start_rank_processes
 

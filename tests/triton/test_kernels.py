@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hf_hyperconn import set_hc_implementation
-from hf_hyperconn.models import hyper_connections_triton_operators as triton_kernels
+from hf_hyperconn.models import hc_triton as triton_kernels
 from tests.conftest import hc_llama, llama_config
 from tests.marks import few
 from tests.tolerances import KERNELS_FLOAT32, LARGE_MEANS

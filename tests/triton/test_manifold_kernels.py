@@ -10,7 +10,7 @@ import torch
 
 from hf_hyperconn import convert_model, set_hc_implementation
 from hf_hyperconn.analysis.costs import kept_bytes
-from hf_hyperconn.models import manifold_hyper_connections_triton_operators as operators
+from hf_hyperconn.models import mhc_triton as operators
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldCarry, ManifoldHyperConnection
 from tests.conftest import hc_llama, kept_for_a_token, llama_config
 from tests.marks import few, tail

@@ -7,12 +7,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_hyperconn.models import computing
-from hf_hyperconn.models import hyper_connections_triton_operators as triton_kernels
+from hf_hyperconn.models import hc_triton as triton_kernels
+from hf_hyperconn.models.hc_step import _run_one
 from hf_hyperconn.models.hyper_connections import HyperConnection
-from hf_hyperconn.models.hyper_connections_step import _run_one
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldHyperConnection
 from hf_hyperconn.models.manifold_hyper_connections import _run_one as run_one_manifold
-from hf_hyperconn.models.manifold_hyper_connections_triton_operators import depth_backward, depth_forward
+from hf_hyperconn.models.mhc_triton import depth_backward, depth_forward
 from tests.conftest import hc_llama, traced_logits
 from tests.tolerances import COMPILED
 from tests.triton.common import DEVICE, ON_GPU, check_export, eager_and_compiled, seed

@@ -1,0 +1,1 @@
+"""Facts of a model card."""

@@ -1,0 +1,1 @@
+"""A checkpoint, opened once: its source, config, family, weights' headers and record."""

@@ -1,0 +1,137 @@
+"""A checkpoint, opened once: where it is, its config, its family, its weights, its record."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.families.family import Family, configs_of_stacks, find_family, usual_names
+from hf_hyperconn.models.connection_fields import CONNECTIONS, FORMAT, fault
+
+from ..files.reading import is_size
+from .checkpoint_files import Weights, read_weights, read_written_config
+from .record import read_record
+from .source import COMMIT, CONFIG, LocalSource, Source
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint of a base or of a conversion; weights and record are read when they are first asked for.
+
+    source: where its files are.
+    written: its config.json.
+    family: the family of its model.
+    """
+
+    source: Source
+    written: dict
+    family: Family
+
+    @property
+    def name(self) -> str:
+        """Its folder or Hub id, as the user gave it."""
+        return self.source.name
+
+    @cached_property
+    def config(self) -> dict:
+        """The config, with the names, too, that sizes have in most families.
+
+        Of a model with its layers in another one, such as its language model, sizes and connections are those of that.
+        """
+        is_conversion = str(self.written.get("model_type")).startswith("hc_")
+        return usual_names(self.written if is_conversion else {**self.written, "model_type": self.family.model_type})
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The weights, by their headers.
+
+        Raises `UnsupportedCheckpointError` when there are no safetensors weights, or they are incomplete or corrupt.
+        """
+        return read_weights(self.source)
+
+    @cached_property
+    def stacks(self) -> tuple[str, ...]:
+        """The beginning of the names of the tensors in each list of layers, as `model.layers.`."""
+        return self.weights.stacks(self.family)
+
+    @cached_property
+    def record(self) -> dict | None:
+        """The record of a conversion; None without one.
+
+        Raises `UnsupportedCheckpointError` when the record is not as the converter writes it.
+        """
+        return read_record(self.source)
+
+
+def open_conversion(source: Source | Path | str) -> Checkpoint:
+    """Open a checkpoint with hyper-connections, in a folder or wherever a source has it.
+
+    Raises `UnsupportedCheckpointError` when it has none, or its config is not that of such a model.
+    """
+    source = source if isinstance(source, Source) else LocalSource(Path(source))
+    written = read_written_config(source)
+    return Checkpoint(source, written, _family_of(source, usual_names(written)))
+
+
+def _family_of(source: Source, config: dict) -> Family:
+    """The family of a hyper-connection checkpoint.
+
+    Raises `UnsupportedCheckpointError` when it is of no such family, or its config lacks what all of them have.
+    """
+    model_type, name = config.get("model_type"), source.name
+    if isinstance(model_type, str) and not model_type.startswith("hc_") and (plain := _family(model_type)):
+        raise UnsupportedCheckpointError(
+            f"{name!r} is a plain {plain.name}, without hyper-connections. Convert it: hf-hyperconn convert {name}"
+        )
+    if not isinstance(model_type, str) or not model_type.startswith("hc_"):
+        raise UnsupportedCheckpointError(
+            f"{name!r} has model_type {model_type!r:.60}; give a checkpoint with hyper-connections, whose model type "
+            f"starts with hc_."
+        )
+    try:
+        family = find_family(model_type.removeprefix("hc_"))
+    except UnsupportedCheckpointError as error:
+        raise UnsupportedCheckpointError(f"{name!r} has model_type {model_type!r:.60}: {error}") from error
+    if not isinstance(config.get("connection"), str) or config["connection"] not in CONNECTIONS:
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {name!r} has connection {config.get('connection')!r:.40}; known are "
+            f"{', '.join(CONNECTIONS)}. A newer hf_hyperconn may know it."
+        )
+    if is_size(found := config.get("hc_format", 1)) and found > FORMAT:
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {name!r} has hc_format {found}; this release knows formats up to {FORMAT}. Install a newer "
+            f"hf_hyperconn."
+        )
+    if found := _fault(config, family):
+        raise UnsupportedCheckpointError(f"{CONFIG} of {name!r} has {found}. Download it again.")
+    return family
+
+
+def _family(model_type: str) -> Family | None:
+    try:
+        return find_family(model_type)
+    except UnsupportedCheckpointError:
+        return None
+
+
+def _fault(config: dict, family: Family) -> str | None:
+    """The first field that is not what it is in any model."""
+    sizes = {field: config.get(field) for field in ("hidden_size", "num_hidden_layers", "hc_mult")}
+    for of_stack, each in zip(family.stacks, configs_of_stacks(config), strict=True):
+        sizes[of_stack.source.count] = each.get("num_hidden_layers")
+    for field, value in sizes.items():
+        if not is_size(value):
+            return f"{field} {value!r:.20}, not a size of a model"
+    if not is_size(found := config.get("hc_format", 1)):
+        return f"hc_format {found!r:.20}, not a number of a format"
+    if found := fault(config):
+        return f"fields of no model: {found}"
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        return f"architectures {architectures!r:.20}, not a list of names"
+    base, commit = config.get("hc_base_model"), config.get("hc_base_commit")
+    if not isinstance(base, str | None):
+        return f"hc_base_model {base!r:.20}, not a name"
+    if commit is not None and not COMMIT.fullmatch(str(commit)):
+        return f"hc_base_commit {commit!r:.20}, not a commit"
+    return None

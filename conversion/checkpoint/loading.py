@@ -1,0 +1,206 @@
+"""What Transformers reports when it loads a checkpoint: tensors missing, unknown or of other shapes than the model's.
+
+Only headers are read: the model and the tensors are made without memory behind them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from logging import getLogger
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from hf_hyperconn.analysis.costs import LAYER
+from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.models.sub_layers import is_of_connection
+
+from ..files.reading import TensorInfo
+from ..interrupts import holding_interrupts
+from .checkpoint import Checkpoint
+from .sizes import more_than_layers
+from .source import CONFIG
+
+RUN_AS_NAMED = ("eager", "batched_mm")  # implementations that are neither fetched nor of few devices
+LARGEST_BUFFER = 2**28  # values, besides as many as the weights have
+CANT_CAST = "_apply(): Couldn't swap"  # of a module whose tensors are fake
+FAKE_TENSORS = getLogger("torch._subclasses.fake_tensor")  # traces every error there, also one that is caught
+
+
+@dataclass(frozen=True)
+class LoadingFault:
+    """Why Transformers doesn't load a checkpoint in full, and from all of its tensors.
+
+    kind: a tensor is "missing", "unknown" or of another "shape", the config makes too large a "buffer", or the whole
+        is "refused".
+    text: for people.
+    """
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Header:
+    """In the place of a tensor that is not read: it has its shape, whatever the dtype it is asked for in."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        self._tensor = torch.empty(shape)
+
+    def __getitem__(self, index) -> "_Header":
+        return self
+
+    def to(self, *args, **kwargs) -> torch.Tensor:
+        """The tensor."""
+        return self._tensor
+
+
+def fault_by_headers(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo] | None = None) -> LoadingFault | None:
+    """Which tensor of the base's class a checkpoint lacks, holds in another shape, or holds besides.
+
+    checkpoint: of a base, or of its conversion, whose connections are left out.
+    tensors: those to judge, by name; None for those of the checkpoint.
+
+    Raises `UnsupportedCheckpointError` when the config names a class that is not of the family.
+    """
+    config = checkpoint.written
+    if "quantization_config" in config:  # its tensors are packed
+        return None
+    model_class: Any = base_class(checkpoint)
+    tensors = checkpoint.weights.tensors if tensors is None else tensors
+    shapes = {name: tensor.shape for name, tensor in tensors.items() if not is_of_connection(name)}
+    plain = {name: _number(value) for name, value in config.items() if name not in ("auto_map", "architectures")}
+    try:
+        with while_loading():
+            model_config = model_class.config_class.from_dict({**plain, **checkpoint.family.types_of_base(plain)})
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                model, report = model_class.from_pretrained(
+                    None,
+                    config=model_config,
+                    state_dict={name: _Header(shape) for name, shape in shapes.items()},
+                    dtype=torch.float32,
+                    attn_implementation="eager",
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,
+                )
+    except Exception as error:  # whatever Transformers makes of a config that contradicts itself or the weights
+        # a class that computes with numbers, or casts modules of its own, while it is made
+        if isinstance(error, DataDependentOutputException) or _cant_cast(error):
+            more = more_than_layers(checkpoint)
+            return LoadingFault("unknown", more) if more else None
+        return LoadingFault("refused", refused_by_transformers(error))
+    return loading_fault(report, model_class) or _fault_of_buffers(model, shapes)
+
+
+def _cant_cast(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and str(error).startswith(CANT_CAST)
+
+
+def _fault_of_buffers(model: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> LoadingFault | None:
+    """Which tensor that a config alone asks for is out of all proportion to the weights."""
+    weights = sum(map(math.prod, shapes.values()))
+    widest = max((max(shape, default=1) for shape in shapes.values()), default=1)
+    for name, buffer in model.named_buffers():
+        has_too_many = name.endswith("inv_freq") and buffer.shape[-1] > widest  # which are multiplied by positions
+        if has_too_many or (name not in shapes and buffer.numel() > LARGEST_BUFFER + weights):
+            text = f"the config makes {name} of {buffer.numel():,} values, and the weights have {weights:,}"
+            return LoadingFault("buffer", text)
+    return None
+
+
+def _number(value: object) -> object:
+    """A value of config.json, where Transformers writes infinity as `{"__float__": "Infinity"}`."""
+    match value:
+        case list():
+            return [_number(each) for each in value]
+        case {"__float__": "Infinity" | "-Infinity" | "NaN" as number, **others} if not others:
+            return float(number)
+    return value
+
+
+def base_class(checkpoint: Checkpoint) -> type[PreTrainedModel]:
+    """The class of Transformers that a base has, or that the base of a conversion had.
+
+    Raises `UnsupportedCheckpointError` when the config names another.
+    """
+    family = checkpoint.family
+    (architecture, *_) = checkpoint.written.get("architectures") or [family.usual_architecture]
+    name = architecture.removeprefix("HC")
+    if name not in family.architectures:
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {checkpoint.name!r} names the architecture {architecture!r}; known are "
+            f"{', '.join(family.architectures)}."
+        )
+    return family.base_class(name)
+
+
+def loading_fault(report: dict, model_class: type[PreTrainedModel], layers: int | None = None) -> LoadingFault | None:
+    """The first thing that a loading report names, if it names any.
+
+    layers: how many of the first layers were loaded, where some were left out.
+    """
+    if missing := sorted(report["missing_keys"]):
+        return LoadingFault("missing", f"the tensor {missing[0]} is missing")
+    unexpected = sorted(name for name in report["unexpected_keys"] if layers is None or not _is_beyond(name, layers))
+    if unexpected:
+        return LoadingFault("unknown", f"a {model_class.__name__} has no tensor {unexpected[0]}")
+    for name, stored, expected in sorted(report["mismatched_keys"]):
+        return LoadingFault("shape", f"{name} is {list(stored)}, and its model's {list(expected)}")
+    return None
+
+
+def refused_by_transformers(error: Exception) -> str:
+    """That Transformers can't load a checkpoint, with the reason it gives."""
+    return f"Transformers can't load it ({' '.join(str(error).split()) or type(error).__name__:.300})"
+
+
+def without_kernels(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A config, changed so that no implementation of attention or experts is fetched, or needs a device of its own.
+
+    Where it, or a config in it, names one other than `RUN_AS_NAMED`, Transformers chooses as it does for a config that
+    names none.
+    """
+    nested = list(_nested(config))
+    for field in ("_attn_implementation", "_experts_implementation"):
+        named = [getattr(each, field, None) for each in nested]
+        for each, name in zip(nested, named, strict=True):  # setting one sets those in it, which come after it
+            setattr(each, field, name if name in RUN_AS_NAMED else None)
+    return config
+
+
+def _nested(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    yield config
+    for value in list(vars(config).values()):
+        if isinstance(value, PreTrainedConfig):
+            yield from _nested(value)
+
+
+@contextmanager
+def while_loading() -> Iterator[None]:
+    """Keep Transformers' loading reports, which name the layers left out, and torch's traces from the terminal.
+
+    Ctrl-C is held meanwhile, as weights are loaded on several threads.
+    """
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    was_disabled, FAKE_TENSORS.disabled = FAKE_TENSORS.disabled, True
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with holding_interrupts():
+            yield
+    finally:
+        FAKE_TENSORS.disabled = was_disabled
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _is_beyond(name: str, layers: int) -> bool:
+    match = LAYER.search(name)
+    return match is not None and int(match[1]) >= layers

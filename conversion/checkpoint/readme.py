@@ -1,0 +1,212 @@
+"""The text of a model card: which parts of it were generated, and how new ones take their place.
+
+A generated section stands between two marks, of which the first bears a digest of what was generated:
+
+    <!-- hf-hyperconn: limitations 0123abcd -->
+    ...
+    <!-- /hf-hyperconn -->
+
+What stands outside the marks, or differs from its digest, was written by a person and is kept. A file that is
+generated as a whole begins with a digest of the rest.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_hyperconn.errors import CardError
+
+from ..files.reading import read_text
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCard
+
+STAMP = "# hf-hyperconn: "
+CLOSED = "<!-- /hf-hyperconn -->"
+SECTION = re.compile(
+    rf"<!-- hf-hyperconn: (?P<name>[a-z-]+)(?: (?P<digest>[0-9a-f]{{8}}))? -->\n(?P<text>.*?){CLOSED}\n?",
+    re.DOTALL,
+)
+LARGEST_CARD, LARGEST_METADATA = 10_000_000, 256_000  # bytes, and characters of YAML, which is slow to read
+HEADING = re.compile(r"^(?=#{1,6} )", re.MULTILINE)
+
+# the first line of the comment in a README.md by Transformers' Trainer, which asks for its own removal
+BY_TRAINER = "<!-- This model card has been generated automatically according to the information the Trainer had"
+EVALUATED = "It achieves the following results on the evaluation set:"
+UNWRITTEN = "More information needed"
+RESULTS = "Results on the evaluation set"
+TRAINER_FACTS = (RESULTS, "Training hyperparameters", "Training results", "Framework versions")
+
+
+def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
+    """The metadata (`data`) and the text (`text`) of a README.md.
+
+    lenient: whether a `model-index` that can't be read is left out.
+
+    Raises `CardError` when it can't be read, is not text, or its metadata is not a YAML mapping without aliases.
+    """
+    from huggingface_hub import ModelCard
+    from yaml import YAMLError
+
+    try:
+        content = read_text(path, LARGEST_CARD)
+        if not content.lstrip().startswith("---"):
+            content = f"---\n\n---\n{content}"
+        _check_metadata(content)
+        card = ModelCard(content, ignore_metadata_errors=lenient)
+        data: Any = card.data
+        data.language = _languages(data.language)
+        json.dumps(card.data.to_dict(), ensure_ascii=False, default=str, skipkeys=True).encode()
+        return card
+    except OSError as error:
+        raise CardError(f"can't read '{path}': {error.strerror}. Allow that, or remove it.") from error
+    except (ValueError, TypeError, AttributeError, YAMLError, RecursionError) as error:
+        raise CardError(
+            f"the metadata of '{path}' can't be read: {error}. Fix what is between its two lines of '---', or "
+            f"remove the file."
+        ) from error
+
+
+def _check_metadata(content: str) -> None:
+    """Raises `ValueError` or `YAMLError` for metadata that stand for more than is written, or take long to read."""
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
+    from yaml import AliasEvent, SafeLoader, compose
+
+    class WithoutAliases(SafeLoader):
+        def compose_node(self, parent, index):
+            if self.check_event(AliasEvent):
+                event = self.peek_event()
+                raise ValueError(f"line {event.start_mark.line + 1} has an alias, *{event.anchor:.40}: write it out")
+            return super().compose_node(parent, index)
+
+    if match := REGEX_YAML_BLOCK.search(content):  # as ModelCard looks for them
+        if len(match[2]) > LARGEST_METADATA:
+            raise ValueError(f"they are longer than {LARGEST_METADATA:,} characters")
+        compose(match[2], Loader=WithoutAliases)
+
+
+def _languages(value):
+    """Languages as they were written: in YAML, Norwegian's code is a way to say false."""
+    if isinstance(value, list):
+        return [_languages(each) for each in value]
+    return "no" if value is False else value
+
+
+def is_ours(text: str) -> bool:
+    """Whether there are generated sections in the text of a card."""
+    return any(_sections(text))
+
+
+def is_by_trainer(text: str) -> bool:
+    """Whether Transformers' Trainer wrote this text of a card, and nobody has removed its comment since."""
+    return BY_TRAINER in text and not is_ours(text)
+
+
+def stamp(text: str) -> str:
+    """The text of a card whose sections were just generated, with their digests."""
+    compact = re.sub(r"\n{3,}", "\n\n", text)
+    return _with_sections(compact, lambda section: _marked(section["name"], section["text"]))
+
+
+def stamp_file(text: str) -> str:
+    """A file of YAML that was just generated, with its digest in a comment."""
+    return f"{STAMP}{_digest(text)}\n{text}"
+
+
+def is_stamped(text: str) -> bool:
+    """Whether a file is as it was when `stamp_file` was given it."""
+    first, _, rest = text.partition("\n")
+    return first == f"{STAMP}{_digest(rest)}"
+
+
+def merge(old: str, new: str) -> tuple[str, tuple[str, ...]]:
+    """The text `old` with the generated sections of `new`, which is stamped.
+
+    A section that `old` lacks is put after the one before it in `new`. A section that `new` lacks stays.
+
+    Returns the text, and the names of the sections that are as they were: edited, or not generated this time.
+    """
+    fresh = {section["name"]: section[0] for section in _sections(new)}
+    kept = []
+
+    def renew(section: re.Match) -> str:
+        name = section["name"]
+        if name in fresh and section["digest"] == _digest(section["text"]):
+            return fresh[name]
+        kept.append(name)
+        return section[0]
+
+    text = _with_sections(old, renew)
+    previous = None
+    for name, section in fresh.items():
+        places = {found["name"]: found for found in _sections(text)}
+        if name not in places:
+            after = places[previous].end() if previous in places else _before(places, text)
+            text = f"{text[:after].rstrip()}\n\n{section}\n{text[after:].lstrip()}".lstrip()
+        previous = name
+    return text.rstrip() + "\n", tuple(kept)
+
+
+def trainer_facts(text: str) -> str:
+    """What a Trainer's card says of the training, also when it has since become part of one of ours."""
+    if is_ours(text):
+        text = "".join(section["text"] for section in _sections(text) if section["name"] == "training")
+    facts = []
+    for heading, block in _by_headings(text):
+        content = block.partition("\n")[2].strip()
+        if EVALUATED in content:
+            facts.append(f"### {RESULTS}\n\n{content.partition(EVALUATED)[2].strip()}")
+        elif heading in TRAINER_FACTS and content not in ("", UNWRITTEN):
+            facts.append(f"### {heading}\n\n{content}")
+    return "\n\n".join(facts)
+
+
+def written_into(text: str) -> str:
+    """What a person has written into a Trainer's card: sections that Trainer left open, and ones of their own."""
+    by_trainer = (*TRAINER_FACTS, "Training procedure")
+    return "".join(
+        block
+        for heading, block in _by_headings(text)[1:]  # after the title and what Trainer says of the model
+        if heading not in by_trainer and block.partition("\n")[2].strip() != UNWRITTEN
+    ).strip()
+
+
+def _sections(text: str) -> Iterator[re.Match]:
+    """The generated sections of a text, looked for no further than the last mark that closes one.
+
+    After it, each mark that opens one would be followed to the end of the text.
+    """
+    return SECTION.finditer(text, 0, _end_of_sections(text))
+
+
+def _with_sections(text: str, renewed: Callable[[re.Match], str]) -> str:
+    """A text with each of its sections replaced."""
+    end = _end_of_sections(text)
+    return SECTION.sub(renewed, text[:end]) + text[end:]
+
+
+def _end_of_sections(text: str) -> int:
+    last = text.rfind(CLOSED)
+    return 0 if last < 0 else last + len(f"{CLOSED}\n")
+
+
+def _by_headings(text: str) -> list[tuple[str, str]]:
+    """Each heading, and the text from it up to the next one."""
+    blocks = [block for block in HEADING.split(text) if block.startswith("#")]
+    return [(block.partition("\n")[0].lstrip("# ").rstrip(), block) for block in blocks]
+
+
+def _before(places: dict[str, re.Match], text: str) -> int:
+    """Where a section goes that comes before all those there are."""
+    return min((section.start() for section in places.values()), default=len(text))
+
+
+def _marked(name: str, text: str) -> str:
+    return f"<!-- hf-hyperconn: {name} {_digest(text)} -->\n{text}<!-- /hf-hyperconn -->\n"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,0 +1,1 @@
+"""Reading, writing and copying files of any checkpoint."""

@@ -1,0 +1,1 @@
+"""Every decision and refusal of a conversion, made before anything is written."""

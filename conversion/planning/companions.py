@@ -1,0 +1,180 @@
+"""What comes along with the weights of a base, unchanged, what stays behind, and what is refused."""
+
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from posixpath import isabs, normpath
+
+from packaging.version import InvalidVersion, Version
+
+from hf_hyperconn.errors import UnsupportedCheckpointError
+
+from ..checkpoint.base_card import README
+from ..checkpoint.checkpoint_files import INDEX, PICKLES, read_any_json, read_json, refuse_links_out
+from ..checkpoint.source import CONFIG, GENERATE, RECORD, Source
+
+# what does not come along, in any case: weights in any format, pickles, what the conversion writes itself, records of
+# training
+LEFT_BEHIND = (
+    *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.ggml", "*.onnx", "*.onnx_data", "*.h5"),
+    *("*.msgpack", "*.ot", "*.tflite", "*.npz", "*.mlmodel", "*.index.json", "*.py", "*.lock", CONFIG, RECORD),
+    *("README.md", ".*", "original/*", "onnx/*", "coreml/*", "openvino/*", "metal/*", "runs/*", "checkpoint-*/*"),
+    *("trainer_state.json", "*.distcp", "wandb/*", "__pycache__/*", "*.part", "*.incomplete/*", "*/.*"),
+    *("*/trainer_state.json", "*/checkpoint-*/*", "*.pkl", "*.pickle", "*.joblib", "*events.out.tfevents.*"),
+    "*adapter_config.json",
+)
+
+# where a tokenizer asks Transformers to correct how it splits text, and the types of old models of which it does so
+TOKENIZER, FLAG = "tokenizer_config.json", "fix_mistral_regex"
+CORRECTED = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
+
+
+def companions_of(source: Source) -> tuple[str, ...]:
+    """The files that come along with weights, code, config and card: tokenizer, chat template, licence and the like.
+
+    That is all but `LEFT_BEHIND` and other models in folders of the checkpoint. Of the folders that modules.json names
+    configs and safetensors come along, too.
+
+    Raises `UnsupportedCheckpointError` as `folders_of_modules` does.
+    """
+    modules = folders_of_modules(source)
+    models = (name.removesuffix(CONFIG) for name in source.files if name.endswith(f"/{CONFIG}"))
+    others = tuple(folder for folder in models if not folder.startswith(modules))
+
+    def stays(name: str) -> bool:
+        if name.startswith(modules) and name.endswith(".safetensors"):
+            return _matches(name, (pattern for pattern in LEFT_BEHIND if pattern != "*.safetensors"))
+        return name.startswith(others) or _matches(name, LEFT_BEHIND)
+
+    return tuple(sorted(name for name in source.files if not stays(name)))
+
+
+def left_behind(source: Source, taken: Iterable[str]) -> tuple[str, ...]:
+    """The files of a base that have no part in its conversion, but hidden ones.
+
+    taken: its weights and companions.
+    """
+    read = {CONFIG, INDEX, README, *taken}
+    return tuple(sorted(name for name in source.files if name not in read and not _matches(name, (".*", "*/.*"))))
+
+
+def modules_left_behind(source: Source, left: Iterable[str]) -> tuple[str, ...]:
+    """The files without which sentence-transformers would not load the conversion: weights of modules alone.
+
+    left: as `left_behind` has them.
+    """
+    modules = folders_of_modules(source)
+    held = {name.rpartition("/")[0] for name in source.files if name.endswith(".safetensors")}
+    pickles = (name for name in left if name.lower().endswith(PICKLES) and name.rpartition("/")[0] not in held)
+    indices = (name for name in left if name.endswith(".safetensors.index.json"))
+    return tuple(name for name in (*pickles, *indices) if name.startswith(modules))
+
+
+def check_links(source: Source, companions: tuple[str, ...]) -> None:
+    """Raise `UnsupportedCheckpointError` when what is read or copied of a folder, but weights, is a link out of it."""
+    refuse_links_out(source, (CONFIG, INDEX, README, *companions))
+
+
+def check_no_code(source: Source, companions: tuple[str, ...]) -> None:
+    """Refuse tokenizers, processors and ways to generate that are code, which would not be copied."""
+    for name in companions:
+        if name.endswith("config.json") and (classes := _auto_map(read_json(source, name))):
+            raise UnsupportedCheckpointError(
+                f"{name} of {source.name!r} names code of its own (auto_map: {str(classes)[:60]}), which is not run "
+                f"and not copied. Convert a copy that has a class of Transformers for it, or none."
+            )
+    if code := code_of_modules(source):
+        raise UnsupportedCheckpointError(
+            f"{MODULES} of {source.name!r} names code of its own ({code:.60}), which is not run and not copied. "
+            f"Convert a copy that has a class of sentence-transformers for it, or no {MODULES}."
+        )
+    if GENERATE in source.files:
+        raise UnsupportedCheckpointError(
+            f"{source.name!r} generates by code of its own (custom_generate), which is not run and not copied. "
+            f"Convert a copy without it."
+        )
+
+
+def check_split_of_text(source: Source, config: dict) -> None:
+    """Refuse a tokenizer that Transformers corrects for the base's model type, and would not for the conversion's."""
+    flag = read_json(source, TOKENIZER).get(FLAG) if TOKENIZER in source.files else None
+    if flag and config["model_type"] in CORRECTED and _is_old(config.get("transformers_version")):
+        raise UnsupportedCheckpointError(
+            f"{TOKENIZER} of {source.name!r} must be without {FLAG} (got {flag!r:.20}), which changes how text is "
+            f"split for {config['model_type']} and not for its conversion. Save the corrected tokenizer in a copy, by "
+            f"AutoTokenizer.from_pretrained(COPY).save_pretrained(COPY), take {FLAG} out of {TOKENIZER}, and convert "
+            f"the copy."
+        )
+
+
+def _is_old(release: object) -> bool:
+    """Tell whether a config was saved before Transformers 5, or doesn't say."""
+    try:
+        return Version(str(release)) < Version("5")
+    except InvalidVersion:
+        return True
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name.lower(), pattern.lower()) for pattern in patterns)
+
+
+def _auto_map(config: dict):
+    """The first `auto_map` in a config or a config inside it; None when there is none, or nothing in it."""
+    pending = [config]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            if part.get("auto_map"):
+                return part["auto_map"]
+            pending += part.values()
+        elif isinstance(part, list):
+            pending += part
+    return None
+
+
+MODULES = "modules.json"
+
+
+def folders_of_modules(source: Source) -> tuple[str, ...]:
+    """The folders that modules.json names, each with a "/" at its end, but its own.
+
+    Raises `UnsupportedCheckpointError` when it leads out, or is not what sentence-transformers writes.
+    """
+    folders = []
+    for path, _ in _modules(source):
+        folder = normpath(path)
+        if isabs(folder) or ".." in folder.split("/"):
+            raise UnsupportedCheckpointError(
+                f"{MODULES} of {source.name!r} names {path!r:.60}, a path outside it. Do not trust it."
+            )
+        folders.append(f"{folder}/")
+    return tuple(folder for folder in folders if folder != "./")
+
+
+def code_of_modules(source: Source) -> str | None:
+    """The first class in modules.json whose code lies in the checkpoint, or in a repo of the Hub."""
+    for _, name in _modules(source):
+        module, _, _ = name.rpartition(".")
+        if "--" in name or f"{module.replace('.', '/')}.py" in source.files:
+            return name
+    return None
+
+
+def _modules(source: Source) -> list[tuple[str, str]]:
+    """Path and class of each module."""
+    if MODULES not in source.files:
+        return []
+    modules = read_any_json(source, MODULES)
+    found = [_path_and_class(each) for each in modules] if isinstance(modules, list) else [None]
+    if None in found:
+        raise UnsupportedCheckpointError(
+            f"{MODULES} of {source.name!r} is no list of modules with path and type. Download it again."
+        )
+    return [each for each in found if each is not None]
+
+
+def _path_and_class(module: object) -> tuple[str, str] | None:
+    match module:
+        case {"path": str(path), "type": str(name)}:
+            return path, name
+    return None

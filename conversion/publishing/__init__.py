@@ -1,0 +1,1 @@
+"""Checks and plans before a push."""

@@ -1,0 +1,1 @@
+"""Comparing a conversion with its base and with its record."""

@@ -1,0 +1,90 @@
+"""Architectures that hyper-connections contain.
+
+A network of sub-layers T_k arranged in another way than one after the other is a choice of static matrices (HC paper,
+Sections 3.1, 3.2, Appendices G and H). `arrange` sets them in a model.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..errors import HyperConnError
+from ..models.hyper_connections import HyperConnection
+from .observation import connections_of, stacks_of, with_layers
+
+
+def sequential(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One after the other, for any n: x_{k+1} = x_k + T_k(x_k) in every stream; with n = 1, Eq. 15's Pre-Norm."""
+    identity = torch.eye(n)
+    return torch.cat([identity[:, :1], identity], dim=1), torch.ones(n)
+
+
+def parallel(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """n sub-layers side by side: x_{g+1} = sum of x_g + T_k(x_g) over the sub-layers k of group g; readout "sum".
+
+    Each has a residual of its own, so a group multiplies x by n, which the norm in T undoes. Appendix H.2; for
+    sub-layers after the first of a group the paper prints e_i in Eq. 55 where its Eq. 19 and the proof take e_{i+1},
+    which is here.
+    """
+    identity, position = torch.eye(n), k % n
+    if position == 0:
+        return torch.ones(n, n + 1), identity[0]
+    return torch.cat([identity[:, position : position + 1], identity], dim=1), identity[position]
+
+
+def two_hop(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The MLP adds to what attention read, not to its sum: y = x + MLP(x + attention(x)). Two streams.
+
+    Raises `HyperConnError` for another number of streams.
+    """
+    if n != 2:
+        raise HyperConnError(f"the two-hop residual takes 2 streams, not {n}.")
+    from_the_first = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    read = torch.eye(2)[:, k % 2 : k % 2 + 1]
+    return torch.cat([read, from_the_first], dim=1), torch.tensor([[0.0, 1.0], [1.0, 1.0]])[k % 2]
+
+
+ARRANGEMENTS: dict[str, Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]] = {
+    "sequential": sequential,
+    "parallel": parallel,
+    "two_hop": two_hop,
+}
+
+
+@torch.no_grad()
+def arrange(model: PreTrainedModel, name: str) -> None:
+    """Set the static matrices of a model with static or dynamic hyper-connections to an architecture.
+
+    name: "sequential", "parallel" or "two_hop". The dynamic part is left as it is.
+
+    Raises `HyperConnError` for another name, a model without such connections or with the history start, or a number
+    of streams that the architecture does not take.
+    """
+    if name not in ARRANGEMENTS:
+        raise HyperConnError(f"arrangement {name!r} was asked for; accepted are {', '.join(map(repr, ARRANGEMENTS))}.")
+    stacks: list[str | None] = [*stacks_of(model)] or [None]
+    running = [[*connections_of(with_layers(model, stack)).values()] for stack in stacks]
+    connections: list[Any] = [connection for each in running for connection in each]
+    if not connections or any(type(each).__name__ != HyperConnection.__name__ for each in connections):
+        raise HyperConnError(f"{type(model).__name__} has no static or dynamic hyper-connections ('shc' or 'dhc').")
+    if any(connection.written is not None for connection in connections):
+        raise HyperConnError("the readout of the history start reads one stream alone. Arrange a model without it.")
+    for each in running:
+        for k, connection in enumerate(each):
+            alpha, beta = ARRANGEMENTS[name](connection.hc_mult, k)
+            connection.static_alpha.copy_(alpha)
+            connection.static_beta.copy_(beta)
+
+
+def post_norm(x: torch.Tensor, branch_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The matrix with which one stream computes a Post-Norm residual, Norm(x + T(x)), of tokens of mean zero. Eq. 16.
+
+    x, branch_output: `[..., D]`, each of mean zero over D.
+
+    Returns A `[..., 1, 2]` and b `[..., 1]`. They depend on the branch output, so no parameter can hold them.
+    """
+    variance = x.var(-1, correction=0) + branch_output.var(-1, correction=0) + 2 * (x * branch_output).mean(-1)
+    beta = torch.rsqrt(variance).unsqueeze(-1)
+    return torch.stack([torch.ones_like(beta), beta], dim=-1), beta

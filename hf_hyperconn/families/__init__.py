@@ -1,0 +1,1 @@
+"""A family: a model type of Transformers whose layers get connections, known by Transformers' source alone."""

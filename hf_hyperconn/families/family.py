@@ -1,0 +1,309 @@
+"""The model families with hyper-connections, as plain data: reading it imports neither torch nor transformers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from ..errors import UnsupportedCheckpointError
+from ..models.shipped_code import code_of, modules_in
+from ..models.sub_layers import SubLayer
+from .family_source import INNER, FamilySource, InnerModel
+from .modules import code_text
+from .reading.classes import MAPPINGS, FamilyName
+from .reading.composites import TEXT
+from .reading.read_family import fields_of_stacks, read_family
+from .reading.source_files import table
+from .writing.family_files import auto_map, stem
+
+TOLD_FIRST = ("ForImageTextToText", "ForSpeechSeq2Seq", "ForSeq2SeqLM")
+USUAL_HEADS = (*("ForCausalLM", "ForImageTextToText", "ForMultimodalLM", "ForSpeechSeq2Seq", "ForSeq2SeqLM", "Model"),)
+
+# fields that the config of a language model has, too, and that are said of the model it is in
+OF_THE_WHOLE = (
+    *("model_type", "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype", "_name_or_path"),
+    *("tie_word_embeddings", "hc_format", "hc_version", "hc_base_model", "hc_base_commit"),
+)
+
+# the model types that are tested, those of every kind of layer first
+TESTED = (
+    *("llama", "mistral", "qwen2", "qwen3", "smollm3", "seed_oss", "phi3", "starcoder2", "gemma", "gemma2"),
+    *("olmo", "olmo2", "olmo3", "granite", "olmoe", "mixtral", "qwen2_moe", "qwen3_moe"),
+    *("gpt_oss", "deepseek_v3"),
+    *("afmoe", "apertus", "arcee", "aria_text", "axk1", "axk2", "bitnet", "chinese_clip_vision_model"),
+    *("clip_text_model", "clip_vision_model", "codegen", "cosmos3_edge_text", "ctrl", "cwm", "deepseek_v2"),
+    *("deepseek_v32", "deit", "diffllama", "dinov2", "dinov2_with_registers", "dinov3_vit", "dots1"),
+    *("dots3_note_text", "ernie4_5", "ernie4_5_moe", "eurobert", "exaone4", "exaone_moe", "falcon_mamba"),
+    *("flex_olmo", "flint", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm4v_moe_text"),
+    *("glm4v_text", "glm_image_text", "glm_moe_dsa", "glm_ocr_text", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox"),
+    *("gptj", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "helium"),
+    *("hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "ijepa", "inkling_text", "internlm3"),
+    *("internvl_vision", "iquestcoder", "jais2", "jetmoe", "kimi_linear", "kolibri1", "laguna", "lfm2"),
+    *("lfm2_moe", "lfm3", "llama4_text", "mamba", "mamba2", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2"),
+    *("minimax_m3_vl_text", "ministral", "ministral3", "mistral4", "mistral_large4_text", "mlcd_vision_model"),
+    *("modernbert", "modernbert-decoder", "nanochat", "nemotron", "openai_privacy_filter", "persimmon", "phi"),
+    *("phimoe", "pixio", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+    *("radio", "recurrent_gemma", "siglip_vision_model", "solar_open", "stablelm", "ultrabert", "vaultgemma"),
+    *("vit", "vit_mae", "vit_msn", "youtu"),
+    *("aria", "gemma3", "glm4v", "idefics3", "internvl", "llava", "llava_next", "llava_onevision"),
+    *("mistral3", "paligemma", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "smolvlm", "voxtral"),
+    *("aya_vision", "bamba", "beit", "biogpt", "bloom", "clip", "cohere", "esm", "falcon_h1", "gemma4_text"),
+    *("glm4v_vision", "jamba", "mbart", "moonshine", "mpt", "opt", "roberta-prelayernorm", "switch_transformers"),
+    *("t5", "umt5", "videomae", "whisper"),
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of Transformers and the classes that give it hyper-connections.
+
+    model_type: of the base, and which model in it has the layers, where that is not the usual one (`FamilyName`).
+    source: what Transformers' files say of it.
+    """
+
+    model_type: str
+    source: FamilySource
+
+    @property
+    def name(self) -> str:
+        """As Transformers spells it in the name of its config."""
+        return self.source.config.removesuffix("Config")
+
+    @property
+    def hc_model_type(self) -> str:
+        return f"hc_{self.model_type}"
+
+    @property
+    def norm(self) -> dict[str, float]:
+        """Initial value of each parameter of the norm that predicts dynamic coefficients."""
+        return self.source.norm
+
+    @property
+    def sub_layers(self) -> tuple[SubLayer, ...]:
+        """Those of a decoder layer, in their order."""
+        return self.source.sub_layers
+
+    @property
+    def heads(self) -> dict[str, str]:
+        """The name of the base class behind each Auto class, by suffix; `Model` is the base model's."""
+        return self.source.heads
+
+    @property
+    def files(self) -> tuple[str, str]:
+        """The two files of its own: config and models."""
+        return f"configuration_{stem(self.model_type)}.py", f"modeling_{stem(self.model_type)}.py"
+
+    @property
+    def stacks(self) -> tuple["Family", ...]:
+        """The families of its lists of layers: those of an encoder and a decoder; of another model itself."""
+        return tuple(Family(each.source.model_type, each.source) for each in self.source.inner) or (self,)
+
+    @property
+    def place(self) -> str:
+        """Where another model has this one, as "decoder"; "" for a whole model."""
+        return self.model_type.partition(INNER)[2]
+
+    def code(self, config: Mapping) -> dict[str, str]:
+        """Write the files of code that a folder with this config.json brings: the text of each, by its name."""
+        part = config.get(self.field_of_layers) if self.field_of_layers else None
+        chosen = part if isinstance(part, Mapping) else config
+        found = code_of(lambda name: code_text(f"{name}.py"), modules_in(self.auto_map), chosen)
+        return {f"{name}.py": text for name, text in found.items()}
+
+    @property
+    def of_layers(self) -> "Family | None":
+        """For a model whose layers are in another one, such as its language model, the family of that."""
+        part = self.source.part
+        return None if part is None else Family(part.source.model_type, part.source)
+
+    @property
+    def field_of_layers(self) -> str | None:
+        """The field of a config that is the config of that model; None without any."""
+        return None if self.source.part is None else self.source.part.field
+
+    def ran(self, model: Any) -> Any:
+        """What is run of a model, with connections or without, to see what they do: all of it, or its tower."""
+        tower = self.source.tower
+        return model if tower is None else getattr(model.base_model, tower.attribute)
+
+    @property
+    def base_model_type(self) -> str:
+        """The model type in a base's config."""
+        return FamilyName.of(self.model_type).own
+
+    def head_of(self, architecture: str) -> str:
+        """The suffix of the Auto class that finds a class, a base's or ours: "ForCausalLM"; "Model" for another."""
+        found = [suffix for suffix, base in self.heads.items() if base == architecture.removeprefix("HC")]
+        if self.of_layers is not None or self.source.inner:
+            found.sort(key=lambda suffix: (suffix not in TOLD_FIRST, suffix == "Model"))
+        return next(iter(found), "Model")
+
+    def types_of_base(self, config: Mapping) -> dict:
+        """The model types of a base's config, where `config` may be that of a conversion."""
+        types: dict = {"model_type": self.base_model_type}
+        if self.of_layers is not None and isinstance(part := config.get(field := self.field_of_layers), Mapping):
+            types[field] = {**part, "model_type": self.of_layers.model_type}
+        return types
+
+    @property
+    def auto_map(self) -> dict[str, str]:
+        """`file.Class` by Auto class, as in a config.json."""
+        return auto_map(self.source)
+
+    @property
+    def architectures(self) -> dict[str, str]:
+        """The hyper-connection class name for the name of each base class."""
+        return {name: f"HC{name}" for name in self.heads.values()}
+
+    @property
+    def usual_architecture(self) -> str:
+        """The base class of a checkpoint whose config names none: the language model, if there is one."""
+        return next(self.heads[suffix] for suffix in USUAL_HEADS if suffix in self.heads)
+
+    def configuration_module(self) -> ModuleType:
+        """Import the file with the family's config."""
+        return import_module(f"hf_hyperconn.models.configuration_{stem(self.model_type)}")
+
+    def modeling_module(self) -> ModuleType:
+        """Import the file with the family's models."""
+        return import_module(f"hf_hyperconn.models.modeling_{stem(self.model_type)}")
+
+    def base_class(self, name: str) -> type:
+        """Transformers' own class of that name."""
+        return getattr(import_module(f"transformers.models.{self.source.modeling}"), name)
+
+
+@cache
+def find_family(model_type: str) -> Family:
+    """The family of a model type of the installed Transformers.
+
+    Raises `UnsupportedCheckpointError`, which says why, when it can't have hyper-connections.
+    """
+    return Family(model_type, read_family(model_type))
+
+
+def refuse_other_stacks(name: str, model_type: str | None, stack: str | None) -> None:
+    """Refuse a stack that a model, which is called `name`, can't have; None is the usual one.
+
+    Raises `UnsupportedCheckpointError`.
+    """
+    if stack is not None and stack not in (accepted := fields_of_stacks(str(model_type))):
+        raise UnsupportedCheckpointError(
+            f"stack {stack!r:.40} was asked for; {name} has {', '.join(accepted) or 'one list of layers: give none'}."
+        )
+
+
+def name_of_family(config: Mapping, stack: str | None = None) -> str:
+    """What `find_family` takes for a config, as in a config.json, of a base or of a conversion.
+
+    It is the model type; with that of the model that has the layers, where the config chooses another than the usual
+    one.
+
+    stack: the attribute of that model, where it is not the usual one, as `FamilyName` has it; None for the usual one.
+    """
+    model_type = str(config.get("model_type")).removeprefix("hc_")
+    if model_type not in table("CONFIG_MAPPING_NAMES"):
+        return model_type
+    field: str | None = TEXT
+    if stack is not None:
+        fields = fields_of_stacks(model_type)
+        field = fields.get(stack)
+        stack = None if field == TEXT or fields == {stack: ""} else stack
+    usual, part = FamilyName(model_type, stack=stack), config.get(field) if field else None
+    chosen = part.get("model_type") if isinstance(part, Mapping) else None
+    if not isinstance(chosen, str):
+        return str(usual)
+    chosen = chosen.removeprefix("hc_")
+    for name in (usual, FamilyName(model_type, chosen, stack)):
+        try:
+            found = read_family(str(name)).part
+        except UnsupportedCheckpointError:
+            continue
+        if found is not None and found.source.model_type == chosen:
+            return str(name)
+    return str(usual)
+
+
+def usual_names(config: Mapping) -> dict:
+    """A config, as in a config.json, whose sizes have the names, too, that they have in most families.
+
+    GPT-2's `n_layer` is `num_hidden_layers` in most. Of a model with its layers in another one, such as its language
+    model, the sizes and the connections are that one's.
+    """
+    try:
+        family = find_family(name_of_family(config))
+    except UnsupportedCheckpointError:
+        return dict(config)
+    source = family.source
+    of_layers = config.get(family.field_of_layers) if family.field_of_layers else None
+    if not isinstance(of_layers, Mapping):
+        return {**_counted(config), **_renamed(config, source), **config}
+    own = {name: value for name, value in of_layers.items() if name not in OF_THE_WHOLE}
+    return {**config, **source.sizes, **_counted(of_layers), **_renamed(of_layers, source), **own}
+
+
+def tower_of(config: Mapping) -> InnerModel | None:
+    """`FamilySource.tower` of a config, as in a config.json."""
+    try:
+        return find_family(name_of_family(config)).source.tower
+    except UnsupportedCheckpointError:
+        return None
+
+
+def configs_of_stacks(config: Mapping) -> list[dict]:
+    """A config with usual names for each list of layers, whose sizes are those of that list.
+
+    An encoder-decoder has two lists, of its encoder and of its decoder; another model has one. A decoder whose depth a
+    config leaves open, as T5's may, is as deep as the encoder.
+    """
+    config = usual_names(config)
+    try:
+        inner = find_family(name_of_family(config)).source.inner
+    except UnsupportedCheckpointError:
+        inner = ()
+    usual = config.get("num_hidden_layers")
+    return [
+        {
+            **config,
+            "model_type": f"hc_{each.source.model_type}",
+            "num_hidden_layers": usual if (own := config.get(each.source.count)) is None else own,
+        }
+        for each in inner
+    ] or [config]
+
+
+def _counted(config: Mapping) -> dict:
+    """The number of layers, where a config says of what kind each is."""
+    kinds = config.get("layers_block_type")
+    return {"num_hidden_layers": len(kinds)} if isinstance(kinds, list) else {}
+
+
+def _renamed(config: Mapping, source: FamilySource) -> dict:
+    return {usual: config[own] for usual, own in source.renamed.items() if own in config}
+
+
+def family_of_class(name: str) -> Family | None:
+    """The family that has a hyper-connection class of that name, if any has."""
+    base = name.removeprefix("HC")
+    if base == name:
+        return None
+    found = dict.fromkeys(
+        model_type
+        for variable in ("CONFIG_MAPPING_NAMES", *MAPPINGS.values())
+        for model_type, class_name in table(variable).items()
+        if class_name == base
+    )
+    for model_type in sorted(found, key=lambda each: not base.startswith(_prefix(each))):
+        try:
+            family = find_family(model_type)
+        except UnsupportedCheckpointError:
+            continue
+        if base in (f"{family.name}Config", *family.heads.values()):
+            return family
+    return None
+
+
+def _prefix(model_type: str) -> str:
+    return table("CONFIG_MAPPING_NAMES").get(model_type, "?").removesuffix("Config")

@@ -1,0 +1,315 @@
+"""What the source of the installed Transformers says of a family: files are parsed, nothing is imported or run."""
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from ...errors import UnsupportedCheckpointError
+from ...models.layer_source import CutFrom, digest
+from ..branch import Cut
+from ..family_source import INNER, FamilySource, InnerModel, LayerSource
+from .branches import cut_branches, refusal
+from .classes import FamilyName, class_names, first_with, made_by, module_of, path_of, within_another
+from .composites import TEXT, Part, find_part, find_parts, type_of_part, usual_type
+from .inlining import assigned_classes
+from .loops import LayerLoop, read_layer_loop
+from .norms import norm_of
+from .recorders import moved_recorders
+from .source_files import Definition, Source, release, source_file, table
+from .stacks import Inner, Stack, find_inner_models, find_stack
+
+SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
+BASE_OF_HEADS = "model"  # where language models with a head have their base model
+# models whose hidden states are so, which the source doesn't show
+CHANNELS_FIRST = ("Aimv2VisionModel", "Ovis2VisionModel", "VoxtralRealtimeEncoder")
+PACKED = ("Lfm3VlVisionModel",)
+
+
+@cache
+def read_family(model_type: str) -> FamilySource:
+    """What Transformers' source says of a model type.
+
+    model_type: may say, as `FamilyName` does, which model in it has the layers; or where it has another model of the
+        same config: `whisper:decoder`.
+
+    Raises `UnsupportedCheckpointError` when Transformers doesn't have it, or its layers are not of the form that
+    hyper-connections replace.
+    """
+    whole, _, place = model_type.partition(INNER)
+    if place:
+        return _inner_of(whole, place)
+    name = FamilyName.of(model_type)
+    known = _read_classes(model_type, name.own)
+    if not name.chosen and (models := find_inner_models(known.base)):
+        return _with_inner_models(known, models, name.stack)
+    if (part := find_part(known.base, name.stack)) is not None:
+        return _with_part(known, part, type_of_part(part, known.of_config, name.chosen))
+    if name.chosen:
+        raise UnsupportedCheckpointError(f"{known.base.name} takes no language model of a type that a config chooses.")
+    count = known.of_config.renamed().get("num_hidden_layers")
+    backbone = {suffix: each.name for suffix, each in known.found.items() if suffix == "Backbone"}
+    heads = known.whole_heads | backbone
+    stack = find_stack(known.base, ("num_hidden_layers", count))
+    source = _of_stack({**known.of_family, "heads": heads}, known.base, known.of_config, stack)
+    return _with_backbone(source, known, stack)
+
+
+@cache
+def fields_of_stacks(model_type: str) -> dict[str, str]:
+    """The models in one of a model type that may have connections, by attribute: the field of the config of each.
+
+    That is "" for an encoder and a decoder, which have the config of the whole.
+    """
+    try:
+        base = _read_classes(model_type, model_type).base
+    except UnsupportedCheckpointError:
+        return {}
+    if models := find_inner_models(base):
+        return dict.fromkeys(models, "")
+    return {part.attribute: part.field for part in find_parts(base)}
+
+
+@dataclass(frozen=True)
+class _Classes:
+    """The classes of a model type.
+
+    base: its base model; found: the class behind each Auto class, by suffix; of_config: its config.
+    of_family: what `FamilySource` says of them.
+    """
+
+    base: Definition
+    found: dict[str, Definition]
+    of_config: Definition
+    of_family: dict[str, Any]
+
+    @property
+    def whole_heads(self) -> dict[str, str]:
+        """The names of those that have a base model in them, by suffix, and of that itself."""
+        return {
+            suffix: each.name
+            for suffix, each in self.found.items()
+            if each.name == self.base.name or made_by(each) & {self.base.name, "AutoModel"}
+        }
+
+
+def _read_classes(model_type: str, own_type: str) -> _Classes:
+    """The classes of a model type, which may have other models in it; own_type: without the type of these."""
+    config = table("CONFIG_MAPPING_NAMES").get(own_type)
+    if config is None:
+        raise UnsupportedCheckpointError(f"Transformers {release()} has no model type {own_type!r:.60}.")
+    configuration = module_of("configuration", own_type)
+    named = class_names(own_type)
+    modeling = module_of("modeling", own_type) or module_of("modeling", first_with(named["Model"]))
+    if named["Model"] is None and modeling is not None:
+        named["Model"] = within_another(source_file(path_of(modeling)), config)
+    if configuration is None or modeling is None or named["Model"] is None:
+        raise UnsupportedCheckpointError(f"Transformers {release()} has no base model of {own_type!r} in a file.")
+    file = source_file(path_of(modeling))
+    found = {suffix: definition for suffix, name in named.items() if name and (definition := file.find(name))}
+    base = found.get("Model")
+    of_config = source_file(path_of(configuration)).find(config)
+    if base is None or of_config is None:
+        raise UnsupportedCheckpointError(f"transformers.models.{modeling} defines no {named['Model']}.")
+    if base.pretrained is None:
+        raise UnsupportedCheckpointError(f"{base.name} is no PreTrainedModel that its source shows.")
+    of_family = {
+        "model_type": model_type,
+        "configuration": configuration,
+        "modeling": modeling,
+        "config": config,
+        "pretrained": base.pretrained.name,
+        "in_heads": base.pretrained.string("base_model_prefix"),
+        "generative": frozenset(
+            suffix for suffix, definition in found.items() if "GenerationMixin" in definition.bases
+        ),
+    }
+    return _Classes(base, found, of_config, of_family)
+
+
+def _with_backbone(source: FamilySource, known: _Classes, stack: Stack) -> FamilySource:
+    """The same with the encoder of its backbone, or without that class, which may have what no other has."""
+    backbone = known.found.get("Backbone")
+    if backbone is None or known.base.name in made_by(backbone):
+        return source
+    attribute, _, place = stack.path.rpartition(".")
+    made = {each.name for each in assigned_classes(backbone, attribute)}
+    if stack.owner.pretrained and stack.owner.name in made:
+        encoder = replace(source, heads={"Model": stack.owner.name}, stack=place, layerdrop=None)
+        return replace(source, of_backbone=(InnerModel(attribute, stack.owner.name, encoder),))
+    return replace(source, heads={suffix: each for suffix, each in source.heads.items() if suffix != "Backbone"})
+
+
+def _with_part(known: _Classes, part: Part, model_type: str) -> FamilySource:
+    """What the source says of a model that has another in it, of a model type, with the layers."""
+    try:
+        inner = read_family(model_type)
+    except UnsupportedCheckpointError as error:
+        raise UnsupportedCheckpointError(
+            f"{known.base.name} has a {part.called} that can't be converted: {error}"
+        ) from error
+    if inner.part is not None or len(inner.inner) > 1:
+        raise UnsupportedCheckpointError(f"the {part.called} of {known.base.name} has its layers in models in it.")
+    name = part.name or inner.heads["Model"]
+    if name not in inner.heads.values():
+        raise UnsupportedCheckpointError(f"{known.base.name} has a {name} in it, no model of {inner.model_type!r}.")
+    heads = {
+        suffix: each
+        for suffix, each in known.whole_heads.items()
+        if each == known.base.name or each not in inner.heads.values()
+    }
+    of_inner = "" if name == inner.heads["Model"] else f".{BASE_OF_HEADS}"
+    stack = f"{part.attribute}{of_inner}.{inner.stack}"
+    inner_model = InnerModel(part.attribute, name, inner, part.field)
+    return replace(
+        inner,
+        **known.of_family,
+        heads=heads,
+        stack=stack,
+        part=inner_model,
+        inner=(),
+        outer=frozenset(),
+        of_backbone=(),
+    )
+
+
+def _with_inner_models(known: _Classes, models: Mapping[str, Inner], stack: str | None) -> FamilySource:
+    """What the source says of a model that has its layers in an encoder and a decoder.
+
+    stack: the one that has connections; None for both.
+    """
+    if stack not in (None, *models):
+        raise UnsupportedCheckpointError(
+            f"{known.base.name} has {', '.join(models)}, and no {stack!r:.40} with layers."
+        )
+    made = {suffix: find_inner_models(each) for suffix, each in known.found.items()}
+    outer = {suffix: each for suffix, each in made.items() if _have_same_classes(each, models)}
+    sources = []
+    connected = models if stack is None else {stack: models[stack]}
+    is_one_class = len({each.definition.name for each in connected.values()}) < len(connected)
+    for attribute, model in connected.items():
+        name, layers = model.definition.name, find_stack(model.definition)
+        of_model = {
+            "model_type": f"{known.of_family['model_type']}{INNER}{attribute}",
+            "heads": {"Model": name},
+            "prefix": attribute.title() if is_one_class else "",
+        }
+        renamed = [each[attribute].renamed for each in outer.values()]
+        count = next((each[layers.count] for each in renamed if layers.count in each), layers.count)
+        of_family, counted = {**known.of_family, **of_model}, replace(layers, count=count)
+        source = _of_stack(of_family, model.definition, known.of_config, counted, model.known)
+        sources.append(InnerModel(attribute, name, source))
+    if usual_type(known.of_config, TEXT) is not None:
+        raise UnsupportedCheckpointError(f"{known.base.name} has its sizes in the {TEXT} of its config.")
+    last = sources[-1]
+    return replace(
+        last.source,
+        **known.of_family,
+        heads={suffix: each.name for suffix, each in known.found.items() if suffix in {**known.whole_heads, **outer}},
+        prefix="",
+        stack=f"{last.attribute}.{last.source.stack}",
+        inner=tuple(sources),
+        outer=frozenset(known.found[suffix].name for suffix in outer),
+    )
+
+
+def _have_same_classes(models: Mapping[str, Inner], others: Mapping[str, Inner]) -> bool:
+    names = [{attribute: each.definition.name for attribute, each in of.items()} for of in (models, others)]
+    return names[0] == names[1]
+
+
+def _inner_of(whole: str, place: str) -> FamilySource:
+    """What the source says of a model that another has in it."""
+    for each in read_family(whole).inner:
+        if each.attribute == place:
+            return each.source
+    raise UnsupportedCheckpointError(f"{whole!r} has no {place!r:.20} with layers.")
+
+
+def _of_stack(
+    of_family: dict, base: Definition, of_config: Definition, stack: Stack, known: Mapping[str, object] | None = None
+) -> FamilySource:
+    """What the source says of a model with one list of layers.
+
+    of_family: what is known of its family. known: fields of the config that have these values there.
+    """
+    loop = stack.owner.method("forward")
+    if loop is None:
+        raise UnsupportedCheckpointError(f"{base.name} has no forward that its source shows.")
+    how = read_layer_loop(loop[0], stack.owner.name, stack.path.rpartition(".")[2], stack.owner)
+    if how.between and "." in stack.path:
+        raise refusal(stack.layers[0].name, f"{stack.owner.name}.{how.between} changes the stream between layers")
+    run_by = Source.of(loop[0], stack.owner.file, stack.owner, stack.path.rpartition(".")[2])
+    layers = tuple(_of_layer(layer, base.name, of_config, how, run_by, known) for layer in stack.layers)
+    for each in layers[1:]:
+        connections = [[part.connection for part in layer.cut.sub_layers] for layer in (layers[0], each)]
+        if connections[0] != connections[1] or layers[0].norm.keys() != each.norm.keys():
+            raise refusal(each.name, f"it has other sub-layers than {layers[0].name}")
+    defaults, renamed = of_config.constants(), of_config.renamed()
+    if stack.count != "num_hidden_layers":
+        renamed.setdefault("num_hidden_layers", stack.count)
+    sizes = {usual: defaults.get(renamed.get(usual, usual)) for usual in SIZES}
+    return FamilySource(
+        **of_family,
+        layers=layers,
+        renamed=renamed,
+        stack=stack.path,
+        count=stack.count,
+        modules=_attributes(base),
+        loop=(stack.owner.name, digest([(loop[0], "")], spelled=True)),
+        between=how.between,
+        layerdrop=how.layerdrop,
+        recorders=moved_recorders(base, (each for layer in layers for each in layer.cut.inlined)),
+        sizes={usual: value for usual, value in sizes.items() if value is not None},
+        tied=defaults.get("tie_word_embeddings") is True,
+    )
+
+
+def _of_layer(
+    layer: Definition,
+    model: str,
+    of_config: Definition,
+    how: LayerLoop,
+    run_by: Source,
+    known: Mapping[str, object] | None,
+) -> LayerSource:
+    forward, of_forward = layer.own_method("forward")
+    cut = cut_branches(forward, of_forward.text, layer.name, layer, of_config, known)
+    if how.takes_first != (cut.returned is not None):
+        raise refusal(layer.name, "it returns other than its model takes")
+    read = (ast.unparse(node) for node in ast.walk(forward) if isinstance(node, ast.Subscript))
+    if f"{forward.args.args[1].arg}.shape[2]" in read:
+        raise refusal(layer.name, "the stream has rows and columns, where a sequence is expected")
+    norm, values = norm_of(layer)
+    return LayerSource(
+        name=layer.name,
+        cut=cut,
+        cut_from=_cut_from(layer, forward, cut, run_by),
+        positional=tuple(argument.arg for argument in forward.args.args[2 : 2 + how.positional]),
+        packed=model in PACKED
+        or any(argument.arg == "cu_seqlens" for argument in (*forward.args.args, *forward.args.kwonlyargs)),
+        channels_first=model in CHANNELS_FIRST,
+        predicting_norm=norm,
+        norm=values,
+    )
+
+
+def _cut_from(layer: Definition, forward: ast.FunctionDef, cut: Cut, run_by: Source) -> CutFrom:
+    """What the branches of a layer depend on: its forward, what was read with it, and the loop that runs layers."""
+    sources = [Source.of(forward, layer.file, layer), *cut.sources]
+    if cut.settings:  # which are read from the attributes that it sets
+        sources.append(Source.of(layer.own_method("__init__")[0], layer.file, layer))
+    by_name = {source.name: source for source in (*sources, run_by)}
+    functions = [(source.node, source.layers) for source in by_name.values()]
+    return CutFrom(release(), tuple(by_name), digest(functions), digest(functions, spelled=True))
+
+
+def _attributes(base: Definition) -> dict[str, str]:
+    """The names of `self.name = ...` in a class's `__init__`, and what stands on the right."""
+    found = {}
+    for node in ast.walk(base.own_method("__init__")[0]):
+        match node:
+            case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)], value=value):
+                found[name] = ast.unparse(value)
+    return found

@@ -1,0 +1,246 @@
+"""The files of the installed Transformers: parsed, and nothing of them imported or run."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...errors import UnsupportedCheckpointError
+
+
+@cache
+def package() -> Path:
+    """The folder of the installed Transformers.
+
+    Raises `UnsupportedCheckpointError` when there is none.
+    """
+    spec = PathFinder.find_spec("transformers")
+    if spec is None or spec.origin is None:
+        raise UnsupportedCheckpointError("Transformers is not installed: pip install transformers")
+    return Path(spec.origin).parent
+
+
+@cache
+def release() -> str:
+    """The version of the installed Transformers."""
+    text = (package() / "__init__.py").read_text("utf-8")
+    return next(re.finditer(r'^__version__ = "([^"]+)"', text, re.MULTILINE))[1]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A class as it stands in a file of Transformers."""
+
+    node: ast.ClassDef
+    file: "SourceFile"
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def bases(self) -> list[str]:
+        """The names of its bases, as they are written."""
+        return [ast.unparse(base) for base in self.node.bases]
+
+    def lineage(self) -> Iterator["Definition"]:
+        """The class and the classes of Transformers that it is made of, nearest first."""
+        yield self
+        for base in self.bases:
+            if (found := self.file.find(base)) is not None:
+                yield from found.lineage()
+
+    def method(self, name: str) -> tuple[ast.FunctionDef, "SourceFile"] | None:
+        """A method, its own or inherited, and the file it stands in."""
+        for definition in self.lineage():
+            for node in definition.node.body:
+                if isinstance(node, ast.FunctionDef) and node.name == name:
+                    return node, definition.file
+        return None
+
+    def own_method(self, name: str) -> tuple[ast.FunctionDef, "SourceFile"]:
+        """A method that the class is known to have."""
+        found = self.method(name)
+        assert found is not None
+        return found
+
+    def constants(self) -> dict[str, Any]:
+        """The defaults of its fields, its own or inherited, that are a number, a string, true, false or None."""
+        found: dict[str, Any] = {}
+        for definition in reversed([*self.lineage()]):
+            for node in definition.node.body:
+                match node:
+                    case ast.AnnAssign(ast.Name(name), value=ast.Constant(value)):
+                        found[name] = value
+        return found
+
+    @property
+    def pretrained(self) -> "Definition | None":
+        """The family's `PreTrainedModel`, nearest first; None for a class that is no such model."""
+        return next((each for each in self.lineage() if "PreTrainedModel" in each.bases), None)
+
+    def dict_of(self, name: str) -> ast.Dict:
+        """The dict that it assigns to a name in its body, its own or inherited; an empty one where there is none."""
+        return next((value for value in self._assigned(name) if isinstance(value, ast.Dict)), ast.Dict([], []))
+
+    def string(self, name: str) -> str | None:
+        """The string that it assigns to a name in its body, its own or inherited; None where there is none."""
+        found = (value.value for value in self._assigned(name) if isinstance(value, ast.Constant))
+        return next((each for each in found if isinstance(each, str)), None)
+
+    def _assigned(self, name: str) -> Iterator[ast.expr]:
+        """What it assigns to a name in its body, its own or inherited, nearest first."""
+        for definition in self.lineage():
+            for node in definition.node.body:
+                match node:
+                    case ast.Assign([ast.Name(assigned)], value) if assigned == name:
+                        yield value
+
+    def renamed(self) -> dict[str, str]:
+        """What its `attribute_map` calls fields, by the names that most families give them."""
+        found = self.dict_of("attribute_map")
+        return _strings(found.keys, found.values)
+
+
+class SourceFile:
+    """A module of Transformers that has been parsed."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @cached_property
+    def text(self) -> str:
+        """Its source."""
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def _tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @cached_property
+    def _classes(self) -> dict[str, ast.ClassDef]:
+        return {node.name: node for node in self._tree.body if isinstance(node, ast.ClassDef)}
+
+    @cached_property
+    def _imported(self) -> dict[str, Path]:
+        """The file that each name comes from, of names that come from files beside this one or above it."""
+        found: dict[str, Path] = {}
+        for node in self._tree.body:
+            if isinstance(node, ast.ImportFrom) and node.level and node.module:
+                path = self.path.parents[node.level - 1].joinpath(*node.module.split(".")).with_suffix(".py")
+                found |= {alias.asname or alias.name: path for alias in node.names}
+        return found
+
+    def find(self, name: str) -> Definition | None:
+        """A class that is defined in this file, or that it imports from another."""
+        if name in self._classes:
+            return Definition(self._classes[name], self)
+        if (path := self._imported.get(name)) is not None and path.is_file():
+            return source_file(path).find(name)
+        return None
+
+    def made_of(self, config: str) -> list[str]:
+        """The names of the classes in this file that say themselves that they are made of a config."""
+        return [name for name, node in self._classes.items() if config in _annotations(node)]
+
+    def function(self, name: str) -> ast.FunctionDef | None:
+        """A function that is defined in this file."""
+        return next(
+            (node for node in self._tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None
+        )
+
+    def classes_in(self, variable: str) -> list[str]:
+        """The names of the classes in a table of this file, as `LAYERS = {"attention": AttentionLayer}`."""
+        for node in self._tree.body:
+            match node:
+                case ast.Assign([ast.Name(name)], ast.Dict(_, values)) if name == variable:
+                    return [each.id for each in values if isinstance(each, ast.Name)]
+        return []
+
+    def pairs(self, variable: str) -> dict[str, str]:
+        """What the table `variable` says: `("key", "value")` or `"key": "value"`, wherever it is made or extended."""
+        found: dict[str, str] = {}
+        lines = self.text.splitlines()
+        for node in self._tree.body:
+            if not re.match(rf"{variable}( = |\.update\()", lines[node.lineno - 1]):
+                continue
+            for child in ast.walk(node):
+                if isinstance(child, ast.Tuple) and len(child.elts) == 2:
+                    found |= _strings([child.elts[0]], [child.elts[1]])
+                elif isinstance(child, ast.Dict):
+                    found |= _strings(child.keys, child.values)
+        return found
+
+
+class Source(NamedTuple):
+    """A function of Transformers that something was read from.
+
+    name: as `CutFrom.functions` has it.
+    node: its definition.
+    layers: the attribute of the layers that it runs, where only its loop over them was read; "" for all of it.
+    """
+
+    name: str
+    node: ast.FunctionDef
+    layers: str = ""
+
+    @classmethod
+    def of(cls, node: ast.FunctionDef, file: SourceFile, owner: Definition | None, layers: str = "") -> "Source":
+        """That of a function in a file, or of a method that a class in the file has, its own or inherited."""
+        module = ".".join(file.path.relative_to(package() / "models").with_suffix("").parts)
+        path = node.name if owner is None else f"{owner.name}.{node.name}"
+        return cls(":".join([module, path, *([layers] if layers else [])]), node, layers)
+
+    @classmethod
+    def named(cls, name: str) -> "Source | None":
+        """The function of such a name in the installed Transformers; None where there is none."""
+        match = re.fullmatch(r"([\w.]+):(?:(\w+)\.)?(\w+)(?::(\w+))?", name)
+        path = (package() / "models").joinpath(*match[1].split(".")).with_suffix(".py") if match else None
+        if match is None or path is None or not path.is_file():
+            return None
+        file = source_file(path)
+        owner = file.find(match[2]) if match[2] else None
+        found = file.function(match[3]) if match[2] is None else owner and (owner.method(match[3]) or (None,))[0]
+        return cls(name, found, match[4] or "") if found else None
+
+
+@cache
+def source_file(path: Path) -> SourceFile:
+    """A file of Transformers, parsed once."""
+    return SourceFile(path)
+
+
+@cache
+def table(variable: str) -> dict[str, str]:
+    """A table by model type, of those behind the Auto classes."""
+    auto = package() / "models" / "auto"
+    files = [auto / f"{name}.py" for name in ("auto_mappings", "configuration_auto", "modeling_auto")]
+    return {key: value for file in files if file.is_file() for key, value in source_file(file).pairs(variable).items()}
+
+
+def _annotations(node: ast.ClassDef) -> list[str]:
+    """What a class's `config`, and that of its `__init__`, is annotated with."""
+    found = []
+    for child in node.body:
+        match child:
+            case ast.AnnAssign(ast.Name("config"), annotation):
+                found.append(ast.unparse(annotation))
+            case ast.FunctionDef("__init__", ast.arguments(args=[_, ast.arg("config", annotation), *_])) if annotation:
+                found.append(ast.unparse(annotation))
+    return found
+
+
+def _strings(keys: list[ast.expr | None], values: list[ast.expr]) -> dict[str, str]:
+    """The pairs in which both are strings; of a tuple of class names the first."""
+    found = {}
+    for key, value in zip(keys, values, strict=True):
+        if isinstance(value, ast.Tuple) and value.elts:
+            value = value.elts[0]
+        match key, value:
+            case ast.Constant(str(name)), ast.Constant(str(text)):
+                found[name] = text
+    return found

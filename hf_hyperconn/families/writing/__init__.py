@@ -1,0 +1,1 @@
+"""Writing the two files of a family: its config and its models."""

@@ -1,0 +1,1 @@
+"""Conversion of a model that is already loaded."""

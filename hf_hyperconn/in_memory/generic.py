@@ -1,0 +1,185 @@
+"""Hyper-connection classes for models that are not Transformers' own, but built as its are.
+
+The branches are cut from the source of the decoder layer's `forward`, as those of a family are. The classes live in
+this process only: no file could import what they are made of.
+"""
+
+import ast
+import inspect
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+
+from ..errors import UnsupportedCheckpointError
+from ..families.branch import Cut
+from ..families.reading.branches import cut_branches, refusal
+from ..families.reading.loops import read_layer_loop
+from ..models.configuration_hyper_connections import HyperConnectionConfig
+from ..models.decoder_layer import HyperConnectionDecoderLayer, for_every_stream, fresh_copy, reduce_recorded_streams
+from ..models.modeling_hyper_connections import (
+    HyperConnectionHead,
+    HyperConnectionModel,
+    HyperConnectionPreTrainedModel,
+)
+from .running_code import RunningCode, patched, running_code
+
+
+class _GenericDecoderLayer(HyperConnectionDecoderLayer):
+    def make_norm(self) -> nn.Module:
+        norms = [
+            module
+            for name, module in self.named_children()
+            if ("norm" in name or name.startswith("ln_")) and type(module) is not nn.Identity
+        ]
+        return fresh_copy(norms[0]) if norms else nn.RMSNorm(self.config.hidden_size, eps=self.config.hc_eps)
+
+
+class _GenericPreTrainedModel(HyperConnectionPreTrainedModel):
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """Refuse: nothing could load the folder.
+
+        Raises `UnsupportedCheckpointError`.
+        """
+        raise UnsupportedCheckpointError(self._no_code())
+
+    def push_to_hub(self, *args, **kwargs):  # type: ignore[override]  # whatever it is given
+        """Refuse, before a repo is made.
+
+        Raises `UnsupportedCheckpointError`.
+        """
+        raise UnsupportedCheckpointError(self._no_code())
+
+    def _no_code(self) -> str:
+        return (
+            f"{type(self).__name__} was made in this process of a class that is not Transformers' own, and no file "
+            f"of model code could be saved with it. Save its state_dict (safetensors.torch.save_model) and load that "
+            f"into a new convert_model(base); with Trainer, set save_strategy='no'. Conversions of Transformers' own "
+            f"classes are saved whole."
+        )
+
+
+def hyper_connection_class(model: PreTrainedModel) -> type[HyperConnectionPreTrainedModel]:
+    """The hyper-connection class for the class of `model`, made now.
+
+    Raises `UnsupportedCheckpointError` when its decoder layers are not of the form that hyper-connections replace.
+    """
+    layers = getattr(model.base_model, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or len({type(layer) for layer in layers}) != 1:
+        raise UnsupportedCheckpointError(
+            f"{type(model).__name__} has no `layers` of one class, so it can't be converted."
+        )
+    classes: list[Any] = [type(part) for part in (model, model.base_model, layers[0], model.config)]
+    return _make_class(*classes, classes[1].forward, classes[2].forward)
+
+
+@cache
+def _make_class(
+    model_class: type, base_class: Any, layer_class: Any, config_class: Any, *forwards: object
+) -> type[HyperConnectionPreTrainedModel]:
+    """`hyper_connection_class` for these classes; made anew when one of them has got another forward."""
+    attributes = layer_attributes(layer_class)
+    loop = read_layer_loop(running_code(base_class, decorated_by=None).definition, base_class.__name__)
+    if loop.takes_first != (attributes["returned"] is not None):
+        raise refusal(layer_class.__name__, "it returns other than its model takes")
+    names = [*inspect.signature(layer_class.forward).parameters][2 : 2 + loop.positional]
+    shared_class = next(cls for cls in base_class.__mro__ if PreTrainedModel in cls.__bases__)
+
+    def new(transformers_class: type, *mixins: type, last: tuple[type, ...] = (), **namespace) -> Any:
+        bases = (*mixins, transformers_class, *last)
+        return type(f"HC{transformers_class.__name__}", bases, {"__module__": __name__, **namespace})
+
+    types: dict[str, Any] = {"model_type": f"hc_{config_class.model_type}", "base_model_type": config_class.model_type}
+    types["save_pretrained"] = PreTrainedConfig.save_pretrained  # without code, of which there is none
+    config: type = strict(new(config_class, HyperConnectionConfig, **types))
+    layer = new(layer_class, _GenericDecoderLayer, positional=tuple(names), **attributes)
+    adopted: dict[str, Any] = {"config_class": config, "layer_classes": (layer,), "auto_map": {}}
+    shared = new(shared_class, _GenericPreTrainedModel, **adopted)
+    of_streams = {"forward": reduce_recorded_streams(base_class.forward), "hc_layerdrop": loop.layerdrop}
+    if loop.between:
+        of_streams[loop.between] = for_every_stream(getattr(base_class, loop.between))
+    hc_base = new(base_class, HyperConnectionModel, shared, **of_streams)
+    if model_class is base_class:
+        return hc_base
+    generation = (GenerationMixin,) if issubclass(model_class, GenerationMixin) else ()
+    return new(model_class, HyperConnectionHead, shared, last=generation, model_class=hc_base)
+
+
+def layer_attributes(layer_class: type[nn.Module]) -> dict[str, Any]:
+    """What a decoder layer on residual streams has of its own: its branches, as methods cut from the base's `forward`.
+
+    Raises `UnsupportedCheckpointError` when its forward is of another form than `cut_branches` takes.
+    """
+    return attributes_of(layer_class, cut_of(layer_class))
+
+
+def cut_of(layer_class: type[nn.Module], layer: nn.Module | None = None) -> Cut:
+    """The branches of a layer's class; of one layer as its attributes have them, where it is given.
+
+    Raises `UnsupportedCheckpointError` when its forward is of another form than `cut_branches` takes.
+    """
+    code = _code_of_layer(layer_class)
+    return cut_branches(code.definition, code.source, layer_class.__name__, module=layer)
+
+
+def attributes_of(layer_class: type[nn.Module], cut: Cut) -> dict[str, object]:
+    """`layer_attributes`, of branches that have been cut."""
+    code = _code_of_layer(layer_class)
+    pairs = [*zip(cut.sub_layers, cut.branches, strict=True)]
+    methods = {part.branch: branch.method(part.branch) for part, branch in pairs}
+    after = {part.after: branch.method_after(part.after) for part, branch in pairs if part.after is not None}
+    return {
+        "parts": cut.sub_layers,
+        "widened": cut.widened,
+        "returned": cut.returned,
+        "absent": cut.absent,
+        **{name: _compiled(source, code) for name, source in methods.items()},
+        **{name: _of_each_stream(_compiled(source, code)) for name, source in after.items()},
+    }
+
+
+def _of_each_stream(method: Any) -> Any:
+    """A method that does to each of the streams `[B, S, N, D]` what one does to `[B, S, D]`."""
+
+    @wraps(method)
+    def wrapper(self, streams: torch.Tensor) -> torch.Tensor:
+        return torch.stack([method(self, stream) for stream in streams.unbind(-2)], dim=-2)
+
+    return wrapper
+
+
+def _code_of_layer(layer_class: type[nn.Module]) -> RunningCode:
+    code = running_code(layer_class)
+    free = {*code.function.__code__.co_freevars} - {"__class__"}  # which no branch may read
+    if free:
+        names = ", ".join(sorted(free))
+        raise patched(f"{layer_class.__name__}.forward", f"it reads {names} of the function that it was made in")
+    return code
+
+
+def _compiled(source: str, code: RunningCode) -> Any:
+    """A method that was cut from a layer's forward, as if it stood in the same class.
+
+    It has the module's variables themselves, and the defaults that the forward has.
+    """
+    tree: Any = ast.parse(source)
+    (definition,) = tree.body
+    given = definition.args
+    positional = given.args[len(given.args) - len(given.defaults) :]
+    named = [name for name, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is not None]
+    given.defaults = [ast.Constant(None) for _ in given.defaults]
+    given.kw_defaults = [default and ast.Constant(None) for default in given.kw_defaults]
+    if code.class_name:
+        tree = ast.parse(f"class {code.class_name}: pass")
+        tree.body[0].body = [definition]
+    made: dict[str, Any] = {}
+    path = f"<{definition.name} of {code.function.__qualname__}>"
+    exec(compile(ast.fix_missing_locations(tree), path, "exec"), code.function.__globals__, made)
+    method = getattr(made[code.class_name], definition.name) if code.class_name else made[definition.name]
+    defaults = inspect.signature(code.function).parameters
+    method.__defaults__ = tuple(defaults[each.arg].default for each in positional) or None
+    method.__kwdefaults__ = {each.arg: defaults[each.arg].default for each in named} or None
+    return method

@@ -1,0 +1,99 @@
+"""The source of methods as they run.
+
+A conversion cuts branches from the source of a layer, and reads that of the model around it. What has been put in the
+place of a method, or around it, is not in its file.
+"""
+
+import ast
+import inspect
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import CodeType, FunctionType
+from typing import Any
+
+from ..errors import UnsupportedCheckpointError
+
+# whose decorators change no result: checkpointing, names of arguments, what is recorded
+LIBRARIES = ("transformers", "diffusers")
+
+
+@dataclass(frozen=True)
+class RunningCode:
+    """A method as it runs.
+
+    function: the method without decorators.
+    definition: its place in `source`, the text of a whole file.
+    class_name: the class in whose body it stands; "" for a function outside of classes.
+    """
+
+    function: FunctionType
+    definition: ast.FunctionDef
+    source: str
+    class_name: str
+
+
+def running_code(cls: type, name: str = "forward", decorated_by: Collection[str] | None = LIBRARIES) -> RunningCode:
+    """The method of a class that runs, with the source that it was compiled from.
+
+    decorated_by: the packages whose decorators the method may have; None for any.
+
+    Raises `UnsupportedCheckpointError` when there is no such source, or the method has another decorator.
+    """
+    of_class, function = f"{cls.__name__}.{name}", getattr(cls, name, None)
+    while (inner := getattr(function, "__wrapped__", None)) is not None:
+        if decorated_by is not None and (package := package_of(function)) not in decorated_by:
+            raise patched(of_class, f"it is wrapped by a function of {package or 'another package'}")
+        function = inner
+    if not isinstance(function, FunctionType):
+        raise UnsupportedCheckpointError(f"the source of {cls.__name__} can't be read.")
+    try:
+        source = "".join(inspect.findsource(function)[0])
+        found = _functions(source).get(function.__code__.co_name, [])
+    except (OSError, SyntaxError) as error:
+        raise UnsupportedCheckpointError(f"the source of {cls.__name__} can't be read.") from error
+    for definition, class_name, code in found:
+        if code == function.__code__:
+            return RunningCode(function, definition, source, class_name)
+    raise patched(of_class, "its file has no function of this code")
+
+
+def package_of(function: Any) -> str:
+    """The package of the code of a function, whatever `functools.wraps` has called it; "" for another object."""
+    return str(getattr(function, "__globals__", {}).get("__name__", "")).partition(".")[0]
+
+
+def patched(method: str, reason: str) -> UnsupportedCheckpointError:
+    """What to raise for a method that its source does not show."""
+    return UnsupportedCheckpointError(
+        f"{method} is not the code that its source shows: {reason}. A conversion would lose that. Convert without the "
+        f"patch or decorator."
+    )
+
+
+@cache
+def _functions(source: str) -> dict[str, list[tuple[ast.FunctionDef, str, CodeType]]]:
+    """The functions of a file by their names: each with the class that it stands in, and its code."""
+    codes = {
+        (each.co_name, each.co_firstlineno): each for each in _codes(compile(source, "", "exec", dont_inherit=True))
+    }
+    found: dict[str, list[tuple[ast.FunctionDef, str, CodeType]]] = {}
+    for node, class_name in _definitions(ast.parse(source)):
+        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+        if (code := codes.get((node.name, first))) is not None:
+            found.setdefault(node.name, []).append((node, class_name, code))
+    return found
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield each
+            yield from _codes(each)
+
+
+def _definitions(parent: ast.AST, class_name: str = "") -> Iterator[tuple[ast.FunctionDef, str]]:
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, ast.FunctionDef):
+            yield node, class_name
+        yield from _definitions(node, node.name if isinstance(node, ast.ClassDef) else class_name)

@@ -1,0 +1,231 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""The fused kernels of a step (see `hc_step.py`), in Triton.
+
+Three kernels, each for steps that write, read or do both:
+
+    forward     H from S and f, or S itself; its coefficients; x           reads N + 1 rows of D a token, writes N + 1
+    backward    gradients of S, f and of every coefficient, H made again   reads 2N + 2, writes N + 1
+    projection  gradient of `fn`, H made again                             reads N + 1
+
+In forward and backward a program has one token, whose streams lie in its registers whole: each row is read once. The
+threads lie side by side along D, so that sums over the streams stay within a thread. Coefficients are taken column by
+column, `[N]`: those of x, those of each new stream, those of the branch's output. In the projection a program has a
+part of D, and adds up a chunk of the tokens. All sums of one token are made by one program and sums over tokens by a
+second reduction, without atomics: equal inputs give equal bits. D and strides are arguments; N and the next power of
+two of D are compiled in. Values and coefficients are float32, what is written is rounded once. H is summed by
+`tl.fma`, whether or not other operations are fused, so every kernel makes the same.
+"""
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError("the fused kernels need Triton. Run: pip install triton") from error
+
+from .connection import OVERFLOW as _OVERFLOW
+
+OVERFLOW = tl.constexpr(_OVERFLOW)
+
+
+@triton.jit
+def _values(pointer, stream, N: tl.constexpr, stride: tl.constexpr = 1):
+    """One value of each stream `[N]`, padded with zeros."""
+    return tl.load(pointer + stream * stride, mask=stream < N, other=0.0)
+
+
+@triton.jit
+def _store_values(pointer, values, stream, N: tl.constexpr, stride: tl.constexpr = 1):
+    tl.store(pointer + stream * stride, values, mask=stream < N)
+
+
+@triton.jit
+def _row(pointer, d, size):
+    """A row `[1, D]`, float32, padded with zeros."""
+    return tl.load(pointer + d, mask=d < size, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _output(pointer, d, size, rounding):
+    """A branch's output `[1, D]`, float32; as of `without_overflow`, for streams of the dtype of `rounding`."""
+    row = _row(pointer, d, size)
+    if rounding.dtype.element_ty == tl.float16:
+        row = tl.where(tl.abs(row) == float("inf"), tl.where(row > 0, OVERFLOW, -OVERFLOW), row)
+    return row
+
+
+@triton.jit
+def _store_row(pointer, row, d, size):
+    tl.store(pointer + d, row.to(pointer.dtype.element_ty), mask=d < size)
+
+
+@triton.jit
+def _rows(pointer, stride, stream, d, size, N: tl.constexpr):
+    """The streams of a token `[N, D]`, float32, padded with zeros."""
+    inside = (stream < N)[:, None] & (d < size)
+    return tl.load(pointer + stream[:, None] * stride + d, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_rows(pointer, rows, stream, d, size, N: tl.constexpr):
+    inside = (stream < N)[:, None] & (d < size)
+    tl.store(pointer + stream[:, None] * size + d, rows.to(pointer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _streams(
+    streams, token_stride, stream_stride, written, written_stride, output, output_stride, rounding,
+    token, stream, d, size, N: tl.constexpr, WRITES: tl.constexpr,
+):  # fmt: skip
+    """H `[N, D]` of a token, float32: the streams, or what is written from them, rounded as it is when stored."""
+    streams += token * token_stride
+    if WRITES:
+        written += token * written_stride
+        beta = _values(written + N + 1, stream, N, N + 2)
+        values = beta[:, None] * _output(output + token * output_stride, d, size, rounding)
+        for i in tl.static_range(N):
+            weights = _values(written + i * (N + 2) + 1, stream, N)
+            values = tl.fma(weights[:, None], _row(streams + i * stream_stride, d, size), values)
+        return values.to(rounding.dtype.element_ty).to(tl.float32)
+    return _rows(streams, stream_stride, stream, d, size, N)
+
+
+@triton.jit
+def _squash(predicted, offset, OFFSET: tl.constexpr, TANH: tl.constexpr):
+    """tanh(prediction + offset) of a column."""
+    logits = predicted
+    if OFFSET:
+        logits += tl.load(offset)
+    if TANH:
+        return 2.0 * tl.sigmoid(2.0 * logits) - 1.0
+    return logits
+
+
+@triton.jit
+def _forward(
+    streams, token_stride, stream_stride, written, written_stride, output, output_stride,
+    static_alpha, static_beta, fn, offset, alpha_scale, beta_scale,
+    next_streams, branch_input, coefficients, predicted, deviation, mean,
+    size, eps,
+    N: tl.constexpr, N_PAD: tl.constexpr, BLOCK: tl.constexpr,
+    WRITES: tl.constexpr, READS: tl.constexpr, DYNAMIC: tl.constexpr,
+    OFFSET: tl.constexpr, CENTRED: tl.constexpr, TANH: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    stream, d = tl.arange(0, N_PAD), tl.arange(0, BLOCK)[None, :]
+    h = _streams(
+        streams, token_stride, stream_stride, written, written_stride, output, output_stride, next_streams,
+        token, stream, d, size, N, WRITES,
+    )  # fmt: skip
+    if WRITES:
+        _store_rows(next_streams + token * N * size, h, stream, d, size, N)
+    if DYNAMIC:
+        centred = h
+        if CENTRED:
+            # before anything else is summed: sums of a large mean would cancel
+            centre = tl.sum(h, axis=1) / size
+            centred = tl.where(d < size, h - centre[:, None], 0.0)
+            _store_values(mean + token * N, centre, stream, N)
+        factor = tl.rsqrt(tl.sum(centred * centred, axis=1) / size + eps)
+        _store_values(deviation + token * N, factor, stream, N)
+    if READS:
+        for c in tl.static_range(N + 2):
+            used = _values(static_beta if c > N else static_alpha + c, stream, N, 1 if c > N else N + 1)
+            if DYNAMIC:
+                place = token * (N * (N + 2)) + c
+                prediction = tl.sum(centred * _row(fn + c * size, d, size), axis=1) * factor
+                scale = tl.load(beta_scale if c > N else alpha_scale)
+                used += scale * _squash(prediction, offset + c if OFFSET else offset, OFFSET, TANH)
+                _store_values(predicted + place, prediction, stream, N, N + 2)
+                _store_values(coefficients + place, used, stream, N, N + 2)
+            if c == 0:
+                _store_row(branch_input + token * size, tl.sum(used[:, None] * h, axis=0, keep_dims=True), d, size)
+
+
+@triton.jit
+def _backward(
+    streams, token_stride, stream_stride, written, written_stride, output, output_stride, rounding,
+    fn, offset, alpha_scale, beta_scale, coefficients, coefficients_stride, predicted, deviation, mean,
+    grad_streams, grad_token_stride, grad_stream_stride, grad_input, grad_input_stride, grad_beta,
+    new_grad_streams, grad_coefficients, grad_predicted, grad_written_beta, grad_output,
+    size,
+    N: tl.constexpr, N_PAD: tl.constexpr, BLOCK: tl.constexpr,
+    WRITES: tl.constexpr, READS: tl.constexpr, DYNAMIC: tl.constexpr,
+    OFFSET: tl.constexpr, CENTRED: tl.constexpr, TANH: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    stream, d = tl.arange(0, N_PAD), tl.arange(0, BLOCK)[None, :]
+    grad_streams += token * grad_token_stride
+    if READS:
+        h = _streams(
+            streams, token_stride, stream_stride, written, written_stride, output, output_stride, rounding,
+            token, stream, d, size, N, WRITES,
+        )  # fmt: skip
+        grad = tl.zeros((N_PAD, BLOCK), tl.float32)
+        if DYNAMIC:
+            factor = _values(deviation + token * N, stream, N)
+            by_value, by_constant = tl.zeros((N_PAD,), tl.float32), tl.zeros((N_PAD,), tl.float32)
+        for c in tl.static_range(N + 2):
+            place = token * (N * (N + 2)) + c
+            of_used = tl.zeros((N_PAD,), tl.float32)
+            if c <= N:
+                of_input = grad_input + token * grad_input_stride
+                row = _row(of_input if c == 0 else grad_streams + (c - 1) * grad_stream_stride, d, size)
+                used = _values(coefficients + token * coefficients_stride + c, stream, N, N + 2)
+                of_used = tl.sum(h * row, axis=1)
+                grad += used[:, None] * row
+            elif DYNAMIC:
+                of_used = _values(grad_beta + token * N, stream, N)
+            _store_values(grad_coefficients + place, of_used, stream, N, N + 2)
+            if DYNAMIC:
+                prediction = _values(predicted + place, stream, N, N + 2)
+                of_predicted = of_used * tl.load(beta_scale if c > N else alpha_scale)
+                if TANH:
+                    squashed = _squash(prediction, offset + c if OFFSET else offset, OFFSET, TANH)
+                    of_predicted *= 1.0 - squashed * squashed
+                _store_values(grad_predicted + place, of_predicted, stream, N, N + 2)
+                fn_row = _row(fn + c * size, d, size)
+                grad += (of_predicted * factor)[:, None] * fn_row
+                by_value -= factor * factor * of_predicted * prediction / size
+                if CENTRED:
+                    by_constant -= factor * of_predicted * tl.sum(fn_row) / size
+        if DYNAMIC:
+            if CENTRED:
+                h -= _values(mean + token * N, stream, N)[:, None]
+            # what lies beyond D is by_constant there, and must not be summed
+            grad = tl.where(d < size, grad + by_value[:, None] * h + by_constant[:, None], 0.0)
+        _store_rows(new_grad_streams + token * N * size, grad, stream, d, size, N)
+    else:
+        grad = _rows(grad_streams, grad_stream_stride, stream, d, size, N)
+    if WRITES:
+        beta = _values(written + token * written_stride + N + 1, stream, N, N + 2)
+        branch_output = _output(output + token * output_stride, d, size, rounding)
+        _store_values(grad_written_beta + token * N, tl.sum(grad * branch_output, axis=1), stream, N)
+        _store_row(grad_output + token * size, tl.sum(beta[:, None] * grad, axis=0, keep_dims=True), d, size)
+
+
+@triton.jit(do_not_specialize=["token_count", "tokens_a_chunk"])
+def _projection(
+    streams, token_stride, stream_stride, written, written_stride, output, output_stride, rounding,
+    deviation, mean, grad_predicted, partial,
+    token_count, tokens_a_chunk, size,
+    N: tl.constexpr, N_PAD: tl.constexpr, M_PAD: tl.constexpr, BLOCK: tl.constexpr,
+    WRITES: tl.constexpr, CENTRED: tl.constexpr,
+):  # fmt: skip
+    stream, d = tl.arange(0, N_PAD), (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    chunk, column = tl.program_id(1).to(tl.int64), tl.arange(0, M_PAD)
+    inside = (column < N + 2)[:, None] & (stream < N)[None, :]
+    total = tl.zeros((M_PAD, BLOCK), tl.float32)
+    first = chunk * tokens_a_chunk
+    for token in range(first, tl.minimum(first + tokens_a_chunk, token_count)):
+        h = _streams(
+            streams, token_stride, stream_stride, written, written_stride, output, output_stride, rounding,
+            token, stream, d, size, N, WRITES,
+        )  # fmt: skip
+        if CENTRED:
+            h -= _values(mean + token * N, stream, N)[:, None]
+        factor = _values(deviation + token * N, stream, N)
+        place = token * (N * (N + 2)) + stream[None, :] * (N + 2) + column[:, None]
+        weights = tl.load(grad_predicted + place, mask=inside, other=0.0) * factor[None, :]
+        total += tl.sum(weights[:, :, None] * h[None, :, :], axis=1)
+    places = (chunk * (N + 2) + column[:, None]) * size + d
+    tl.store(partial + places, total, mask=(column < N + 2)[:, None] & (d < size))

@@ -1,0 +1,240 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""Steps (see `hc_step.py`): what goes in and comes out of them, and how plain torch computes them.
+
+Matrix products are few operations, the faster form in eager mode. A setting of the process can make them lossy; sums
+written out never are, and a compiler fuses them. Either way sums over the streams are float32 (float64 for float64
+streams), and what is written is rounded once. Coefficients of one token are `[N, N+2]`: the columns of A_m, A_r and b;
+those of SHC have no token dimensions.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from .computing import MATRIX_PRODUCTS, SUMS, Products
+from .connection import without_overflow
+
+
+class CoefficientParameters(NamedTuple):
+    """What a width connection computes its coefficients with, in the compute dtype.
+
+    static_alpha: `[N, N+1]`. static_beta: `[N]`.
+    fn: `[N+2, D]`, the norm's weight folded in; None for static coefficients, which have nothing of what follows.
+    offset: `[N+2]`, added to the prediction; or None.
+    alpha_scale, beta_scale: `[1]`.
+    eps: of the norm. centred: whether the norm takes off the mean. tanh: whether the prediction goes through tanh.
+    """
+
+    static_alpha: torch.Tensor
+    static_beta: torch.Tensor
+    fn: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+    alpha_scale: torch.Tensor | None = None
+    beta_scale: torch.Tensor | None = None
+    eps: float = 0.0
+    centred: bool = False
+    tanh: bool = True
+
+    def static(self) -> torch.Tensor:
+        """`[N, N+2]`."""
+        return torch.cat([self.static_alpha, self.static_beta.unsqueeze(-1)], dim=-1)
+
+    def scale(self) -> torch.Tensor:
+        """`[N+2]`, of dynamic coefficients."""
+        assert self.alpha_scale is not None
+        assert self.beta_scale is not None
+        return torch.cat([self.alpha_scale.expand(self.static_alpha.shape[-1]), self.beta_scale])
+
+    def squash(self, predicted: torch.Tensor) -> torch.Tensor:
+        """What is scaled and added to the static coefficients."""
+        logits = predicted if self.offset is None else predicted + self.offset
+        return logits.tanh() if self.tanh else logits
+
+
+class Read(NamedTuple):
+    """What reading streams gives.
+
+    branch_input: `[B, S, D]`, in the dtype of the streams.
+    coefficients: `[B, S, N, N+2]`, or `[N, N+2]` when static.
+    predicted: norm(H) @ fn, without offset, `[B, S, N, N+2]`; or None.
+    deviation, mean: the norm's 1 / sqrt(...) and what it takes off, `[B, S, N]`; or None.
+    """
+
+    branch_input: torch.Tensor
+    coefficients: torch.Tensor
+    predicted: torch.Tensor | None = None
+    deviation: torch.Tensor | None = None
+    mean: torch.Tensor | None = None
+
+
+class CoefficientGrads(NamedTuple):
+    """The gradients of a `CoefficientParameters`: of [static_alpha | static_beta] `[N, N+2]`, and of what is not None.
+
+    That of static_beta is left out when the coefficients are static.
+    """
+
+    static: torch.Tensor
+    fn: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+
+
+class StepGrads(NamedTuple):
+    """The gradients of a step.
+
+    streams: of A_r'^T S when the step wrote, of S when it only read, `[B, S, N, D]`.
+    parameters: None when it did not read.
+    written_beta, branch_output: of b' `[B, S, N]` and f `[B, S, D]`; None when it did not write.
+    """
+
+    streams: torch.Tensor
+    parameters: CoefficientGrads | None
+    written_beta: torch.Tensor | None
+    branch_output: torch.Tensor | None
+
+
+class Kernels(NamedTuple):
+    """An implementation of steps.
+
+    step_forward: H and what reading it gives, from S, A' and f (None when nothing is written) and the parameters of
+        the coefficients (None when nothing is read).
+    step_backward: `StepGrads`, from the same, the result of reading, and the gradients of what the step gave: of the
+        streams handed on, of x and of b (None for static coefficients). S is needed only when the step reads. The
+        gradient of `fn` is left out when it is not wanted.
+    """
+
+    step_forward: Callable
+    step_backward: Callable
+
+
+def steps_of(products: Products) -> Kernels:
+    """Steps that make their sums so."""
+
+    def step_forward(
+        streams: torch.Tensor,
+        coefficients: torch.Tensor | None,
+        branch_output: torch.Tensor | None,
+        parameters: CoefficientParameters | None,
+    ) -> tuple[torch.Tensor, Read | None]:
+        if coefficients is not None:
+            streams = write(streams, coefficients, branch_output, products)
+        return streams, None if parameters is None else read(streams, parameters, products)
+
+    def step_backward(
+        streams: torch.Tensor | None,
+        coefficients: torch.Tensor | None,
+        branch_output: torch.Tensor | None,
+        parameters: CoefficientParameters | None,
+        result: Read | None,
+        grad_streams: torch.Tensor,
+        grad_input: torch.Tensor | None,
+        grad_beta: torch.Tensor | None,
+        wants_fn: bool,
+    ) -> StepGrads:
+        of_parameters, of_beta, of_output = None, None, None
+        if parameters is not None:
+            if coefficients is not None:
+                streams = write(streams, coefficients, branch_output, products)
+            grads = grad_streams, grad_input, grad_beta
+            grad_streams, of_parameters = read_backward(streams, parameters, result, *grads, wants_fn, products)
+        if coefficients is not None:
+            of_beta, of_output = write_backward(grad_streams, coefficients, branch_output, products)
+        return StepGrads(grad_streams, of_parameters, of_beta, of_output)
+
+    return Kernels(step_forward, step_backward)
+
+
+def coefficient_grads(
+    parameters: CoefficientParameters,
+    result: Read,
+    grad_coefficients: torch.Tensor,
+    grad_predicted: torch.Tensor | None,
+    grad_fn: torch.Tensor | None,
+) -> CoefficientGrads:
+    """From the gradients of every token's coefficients and prediction, `[B, S, N, N+2]`, and that of `fn`."""
+    of_static = grad_coefficients.flatten(0, -3).sum(0)
+    if parameters.fn is None:
+        return CoefficientGrads(of_static)
+    of_scale = (grad_coefficients * parameters.squash(result.predicted)).flatten(0, -2).sum(0)
+    of_offset = None if parameters.offset is None else grad_predicted.flatten(0, -2).sum(0)
+    return CoefficientGrads(of_static, grad_fn, of_offset, of_scale)
+
+
+def write(
+    streams: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor, products: Products
+) -> torch.Tensor:
+    """H = A_r^T S + b (outer) f, `[B, S, N, D]`, in the dtype that `streams + branch_output` would have."""
+    dtype = torch.promote_types(streams.dtype, branch_output.dtype)
+    values, output = streams.to(coefficients.dtype), without_overflow(branch_output.to(coefficients.dtype), dtype)
+    mix, beta = coefficients[..., 1:-1], coefficients[..., -1:]
+    return products.mixed(mix, values).addcmul_(beta, output.unsqueeze(-2)).to(dtype)
+
+
+def write_backward(
+    grad: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor, products: Products
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """From the gradient of H, those of b `[B, S, N]` and of f `[B, S, D]`; that of A_r^T S is the gradient of H."""
+    values, output = grad.to(coefficients.dtype), without_overflow(branch_output.to(coefficients.dtype), grad.dtype)
+    grad_output = products.mixed(coefficients[..., -1:], values).squeeze(-2)
+    return products.dots(values, output.unsqueeze(-2)).squeeze(-1), grad_output.to(branch_output.dtype)
+
+
+def read(streams: torch.Tensor, parameters: CoefficientParameters, products: Products) -> Read:
+    """The branch input x = A_m^T H of streams `[B, S, N, D]`, and the coefficients."""
+    values = streams.to(parameters.static_alpha.dtype)
+    coefficients, predicted, deviation, mean = parameters.static(), None, None, None
+    if parameters.fn is not None:
+        mean = values.mean(-1) if parameters.centred else None
+        centred = _centred(values, mean)
+        variance = torch.linalg.vector_norm(centred, dim=-1).square_().div_(streams.shape[-1])
+        deviation = variance.add_(parameters.eps).rsqrt_()
+        predicted = products.dots(centred, parameters.fn).mul_(deviation.unsqueeze(-1))
+        coefficients = coefficients + parameters.scale() * parameters.squash(predicted)
+    branch_input = products.mixed(coefficients[..., :1], values).squeeze(-2)
+    return Read(branch_input.to(streams.dtype), coefficients, predicted, deviation, mean)
+
+
+def read_backward(
+    streams: torch.Tensor,
+    parameters: CoefficientParameters,
+    result: Read,
+    grad_mixed: torch.Tensor,
+    grad_input: torch.Tensor,
+    grad_beta: torch.Tensor | None,
+    wants_fn: bool,
+    products: Products,
+) -> tuple[torch.Tensor, CoefficientGrads]:
+    """From the gradients of A_r^T H, of x and of b, those of H and of the parameters."""
+    coefficients = result.coefficients
+    values, mixed, inputs = (x.to(coefficients.dtype) for x in (streams, grad_mixed, grad_input.unsqueeze(-2)))
+    if grad_beta is None:
+        grad_beta = values.new_zeros(values.shape[:-1])
+    grad_coefficients = torch.cat(
+        [products.dots(values, inputs), products.dots(values, mixed), grad_beta.unsqueeze(-1)], dim=-1
+    )
+    grad = products.mixed(coefficients[..., 1:-1].transpose(-1, -2), mixed).addcmul_(coefficients[..., :1], inputs)
+    if parameters.fn is None:
+        return grad.to(streams.dtype), coefficient_grads(parameters, result, grad_coefficients, None, None)
+
+    grad_predicted = grad_coefficients * parameters.scale()
+    if parameters.tanh:
+        grad_predicted = grad_predicted * (1 - parameters.squash(result.predicted).square())
+    deviation, size = result.deviation, streams.shape[-1]
+    scaled = grad_predicted * deviation.unsqueeze(-1)
+    by_value = -deviation * (scaled * result.predicted).sum(-1) / size
+    centred = _centred(values, result.mean)
+    products.add_mixed(grad, scaled, parameters.fn)
+    grad.addcmul_(centred, by_value.unsqueeze(-1))
+    if result.mean is not None:
+        grad.sub_((scaled * parameters.fn.sum(-1)).sum(-1, keepdim=True) / size)
+    grad_fn = products.over_tokens(scaled, centred) if wants_fn else None
+    return grad.to(streams.dtype), coefficient_grads(parameters, result, grad_coefficients, grad_predicted, grad_fn)
+
+
+def _centred(values: torch.Tensor, mean: torch.Tensor | None) -> torch.Tensor:
+    """Streams without their means, before anything is summed: sums of a large mean would cancel."""
+    return values if mean is None else values - mean.unsqueeze(-1)
+
+
+BY_MATRIX_PRODUCTS, BY_SUMS = steps_of(MATRIX_PRODUCTS), steps_of(SUMS)

@@ -1,0 +1,245 @@
+# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
+"""The operators that run the kernels of mHC and iHC (see `mhc_kernels.py`).
+
+Streams are `[B, S, N, D]` with any strides. Coefficients are float32: reads and writes `[B, S, N]` and the mix
+`[B, S, N, N]`, H_res by rows; for iHC an empty tensor. Predictions, `[B, S, M]`, are the normed streams times `fn`.
+"""
+
+import torch
+
+from .computing import by_token, operator, operator_namespace, refuse_shape
+from .mhc_kernels import (
+    _coefficients,
+    _coefficients_backward,
+    _dot_backward,
+    _project,
+    _projection_backward,
+    _read,
+    _read_backward,
+    _write,
+    _write_backward,
+    triton,
+)
+
+_NAMESPACE = operator_namespace(__name__)
+_CHUNKS = 8
+# the same arithmetic in every kernel, so that what is made again is what was made
+_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+# a program of one warp has a token in each thread, and that token's whole mix
+_COEFFICIENT_OPTIONS = {**_OPTIONS, "num_warps": 1}
+
+
+def _sizes(n: int, size: int, mixes: bool) -> dict[str, dict[str, int | bool]]:
+    """What each kernel is compiled for."""
+    padded, m = triton.next_power_of_2(n), n * n + 2 * n if mixes else 2 * n
+    m_padded, whole = max(16, triton.next_power_of_2(m)), triton.next_power_of_2(size)
+    streams, mix, rows = {"N": n, "N_PAD": padded}, {"MIXES": mixes}, {"N": n, "M": m, "M_PAD": m_padded}
+    # threads side by side along D, so that sums over the streams stay within a thread
+    wide = {"T": 1, "BLOCK": min(1024, whole)}
+    return {
+        "project": {**rows, **({"T": 32, "BLOCK": 64} if m_padded < 64 else {"T": 16, "BLOCK": 32})},
+        "coefficients": {**streams, **mix, "M": m, "T": 32 if padded < 8 else 8},
+        "read": {**streams, **wide},
+        "write": {**streams, **mix, **wide},
+        "write_backward": {**streams, **wide},
+        "dot_backward": {**streams, **mix, **wide},
+        "read_backward": {**streams, **mix, "M": m, "T": 64 // padded, "BLOCK": min(64, whole)},
+        "projection_backward": {**rows, "T": 8, "BLOCK": min(4096 // m_padded, whole)},
+    }
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """From token to token and, of streams, from stream to stream."""
+    return tensor.stride()[:-1]
+
+
+@operator(f"{_NAMESPACE}::width_forward")
+def width_forward(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    mixes: bool,
+    iters: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The branch input `[B, S, D]`, reads, writes, mix, predictions, and the norm's 1 / sqrt(...) `[B, S]`."""
+    results = _width_results(streams, mixes)
+    h, n, d = by_token(streams, 2), *streams.shape[-2:]
+    count = h.shape[0]
+    if h.numel() == 0:
+        return results
+    branch_input, read, write, mix, predicted, deviation = results
+    fn, base, scale, sizes = fn.contiguous(), base.contiguous(), scale.contiguous(), _sizes(n, d, mixes)
+    products, squares = (deviation.new_empty(count, n, *shape) for shape in ((fn.shape[0],), ()))
+    with torch.cuda.device_of(h):
+        _project[triton.cdiv(count, sizes["project"]["T"]), n](
+            h, *_strides(h), fn, products, squares, count, d, **sizes["project"], **_OPTIONS
+        )
+        _coefficients[(triton.cdiv(count, sizes["coefficients"]["T"]),)](
+            products, squares, base, scale, read, write, mix, predicted, deviation, count, d, iters, eps,
+            **sizes["coefficients"], **_COEFFICIENT_OPTIONS,
+        )  # fmt: skip
+        _read[_grid(count, d, sizes["read"])](
+            h, *_strides(h), read, branch_input, count, d, **sizes["read"], **_OPTIONS
+        )
+    return results
+
+
+def _grid(count: int, size: int, sizes: dict[str, int | bool]) -> tuple[int, int]:
+    return triton.cdiv(count, sizes["T"]), triton.cdiv(size, sizes["BLOCK"])
+
+
+def _width_results(
+    streams: torch.Tensor, mixes: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    *tokens, n, size = streams.shape
+    shapes = [(n,), (n,), (n, n), (n * n + 2 * n if mixes else 2 * n,), ()]
+    read, write, mix, predicted, deviation = (
+        torch.empty((*tokens, *shape), dtype=torch.float32, device=streams.device) for shape in shapes
+    )
+    branch_input = torch.empty((*tokens, size), dtype=streams.dtype, device=streams.device)
+    return branch_input, read, write, mix if mixes else mix.new_empty(0), predicted, deviation
+
+
+@width_forward.register_fake
+def _(streams, fn, base, scale, mixes, iters, eps):
+    return _width_results(streams, mixes)
+
+
+@operator(f"{_NAMESPACE}::width_backward")
+def width_backward(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    mixes: bool,
+    iters: int,
+    eps: float,
+    read: torch.Tensor,
+    mix: torch.Tensor,
+    predicted: torch.Tensor,
+    deviation: torch.Tensor,
+    grad_streams: torch.Tensor,
+    grad_input: torch.Tensor,
+    grad_write: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of streams, of logits and of products with `fn`, `[B, S, M]`, from that of the mixed streams."""
+    refuse_shape(grad_input, streams)
+    results = _width_backward_results(streams, predicted)
+    h, of_h, of_x, n, d = by_token(streams, 2), by_token(grad_streams, 2), by_token(grad_input, 1), *streams.shape[-2:]
+    count = h.shape[0]
+    if h.numel() == 0:
+        return results
+    new_grad_streams, grad_logits, of_products = results
+    fn, base, scale, sizes = fn.contiguous(), base.contiguous(), scale.contiguous(), _sizes(n, d, mixes)
+    grad_read, grad_mix, of_values = torch.empty_like(read), torch.empty_like(mix), torch.empty_like(deviation)
+    with torch.cuda.device_of(h):
+        _dot_backward[(triton.cdiv(count, sizes["dot_backward"]["T"]),)](
+            h, *_strides(h), of_h, *_strides(of_h), of_x, *_strides(of_x), grad_read, grad_mix, count, d,
+            **sizes["dot_backward"], **_OPTIONS,
+        )  # fmt: skip
+        _coefficients_backward[(triton.cdiv(count, sizes["coefficients"]["T"]),)](
+            predicted, deviation, base, scale, grad_read, grad_write.contiguous(), grad_mix,
+            grad_logits, of_products, of_values, count, d, iters, eps,
+            **sizes["coefficients"], **_COEFFICIENT_OPTIONS,
+        )  # fmt: skip
+        _read_backward[_grid(count, d, sizes["read_backward"])](
+            h, *_strides(h), fn, read, mix, of_products, of_values, of_h, *_strides(of_h), of_x, *_strides(of_x),
+            new_grad_streams, count, d, **sizes["read_backward"], **_OPTIONS,
+        )  # fmt: skip
+    return results
+
+
+def _width_backward_results(
+    streams: torch.Tensor, predicted: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad_streams = torch.empty(streams.shape, dtype=streams.dtype, device=streams.device)
+    return grad_streams, torch.empty_like(predicted), torch.empty_like(predicted)
+
+
+@width_backward.register_fake
+def _(
+    streams, fn, base, scale, mixes, iters, eps, read, mix, predicted, deviation, grad_streams, grad_input, grad_write
+):
+    return _width_backward_results(streams, predicted)
+
+
+@operator(f"{_NAMESPACE}::projection_backward")
+def projection_backward(streams: torch.Tensor, of_products: torch.Tensor) -> torch.Tensor:
+    """The gradient of `fn`, `[M, N D]`, from that of the products."""
+    h, n, d, m = by_token(streams, 2), *streams.shape[-2:], of_products.shape[-1]
+    sizes = _sizes(n, d, m > 2 * n)["projection_backward"]
+    tokens_a_chunk = triton.cdiv(triton.cdiv(h.shape[0], _CHUNKS), sizes["T"]) * sizes["T"]
+    chunks = triton.cdiv(h.shape[0], max(1, tokens_a_chunk))
+    partial = torch.empty((chunks, m, n * d), dtype=torch.float32, device=streams.device)
+    if chunks > 0:
+        with torch.cuda.device_of(h):
+            _projection_backward[triton.cdiv(d, sizes["BLOCK"]), n, chunks](
+                h, *_strides(h), of_products, partial, h.shape[0], tokens_a_chunk, d, **sizes, **_OPTIONS
+            )
+    return partial.sum(0)
+
+
+@projection_backward.register_fake
+def _(streams, of_products):
+    size = streams.shape[-2] * streams.shape[-1]
+    return torch.empty((of_products.shape[-1], size), dtype=torch.float32, device=streams.device)
+
+
+@operator(f"{_NAMESPACE}::depth_forward")
+def depth_forward(
+    streams: torch.Tensor, write: torch.Tensor, mix: torch.Tensor, mixes: bool, branch_output: torch.Tensor
+) -> torch.Tensor:
+    """The next streams, in the dtype that `streams + branch_output` would have."""
+    refuse_shape(branch_output, streams)
+    results = _depth_results(streams, branch_output)
+    h, f = by_token(streams, 2), by_token(branch_output, 1)
+    if h.numel() > 0:
+        _, n, size = h.shape
+        sizes = _sizes(n, size, mixes)["write"]
+        with torch.cuda.device_of(h):
+            _write[_grid(h.shape[0], h.shape[-1], sizes)](
+                h, *_strides(h), write.contiguous(), mix.contiguous(), f, *_strides(f), results, h.shape[0],
+                h.shape[-1], **sizes, **_OPTIONS,
+            )  # fmt: skip
+    return results
+
+
+def _depth_results(streams: torch.Tensor, branch_output: torch.Tensor) -> torch.Tensor:
+    dtype = torch.promote_types(streams.dtype, branch_output.dtype)
+    return torch.empty(streams.shape, dtype=dtype, device=streams.device)
+
+
+@depth_forward.register_fake
+def _(streams, write, mix, mixes, branch_output):
+    return _depth_results(streams, branch_output)
+
+
+@operator(f"{_NAMESPACE}::depth_backward")
+def depth_backward(
+    grad: torch.Tensor, write: torch.Tensor, branch_output: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of writes and branch output from that of the next streams, which is that of the mixed streams."""
+    refuse_shape(branch_output, grad)
+    results = _depth_backward_results(grad, branch_output)
+    of_next, f = by_token(grad, 2), by_token(branch_output, 1)
+    if of_next.numel() > 0:
+        count, n, d = of_next.shape
+        sizes = _sizes(n, d, False)["write_backward"]
+        with torch.cuda.device_of(of_next):
+            _write_backward[(triton.cdiv(count, sizes["T"]),)](
+                of_next, *_strides(of_next), write.contiguous(), f, *_strides(f), *results, count, d,
+                **sizes, **_OPTIONS,
+            )  # fmt: skip
+    return results
+
+
+def _depth_backward_results(grad: torch.Tensor, branch_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_write = torch.empty(grad.shape[:-1], dtype=torch.float32, device=grad.device)
+    return grad_write, torch.empty(branch_output.shape, dtype=branch_output.dtype, device=grad.device)
+
+
+@depth_backward.register_fake
+def _(grad, write, branch_output):
+    return _depth_backward_results(grad, branch_output)

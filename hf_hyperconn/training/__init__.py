@@ -1,0 +1,1 @@
+"""Training connections: parameter groups, the trainer, its monitor and its checkpoints."""
