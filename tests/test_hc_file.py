@@ -30,7 +30,7 @@ from hf_hyperconn import (
     save_hc,
 )
 from hf_hyperconn.errors import HyperConnectionFileError
-from hf_hyperconn.training.trainer import hc_file
+from hf_hyperconn.training import hc_file
 
 from .conftest import TINY, hc_llama, llama_config, train
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_hyperconn import convert_model, load_hc, save_hc
 from hf_hyperconn.errors import HyperConnectionFileError
-from hf_hyperconn.training.trainer import hc_file
+from hf_hyperconn.training import hc_file
 
 from .conftest import hc_llama
 
