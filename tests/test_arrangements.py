@@ -8,7 +8,7 @@ from torch import nn
 
 from hf_hyperconn import convert_model
 from hf_hyperconn.analysis.arrangements import ARRANGEMENTS, arrange, post_norm
-from hf_hyperconn.analysis.observation import connections_of
+from hf_hyperconn.analysis.connections import connections_of
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.models.connection import expand_streams, reduce_streams
 from hf_hyperconn.models.hyper_connections import HyperConnection, width_connection
@@ -129,7 +129,7 @@ def test_the_sub_layers_that_a_model_has_are_arranged():
 
 
 def test_what_is_refused():
-    with pytest.raises(HyperConnError, match="accepted are 'sequential', 'parallel', 'two_hop'"):
+    with pytest.raises(HyperConnError, match=r"'parallel', 'two_hop' \(got 'zigzag'\)"):
         arrange(hc_llama(), "zigzag")
     with pytest.raises(HyperConnError, match="takes 2 streams, not 4"):
         arrange(hc_llama(hc_mult=4), "two_hop")

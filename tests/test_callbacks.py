@@ -272,5 +272,5 @@ def test_what_can_not_be_watched(tmp_path, llama):
         HCMonitorCallback().attach(trainer_of(llama, tmp_path))
     trainer = trainer_of(hc_llama(), tmp_path)
     trainer.train_dataset = [{"text": "not tokenised"}]
-    with pytest.raises(HyperConnError, match=r"holds text, and no input_ids .* Tokenise"):
+    with pytest.raises(HyperConnError, match=r"holds text, and no input_ids .* Tokenize"):
         HCMonitorCallback().attach(trainer)

@@ -25,7 +25,7 @@ from hf_hyperconn.models.hyper_connections import HyperConnection
 from hf_hyperconn.models.norm_forms import form_of
 from hf_hyperconn.models.sub_layers import is_of_connection
 from hf_hyperconn.models.transformers_seam import share_peft_defaults
-from hf_hyperconn.training.trainer import refuse_cast_by_zero_init, use_autocast
+from hf_hyperconn.training.deepspeed import refuse_cast_by_zero_init, use_autocast
 
 from .conftest import hc_llama, randomise_connections
 from .isolated import printed

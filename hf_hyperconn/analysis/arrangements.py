@@ -1,7 +1,6 @@
-"""Architectures that hyper-connections contain.
+"""Known architectures as static matrices of hyper-connections (HC paper, Sections 3.1, 3.2, Appendices G and H).
 
-A network of sub-layers T_k arranged in another way than one after the other is a choice of static matrices (HC paper,
-Sections 3.1, 3.2, Appendices G and H). `arrange` sets them in a model.
+`arrange` sets the matrices in a model whose sub-layers T_k then are not one after the other.
 """
 
 from collections.abc import Callable
@@ -12,21 +11,24 @@ from transformers import PreTrainedModel
 
 from ..errors import HyperConnError
 from ..models.hyper_connections import HyperConnection
-from .observation import connections_of, stacks_of, with_layers
+from .connections import connections_of, stacks_of, with_layers
 
 
 def sequential(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One after the other, for any n: x_{k+1} = x_k + T_k(x_k) in every stream; with n = 1, Eq. 15's Pre-Norm."""
+    """Return A and b of sub-layers one after the other, for any n: x_{k+1} = x_k + T_k(x_k) in every stream.
+
+    With n = 1, this is Eq. 15's Pre-Norm.
+    """
     identity = torch.eye(n)
     return torch.cat([identity[:, :1], identity], dim=1), torch.ones(n)
 
 
 def parallel(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """n sub-layers side by side: x_{g+1} = sum of x_g + T_k(x_g) over the sub-layers k of group g; readout "sum".
+    """Return A and b of n sub-layers side by side: x_{g+1} = sum of x_g + T_k(x_g) over the k of group g.
 
-    Each has a residual of its own, so a group multiplies x by n, which the norm in T undoes. Appendix H.2; for
-    sub-layers after the first of a group the paper prints e_i in Eq. 55 where its Eq. 19 and the proof take e_{i+1},
-    which is here.
+    The readout is "sum". Each sub-layer has a residual of its own, so a group multiplies x by n, which the norm in T
+    undoes. After the first sub-layer of a group, Eq. 55 of Appendix H.2 prints e_i, where Eq. 19 and the proof take
+    e_{i+1}, as here.
     """
     identity, position = torch.eye(n), k % n
     if position == 0:
@@ -35,7 +37,7 @@ def parallel(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def two_hop(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The MLP adds to what attention read, not to its sum: y = x + MLP(x + attention(x)). Two streams.
+    """Return A and b of two streams where the MLP adds to the input of attention: y = x + MLP(x + attention(x)).
 
     Raises `HyperConnError` for another number of streams.
     """
@@ -63,23 +65,23 @@ def arrange(model: PreTrainedModel, name: str) -> None:
     of streams that the architecture does not take.
     """
     if name not in ARRANGEMENTS:
-        raise HyperConnError(f"arrangement {name!r} was asked for; accepted are {', '.join(map(repr, ARRANGEMENTS))}.")
+        raise HyperConnError(f"name must be one of {', '.join(map(repr, ARRANGEMENTS))} (got {name!r}).")
     stacks: list[str | None] = [*stacks_of(model)] or [None]
-    running = [[*connections_of(with_layers(model, stack)).values()] for stack in stacks]
-    connections: list[Any] = [connection for each in running for connection in each]
-    if not connections or any(type(each).__name__ != HyperConnection.__name__ for each in connections):
+    by_stack = [[*connections_of(with_layers(model, stack)).values()] for stack in stacks]
+    connections: list[Any] = sum(by_stack, [])
+    if not connections or any(type(module).__name__ != HyperConnection.__name__ for module in connections):
         raise HyperConnError(f"{type(model).__name__} has no static or dynamic hyper-connections ('shc' or 'dhc').")
     if any(connection.written is not None for connection in connections):
         raise HyperConnError("the readout of the history start reads one stream alone. Arrange a model without it.")
-    for each in running:
-        for k, connection in enumerate(each):
+    for in_stack in by_stack:
+        for k, connection in enumerate(in_stack):
             alpha, beta = ARRANGEMENTS[name](connection.hc_mult, k)
             connection.static_alpha.copy_(alpha)
             connection.static_beta.copy_(beta)
 
 
 def post_norm(x: torch.Tensor, branch_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The matrix with which one stream computes a Post-Norm residual, Norm(x + T(x)), of tokens of mean zero. Eq. 16.
+    """Return A and b with which one stream computes a Post-Norm residual, Norm(x + T(x)), of Eq. 16.
 
     x, branch_output: `[..., D]`, each of mean zero over D.
 

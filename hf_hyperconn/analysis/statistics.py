@@ -1,4 +1,7 @@
-"""Statistics over tokens that arrive in batches, in memory that does not grow with their number."""
+"""Statistics of connections over tokens that arrive in batches, in memory that does not grow with their number.
+
+Meters see the observations of one sub-layer after the other: of its coefficients, of its input, of its streams.
+"""
 
 from dataclasses import dataclass
 
@@ -7,7 +10,9 @@ from torch.nn import functional as F
 
 from .observation import Observation
 
-PERCENTILES = (5, 25, 50, 75, 95)
+KINDS = ("read", "keep", "mix", "write")  # of coefficients
+PERCENTILES = (5, 25, 50, 75, 95)  # of coefficients
+SIMILARITY_PERCENTILES = (5, 50, 95)
 
 
 class Moments:
@@ -30,7 +35,7 @@ class Moments:
 
     @property
     def deviation(self) -> torch.Tensor:
-        """The standard deviation, as of a whole population."""
+        """Return the standard deviation, as of a whole population."""
         return torch.as_tensor(self.squares / self.count).sqrt()
 
 
@@ -56,11 +61,8 @@ class Sample:
             self.kept = self.kept[order]
 
     def percentiles(self, which: tuple[float, ...] = PERCENTILES) -> torch.Tensor:
-        """Percentiles of the values, `[len(which)]`."""
+        """Return percentiles of the values, `[len(which)]`."""
         return torch.quantile(self.kept.double(), torch.tensor(which, dtype=torch.float64) / 100)
-
-
-KINDS = ("read", "keep", "mix", "write")
 
 
 class CoefficientMeter:
@@ -83,15 +85,12 @@ class CoefficientMeter:
             self.samples[kind][k].add(value)
 
     def result(self) -> dict[str, torch.Tensor]:
-        """`PERCENTILES` by kind, `[K, 5]`; there is no "mix" with one stream."""
+        """Return `PERCENTILES` by kind, `[K, 5]`; there is no "mix" with one stream."""
         return {
             kind: torch.stack([sample.percentiles(PERCENTILES) for sample in samples])
             for kind, samples in self.samples.items()
             if all(len(sample.kept) for sample in samples)
         }
-
-
-SHOWN = (5, 50, 95)
 
 
 class LayerSimilarity:
@@ -112,11 +111,11 @@ class LayerSimilarity:
         self.before = read
 
     def result(self) -> torch.Tensor:
-        """5th percentile, median and 95th percentile between sub-layers k and k + 1, `[K - 1, 3]`."""
-        found = torch.empty(len(self.samples), len(SHOWN), dtype=torch.float64)
-        for row, sample in zip(found, self.samples, strict=True):
-            row[:] = sample.percentiles(SHOWN)
-        return found
+        """Return 5th percentile, median and 95th percentile between sub-layers k and k + 1, `[K - 1, 3]`."""
+        percentiles = torch.empty(len(self.samples), len(SIMILARITY_PERCENTILES), dtype=torch.float64)
+        for row, sample in zip(percentiles, self.samples, strict=True):
+            row[:] = sample.percentiles(SIMILARITY_PERCENTILES)
+        return percentiles
 
 
 @dataclass(frozen=True)
@@ -159,22 +158,18 @@ class StreamMeter:
         self.gains[k].add(self.product.abs().sum(-1).amax(-1).flatten())
 
     def result(self) -> StreamStatistics:
-        """The statistics of what was seen so far."""
-        return StreamStatistics(
-            *(
-                torch.stack([torch.as_tensor(moments.mean) for moments in found])
-                for found in (self.similarity, self.reads, self.writes, self.gains)
-            )
-        )
+        """Return the statistics of the sub-layers seen so far."""
+        gathered = (self.similarity, self.reads, self.writes, self.gains)
+        return StreamStatistics(*(torch.stack([torch.as_tensor(moments.mean) for moments in row]) for row in gathered))
 
 
 def pair_cosine(streams: torch.Tensor) -> torch.Tensor:
-    """Mean cosine between two different streams of `[B, S, N, D]`, `[B, S]`; NaN when there is only one."""
+    """Return the mean cosine `[B, S]` between two different streams of `[B, S, N, D]`; NaN when there is only one."""
     n, directions = streams.shape[-2], F.normalize(streams.float(), dim=-1)
     cosines = directions @ directions.transpose(-1, -2)
     return (cosines.sum((-2, -1)) - cosines.diagonal(dim1=-2, dim2=-1).sum(-1)) / (n * (n - 1) or float("nan"))
 
 
 def _shares(weights: torch.Tensor) -> torch.Tensor:
-    """Each weight's part of the sum over streams, `[T, N]`."""
+    """Return each weight's part of the sum over streams, `[T, N]`."""
     return (weights / weights.sum(-1, keepdim=True)).flatten(0, -2)

@@ -1,4 +1,4 @@
-"""Running a model over text, images or what else it takes, and asking everything of it in one pass."""
+"""A study of a model over text, images or other inputs: all statistics of its connections in one pass."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -9,7 +9,8 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import HyperConnError
-from .observation import Inputs, attention_of, in_evaluation_mode, number_of_sub_layers, watch, with_layers
+from .connections import attention_of, connections_of, with_layers
+from .observation import Inputs, in_evaluation_mode, watch
 from .statistics import CoefficientMeter, LayerSimilarity, StreamMeter, StreamStatistics
 from .unfolding import ConnectionMatrices, Unfolding, readout_of
 
@@ -18,7 +19,7 @@ LENGTH = 256  # tokens of a row
 
 @dataclass(frozen=True)
 class Study:
-    """What one pass shows of a model; each field is explained where it is made."""
+    """The statistics of one pass, as their meters in `unfolding` and `statistics` explain them."""
 
     matrices: ConnectionMatrices
     similarity: torch.Tensor
@@ -28,7 +29,7 @@ class Study:
 
 @torch.no_grad()
 def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> Study:
-    """Run a model over batches and gather what its connections do.
+    """Run a model over batches and return the statistics of its connections.
 
     model: of Transformers or diffusers.
     batches: token ids `[B, S]`, or what else the model takes, by name, as `{"pixel_values": images}`. Padding, where
@@ -41,9 +42,9 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
     has another shape than the positions of the stack.
     """
     part = with_layers(model, stack)
-    connections = number_of_sub_layers(part)
-    unfolding, similarity = Unfolding(connections, readout_of(part)), LayerSimilarity(connections)
-    streams, coefficients = StreamMeter(connections), CoefficientMeter(connections)
+    sub_layers = len(connections_of(part))
+    unfolding, similarity = Unfolding(sub_layers, readout_of(part)), LayerSimilarity(sub_layers)
+    streams, coefficients = StreamMeter(sub_layers), CoefficientMeter(sub_layers)
 
     def see(observation):
         for meter in (unfolding, similarity, streams, coefficients):
@@ -57,7 +58,7 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
         raise HyperConnError("there was no batch to study. Give a longer text, or more inputs.")
     if not unfolding.rows[-1].count:
         raise HyperConnError(
-            f"not all {connections} sub-layers ran: num_hidden_layers says less than there are. Set it back, or "
+            f"not all {sub_layers} sub-layers ran: num_hidden_layers says less than there are. Set it back, or "
             f"remove the layers that don't run."
         )
     matrices = replace(unfolding.result(), attention=attention_of(part))
@@ -67,7 +68,7 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
 def batches_of(
     text: str, tokenizer: PreTrainedTokenizerBase, length: int = LENGTH, batch: int = 4, tokens: int = 16_384
 ) -> list[torch.Tensor]:
-    """Token ids `[batch, length]` of the beginning of a text, at most `tokens` in all; the rest is left out.
+    """Return token ids `[batch, length]` of the beginning of a text, at most `tokens` in all.
 
     A text shorter than `length` tokens gives one batch `[1, S]`.
     """

@@ -1,4 +1,4 @@
-"""Unfolded connection matrices (HC paper, Section 4.5 and Eq. 27): what each sub-layer reads, by where it came from.
+"""Unfolded connection matrices (HC paper, Section 4.5 and Eq. 27): what each sub-layer reads, by its writer.
 
 With every branch output written onto the streams and mixed from sub-layer to sub-layer, the input of sub-layer k is a
 weighted sum of the embedding and of the outputs of all sub-layers before it. The weights are row k of C^(0):
@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from ..errors import HyperConnError
 from ..wrappers import config_of, modules_in_use
-from .observation import Observation, attention_of, connections_of, with_layers, with_parameters, without_reads
+from .connections import attention_of, connections_of, with_layers, without_reads
+from .observation import Observation, with_parameters
 from .statistics import Moments
 
 
@@ -88,7 +89,7 @@ class Unfolding:
         return self.weights.sum(-2) if self.readout == "sum" else self.weights.mean(-2)
 
     def result(self) -> ConnectionMatrices:
-        """The matrices of what was seen so far."""
+        """Return the matrices of the sub-layers seen so far."""
         return ConnectionMatrices(
             inputs=torch.stack([torch.as_tensor(row.mean) for row in self.rows]),
             streams=torch.stack([torch.as_tensor(row.mean) for row in self.stream_rows], dim=1),
@@ -98,7 +99,7 @@ class Unfolding:
 
 
 def readout_of(model: Any) -> str | torch.Tensor:
-    """How a model reads its streams out, for `Unfolding`: "sum", "mean" or weights `[N]`.
+    """Return a model's readout for `Unfolding`: "sum", "mean" or weights `[N]`.
 
     A learned readout, whose weights each token predicts, takes the mean, at which it starts.
     """
@@ -132,7 +133,7 @@ def unfold_static(model: PreTrainedModel, stack: str | None = None) -> Connectio
 
 @torch.no_grad()
 def _static_part(connection: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and b of a connection, static."""
+    """Return A and b of a connection, static."""
     with with_parameters(connection):
         if hasattr(connection, "static_alpha"):
             return connection.static_alpha.detach().clone(), connection.static_beta.detach().clone()
@@ -145,7 +146,7 @@ def _static_part(connection: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def unfold(
     matrices: Iterable[tuple[torch.Tensor, torch.Tensor]], readout: str | torch.Tensor = "mean"
 ) -> ConnectionMatrices:
-    """Unfold static connections: A `[N, reads + N]` and b `[N]` of each sub-layer."""
+    """Unfold static connections with A `[N, reads + N]` and b `[N]` of each sub-layer."""
     matrices = list(matrices)
     unfolding = Unfolding(len(matrices), readout)
     for k, (alpha, beta) in enumerate(matrices):

@@ -1,8 +1,7 @@
-"""Loading a checkpoint into a model that is there, with the names that weights have on disk.
+"""Loading of a checkpoint into a model in memory, with the names that weights have on disk translated.
 
 Mixtures, ViT, Llava and others are saved with other names than their modules have. Transformers' `from_pretrained`
-translates them. Its Trainer doesn't, when it resumes from a checkpoint or loads the best one, and leaves such weights
-as they are.
+translates them. Its Trainer, which resumes from a checkpoint or loads the best one, leaves such weights unloaded.
 """
 
 from functools import reduce
@@ -21,7 +20,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 
 
 def is_saved_whole(model: nn.Module, folder: str) -> TypeGuard[PreTrainedModel]:
-    """Whether a folder has all weights of a model of Transformers' kind, on one device: no adapters, no shards."""
+    """Return whether a folder has all weights of a Transformers model on one device: no adapters, no shards."""
     return (
         isinstance(model, PreTrainedModel)
         and getattr(model, "hf_quantizer", None) is None
@@ -32,12 +31,14 @@ def is_saved_whole(model: nn.Module, folder: str) -> TypeGuard[PreTrainedModel]:
 
 
 def load_weights(model: PreTrainedModel, folder: str) -> None:
-    """Give a model the weights of a checkpoint, in place, with their names on disk translated.
+    """Give a model the weights of a checkpoint, in place.
 
-    Raises `HyperConnError` when the checkpoint lacks weights; those tied to others are not in it and not lacking.
+    Raises `HyperConnError` when the checkpoint lacks weights. Weights tied to others do not count as lacking.
     """
     cls: Any = type(model)
-    loaded, report = cls.from_pretrained(folder, dtype=_dtype_of(model), output_loading_info=True)
+    # the narrowest dtype that holds all weights of the base; connections are float32 in any
+    dtypes = [p.dtype for name, p in model.named_parameters() if p.is_floating_point() and not is_of_connection(name)]
+    loaded, report = cls.from_pretrained(folder, dtype=reduce(torch.promote_types, dtypes), output_loading_info=True)
     state = loaded.state_dict()
     state |= _tensors_in(folder, model.state_dict().keys() - state.keys())
     if missing := sorted({*report["missing_keys"], *(model.state_dict().keys() - state.keys())}):
@@ -49,16 +50,10 @@ def load_weights(model: PreTrainedModel, folder: str) -> None:
     model.load_state_dict(state, strict=False)  # a module taken from the model is no longer asked for
 
 
-def _dtype_of(model: PreTrainedModel) -> torch.dtype:
-    """The narrowest dtype that holds all weights of the base; connections are float32 in any."""
-    dtypes = [p.dtype for name, p in model.named_parameters() if p.is_floating_point() and not is_of_connection(name)]
-    return reduce(torch.promote_types, dtypes)
-
-
 def _tensors_in(folder: str, names: set[str]) -> dict[str, torch.Tensor]:
-    """The tensors with these names on disk: of modules that a model was given beside those of its class."""
-    found: dict[str, torch.Tensor] = {}
+    """Return the tensors with these names on disk, of modules that a model has beside those of its class."""
+    tensors: dict[str, torch.Tensor] = {}
     for path in Path(folder).glob("model*.safetensors") if names else ():
         with safe_open(path, "pt") as file:
-            found |= {name: file.get_tensor(name) for name in names.intersection(file.keys())}
-    return found
+            tensors |= {name: file.get_tensor(name) for name in names.intersection(file.keys())}
+    return tensors

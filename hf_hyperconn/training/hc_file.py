@@ -1,4 +1,4 @@
-"""The hyper-connections of a model in a file of their own: small, and all there is to save when the base is frozen."""
+"""Hyper-connections of a model in a file of their own: small, and all there is to save when the base is frozen."""
 
 import json
 import math
@@ -38,10 +38,11 @@ DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 def hc_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of a model's hyper-connections, by their names in the model of Transformers or diffusers.
+    """Return the parameters of a model's hyper-connections, by their names in the model of Transformers or diffusers.
 
-    model: a model with hyper-connections, or a wrapper of one: PEFT's, a compiled or a distributed one. Of connections
-        in PEFT's `modules_to_save`, the copy of the active adapter.
+    Of connections in PEFT's `modules_to_save`, these are the copy of the active adapter.
+
+    model: a model with hyper-connections, or a wrapper of one: PEFT's, a compiled or a distributed one.
 
     Raises `HyperConnectionFileError` when the connections themselves carry adapters.
     """
@@ -51,7 +52,7 @@ def hc_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
             parameters |= {f"{path}.{name}": value for name, value in module.named_parameters()}
     for name in parameters:
         if "base_layer" in name.split("."):
-            modules = sorted({part for each in parameters for part in each.split(".") if is_of_connection(part)})
+            modules = sorted({part for path in parameters for part in path.split(".") if is_of_connection(part)})
             raise HyperConnectionFileError(
                 f"an adapter changes {name!r}. Merge it first (merge_and_unload), or train connections whole, by "
                 f"modules_to_save={modules}."
@@ -81,7 +82,8 @@ def save_hc(model: nn.Module, path: str | os.PathLike) -> Path:
     parameters = hc_parameters(model)
     with whole(parameters.values()):
         tensors = {name: _whole(name, parameter.detach()) for name, parameter in parameters.items()}
-    saved = {"model_type": config.model_type, **{name: getattr(_of_layers(config), name) for name in FIELDS}}
+    connection_config = _connection_config(config)
+    saved = {"model_type": config.model_type, **{name: getattr(connection_config, name) for name in FIELDS}}
     warn_of_narrow({name: tensor.dtype for name, tensor in tensors.items()})
     file = _file(path)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,32 +109,22 @@ def load_hc(model: nn.Module, path: str | os.PathLike) -> nn.Module:
     """
     file = _file(path)
     saved, shapes = _read_header(file)
-    config, stack = config_of(_model(model)), FamilyName.of(saved.get("model_type", "")).stack
-    if _has_hyper_connections(config):
-        wanted = {"model_type": config.model_type, **{name: getattr(_of_layers(config), name, None) for name in saved}}
-    else:
-        wanted = {**saved, "model_type": _model_type_of(_model(model), stack)}
-    differing = [
-        f"{name}={_quoted(value)}, the model {wanted[name]!r}"
-        for name, value in saved.items()
-        if wanted[name] != value
-    ]
-    if differing:
-        raise HyperConnectionFileError(
-            f"'{file}' belongs to another model: it has {'; '.join(differing)}. Load it onto its base, or onto a "
-            f"conversion with the same fields."
-        )
-    if not _has_hyper_connections(config):
+    stack = FamilyName.of(saved.get("model_type", "")).stack
+    _refuse_other_fields(file, saved, _model(model), stack)
+    if not _has_hyper_connections(config_of(_model(model))):
         connection_fields = {name: value for name, value in saved.items() if name != "model_type"}
         try:
             model = convert_with_fields(
-                _model(model), connection_fields, stack, lambda converted: _matched(file, shapes, converted)
+                _model(model),
+                connection_fields,
+                stack,
+                lambda converted: _matched_parameters(file, shapes, converted),
             )
         except (HyperConnectionFileError, UnsupportedCheckpointError):
             raise
         except (ValueError, TypeError, ArithmeticError, StrictDataclassError) as error:
             raise HyperConnectionFileError(f"no hyper-connections can be built as '{file}' says: {error}") from error
-    parameters = _matched(file, shapes, model)
+    parameters = _matched_parameters(file, shapes, model)
     for name, parameter in parameters.items():
         if parameter.is_meta or isinstance(parameter, DTensor) or hasattr(parameter, "ds_shape"):
             raise HyperConnectionFileError(f"{name!r} of the model is offloaded or sharded. Call load_hc before that.")
@@ -145,17 +137,12 @@ def load_hc(model: nn.Module, path: str | os.PathLike) -> nn.Module:
 
 
 def _model(model: nn.Module) -> nn.Module:
-    """The outermost model of Transformers or diffusers in what may be a wrapper of it."""
-    if (found := outermost_model(model)) is None:
+    """Return the outermost model of Transformers or diffusers in what may be a wrapper of it."""
+    if (outermost := outermost_model(model)) is None:
         raise HyperConnectionFileError(
             f"got a {type(model).__name__}; give a Transformers model, one of diffusers, or a wrapper of one."
         )
-    return found
-
-
-def _model_type_of(base: Any, stack: str | None) -> str:
-    """The model type of a base's conversion; stack: of the one that has the connections, as `FamilyName` has it."""
-    return f"hc_{type(base).__name__ if is_of_diffusers(base) else name_of_family(base.config.to_dict(), stack)}"
+    return outermost
 
 
 def _has_hyper_connections(config) -> bool:
@@ -163,13 +150,13 @@ def _has_hyper_connections(config) -> bool:
     return hasattr(config, "base_model_type")
 
 
-def _of_layers(config):
-    """The config with the fields of hyper-connections: of the model in it that has them, as a language model."""
+def _connection_config(config):
+    """Return the config with the fields of hyper-connections, which may be that of a model within."""
     return config if hasattr(config, "hc_mult") else config.of_layers
 
 
 def _whole(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU, gathered when it is sharded."""
+    """Return the tensor on the CPU, gathered when it is sharded."""
     if tensor.is_meta:
         raise HyperConnectionFileError(f"{name!r} is offloaded. Load the model without offloading, and save it then.")
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu().contiguous()
@@ -181,7 +168,7 @@ def _file(path: str | os.PathLike) -> Path:
 
 
 def _read_header(file: Path) -> tuple[dict, dict[str, torch.Size]]:
-    """Model type and connection fields of a file, each of its type and range, and the shapes of its tensors."""
+    """Return model type and connection fields of a file, each of its type and range, and the shapes of its tensors."""
     try:
         _refuse_special_and_oversized(file)
         with safe_open(file, framework="pt") as opened:
@@ -212,7 +199,7 @@ def _read_header(file: Path) -> tuple[dict, dict[str, torch.Size]]:
 
 
 def _quoted(value: object) -> str:
-    """What a message shows of a value of a file."""
+    """Return a value of a file as a message shows it."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
@@ -231,7 +218,7 @@ def _no_number(constant: str) -> None:
 
 
 def _accepted(name: str, value: object) -> str | None:
-    """What a field may be, when it is something else; None when it is as it may be."""
+    """Return what a field of the file may be, when its value is something else; None when it may have that value."""
     if name == "model_type":
         return None if isinstance(value, str) else "is a text"
     if name not in FIELDS:
@@ -249,24 +236,49 @@ def _accepted(name: str, value: object) -> str | None:
     return None if math.isfinite(value) else "is a finite number"
 
 
+def _refuse_other_fields(file: Path, saved: dict, model: Any, stack: str | None) -> None:
+    """Refuse a file for another model: of other fields, or of another type than a base's conversion.
+
+    stack: of an encoder-decoder, the one that has the connections in the file.
+    """
+    config = config_of(model)
+    if _has_hyper_connections(config):
+        connection_config = _connection_config(config)
+        expected = {name: getattr(connection_config, name, None) for name in saved}
+        expected["model_type"] = config.model_type
+    else:
+        base_type = type(model).__name__ if is_of_diffusers(model) else name_of_family(config.to_dict(), stack)
+        expected = {**saved, "model_type": f"hc_{base_type}"}
+    differing = [
+        f"{name}={_quoted(value)}, the model {expected[name]!r}"
+        for name, value in saved.items()
+        if expected[name] != value
+    ]
+    if differing:
+        raise HyperConnectionFileError(
+            f"'{file}' belongs to another model: it has {'; '.join(differing)}. Load it onto its base, or onto a "
+            f"conversion with the same fields."
+        )
+
+
 def _refuse_other_numbers_of_streams(file: Path, saved: dict, shapes: dict[str, torch.Size]) -> None:
-    """Hold the number of streams in the metadata against the tensors, before anything of that size is made."""
+    """Refuse a number of streams in the metadata that the tensors contradict, before anything of that size is made."""
     config = {**DEFAULTS, **saved, "hidden_size": 0}
     n, of_any_size = config["hc_mult"], {**kind_of(config).shapes(config, ()), **readout_of(config).shapes(config, ())}
     expected = {name: shape for name, shape in of_any_size.items() if 0 not in shape}
     for name, shape in shapes.items():
-        of_streams = expected.get(name.rpartition(".")[2])
-        if of_streams is not None and shape != of_streams:
+        expected_shape = expected.get(name.rpartition(".")[2])
+        if expected_shape is not None and shape != expected_shape:
             raise HyperConnectionFileError(
                 f"'{file}' contradicts itself: hc_mult is {n}, but {_quoted(name)} is {list(shape)}, not "
-                f"{list(of_streams)}."
+                f"{list(expected_shape)}."
             )
     if n > 1 and expected and not any(name.rpartition(".")[2] in expected for name in shapes):
         raise HyperConnectionFileError(f"'{file}' contradicts itself: hc_mult is {n}, but it holds no connections.")
 
 
-def _matched(file: Path, shapes: dict[str, torch.Size], model: nn.Module) -> dict[str, nn.Parameter]:
-    """Each parameter of the model by the name of its tensor; with and without a head these are the same ones."""
+def _matched_parameters(file: Path, shapes: dict[str, torch.Size], model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return each parameter of the model by the name of its tensor; a file also fits the model without its head."""
     prefix = f"{getattr(_model(model), 'base_model_prefix', '')}."
     parameters = {name.removeprefix(prefix): parameter for name, parameter in hc_parameters(model).items()}
     names = {name.removeprefix(prefix): name for name in shapes}

@@ -1,14 +1,22 @@
-"""Watching hyper-connections during training."""
+"""Figures of hyper-connections during training, for the logs."""
 
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
-from ..analysis.observation import Inputs, Observation, first_example, in_evaluation_mode, observe, watch, with_layers
+from ..analysis.connections import with_layers
+from ..analysis.observation import Inputs, Observation, in_evaluation_mode, observe, watch
 from ..analysis.statistics import pair_cosine
 from ..errors import HyperConnError
+from ..wrappers import outermost_model
+
+IGNORED = -100  # as a label
 
 
 class HCMonitorCallback(TrainerCallback):
@@ -67,7 +75,7 @@ class HCMonitorCallback(TrainerCallback):
             state.log_history[-1].update(figures)
 
     def measure(self) -> dict[str, float]:
-        """The figures for the model as it is now."""
+        """Return the figures for the model as it is now."""
         trainer: Any = self.trainer
         inputs = {name: values.to(trainer.args.device) for name, values in self.inputs.items()}
         with trainer.compute_loss_context_manager():
@@ -82,7 +90,7 @@ class HCMonitorCallback(TrainerCallback):
         except Exception as error:
             held = ", ".join(f"{name} {[*values.shape]}" for name, values in self.inputs.items())
             raise HyperConnError(
-                f"{type(model).__name__} can't run on {held} of the first training example ({error}). Tokenise the "
+                f"{type(model).__name__} can't run on {held} of the first training example ({error}). Tokenize the "
                 "dataset as for training, with labels for an encoder-decoder, or train without the monitor."
             ) from error
 
@@ -91,7 +99,7 @@ class HCMonitorCallback(TrainerCallback):
 def hc_figures(
     model: nn.Module, inputs: Inputs, per_layer: bool = False, stack: str | None = None
 ) -> dict[str, float]:
-    """The figures of `HCMonitorCallback`, for a training loop of one's own.
+    """Return the figures of `HCMonitorCallback`, for a training loop of one's own.
 
     model: a hyper-connection model, also inside a wrapper.
     inputs: a text, `[B, S]` token ids, or what else the model takes, by name, as `{"pixel_values": images}`. Padding
@@ -103,8 +111,8 @@ def hc_figures(
     """
     meter = _Meter()
     with in_evaluation_mode(model):
-        found = watch(model, inputs, meter.see, stack)
-    if not found:
+        has_run = watch(model, inputs, meter.see, stack)
+    if not has_run:
         raise HyperConnError("the mask of the inputs leaves no token. Give at least one that it is not zero for.")
     return meter.figures(per_layer)
 
@@ -131,8 +139,8 @@ class _Meter:
                 **({"dynamic_scale": torch.stack(scales).mean()} if scales else {}),
             }
         )
-        step = mixes.transpose(-1, -2)
-        self.product = step if seen.place == 0 else step @ self.product.to(step.device)
+        mix = mixes.transpose(-1, -2)
+        self.product = mix if seen.place == 0 else mix @ self.product.to(mix.device)
         if n > 1:
             self.cosine = pair_cosine(seen.streams).mean()
 
@@ -147,3 +155,48 @@ class _Meter:
         if per_layer:
             values |= {f"hc_layers/{name}/{k}": v for k, layer in enumerate(layers) for name, v in layer.items()}
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
+
+
+def first_example(trainer: Trainer, tokens: int) -> dict[str, torch.Tensor]:
+    """Return the first `tokens` token ids `[1, S]` of the first training example, without padding.
+
+    For an encoder-decoder also what its decoder reads: `decoder_input_ids`, or the labels that it is made from.
+
+    Raises `HyperConnError` when the example holds no `input_ids`.
+    """
+    data: Any = trainer.train_dataset
+    with kept_random_state():
+        example: Any = next(iter(data if data is not None else ()), {})
+    if "input_ids" not in example:
+        raise HyperConnError(
+            f"the first training example holds {', '.join(example) or 'nothing'}, and no input_ids to watch the "
+            "connections on. Tokenize the dataset before it is given to the Trainer."
+        )
+    model: Any = trainer.model
+    names = ["input_ids"]
+    if getattr(getattr(outermost_model(model), "config", None), "is_encoder_decoder", False):
+        names += [name for name in ("decoder_input_ids", "labels") if name in example][:1]
+    return {name: _without_padding(example, name)[None, :tokens] for name in names}
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Leave the generators of Python, numpy and torch (CPU) in the state that they are in now."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
+
+
+def _without_padding(example: Mapping[str, Any], name: str) -> torch.Tensor:
+    """Return an entry of an example where its mask is not zero, `[S]`; of labels, those learned, if any are."""
+    values = torch.as_tensor(example[name]).flatten()
+    if name == "labels":
+        learned = values[values != IGNORED]
+        return learned if len(learned) else values
+    mask = example.get(name.replace("input_ids", "attention_mask"))
+    mask = None if mask is None else torch.as_tensor(mask).flatten()
+    return values if mask is None or mask.shape != values.shape else values[mask != 0]
