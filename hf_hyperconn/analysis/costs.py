@@ -1,6 +1,6 @@
-"""What hyper-connections cost, from a config and the shapes of weights: parameters, operations, memory.
+"""Parameters, operations and memory that hyper-connections cost, from a config and the shapes of weights.
 
-Of connections and readouts it sums up what their table, `kinds`, says.
+The costs of one connection or readout are in `kinds`.
 
 N streams, D hidden size, L decoder layers, which have 2 L connections. An addition and a multiplication are two
 operations (FLOPs), as in the HC paper's Table 8. Left out is what depends on the length of the context (the scores of
@@ -41,40 +41,41 @@ LAYER = re.compile(r"(?:^|\.)(?:layers?|h|(?:res)?blocks?)\.([0-9]{1,9})\.")
 
 
 def number_of_experts(config: Mapping) -> int | None:
-    """How many routed experts a layer has, by whichever name its family gives that; None where no name stands."""
+    """Return the number of routed experts of a layer, by any name that families use; None where no name stands."""
     return _of_a_layer(config, EXPERTS)
 
 
 def experts_met(config: Mapping) -> int | None:
-    """How many of them a token meets, by whichever name its family gives that, or by its rule; None without either."""
-    by_rule = MET_BY_RULE.get(FamilyName.of(str(config.get("model_type")).removeprefix("hc_")).own)
-    return by_rule if (met := _of_a_layer(config, MET)) is None else met
+    """Return the number of experts that a token meets, by a field or its family's rule; None without either."""
+    if (met := _of_a_layer(config, MET)) is not None:
+        return met
+    return MET_BY_RULE.get(FamilyName.of(str(config.get("model_type")).removeprefix("hc_")).own)
 
 
 def _of_a_layer(config: Mapping, names: Iterable[str]):
-    """The value of the first of these names; of a list that has the same for each layer (HunYuan's), that.
+    """Return the value of the first of these fields; of a list with one value for all layers (HunYuan's), that value.
 
-    DBRX has them in a config of its MLP.
+    DBRX has the fields in a config of its MLP.
     """
     if isinstance(of_mlp := config.get("ffn_config"), Mapping):
         config = {**of_mlp, **config}
     value = next((config[name] for name in names if name in config), None)
-    return value[0] if isinstance(value, list) and value and all(each == value[0] for each in value) else value
+    return value[0] if isinstance(value, list) and value and all(other == value[0] for other in value) else value
 
 
 def connection_parameters(config: Mapping, norm: Iterable[str] = ()) -> int:
-    """Parameters of all connections and the readout (HC paper, Eqs. 21-26 and Table 7).
+    """Return the parameters of all connections and the readout (HC paper, Eqs. 21-26 and Table 7).
 
     norm: names of the parameters of the family's norm, each of which has a value for each channel.
     """
     return sum(
-        kind_of(each).parameters(each, norm) + sum(map(prod, readout_of(each).shapes(each, norm).values()))
-        for each in configs_of_stacks(config)
+        kind_of(stack).parameters(stack, norm) + sum(map(prod, readout_of(stack).shapes(stack, norm).values()))
+        for stack in configs_of_stacks(config)
     )
 
 
 def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
-    """Operations of the base's forward for one token: two for each weight of a matrix that the token meets.
+    """Return the operations of the base's forward for one token: two for each weight of a matrix that the token meets.
 
     shapes: of all weights by name, of each expert apart (as on disk) or fused (as in memory).
 
@@ -83,7 +84,7 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
     images and sounds beside its language model: the token is one of a text. Where a vision tower has the connections
     instead, the token is one of that, and nothing else is run.
     """
-    layers = max(each["num_hidden_layers"] for each in configs_of_stacks(config))
+    layers = max(stack["num_hidden_layers"] for stack in configs_of_stacks(config))
     config = usual_names(config)
     is_language_model = all(name.endswith(LANGUAGE_MODELS) for name in config.get("architectures") or ())
     embeddings = {tuple(shape) for name, shape in shapes.items() if EMBEDDING.search(name)}
@@ -111,7 +112,7 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
 
 
 def what_runs(config: Mapping, names: Iterable[str]) -> Callable[[str], bool]:
-    """Says of the name of a weight whether it is in what a token goes through, of a model that may have others in it.
+    """Return a function that tells by the name of a weight whether a token goes through it.
 
     names: of all weights.
     """
@@ -121,7 +122,7 @@ def what_runs(config: Mapping, names: Iterable[str]) -> Callable[[str], bool]:
 
 
 def of_tower(tower: InnerModel, names: Iterable[str]) -> Callable[[str], bool]:
-    """Says of the name of a weight whether it is of a tower.
+    """Return a function that tells by the name of a weight whether it is of a tower.
 
     names: of all weights. On disk a tower may have another name than in memory.
     """
@@ -131,7 +132,7 @@ def of_tower(tower: InnerModel, names: Iterable[str]) -> Callable[[str], bool]:
 
 
 def connection_flops(config: Mapping) -> int:
-    """Operations of all connections and the readout in the forward of one token, by their equations.
+    """Return the operations of all connections and the readout in the forward of one token, by their equations.
 
     To read, mix and write N streams takes 2 N (N + 2) D (HC paper, Eqs. 2-5); to predict the coefficients of DHC as
     much again, and a norm (Eqs. 10-13); those of mHC, of all streams, N times as much (mHC paper, Eq. 7). The residual
@@ -140,11 +141,11 @@ def connection_flops(config: Mapping) -> int:
     Table 8 of the HC paper has them off, and prints less for DHC: for DHC×4 in OLMo-1B 0.0049 G, not this 0.0073 G.
     That is what a prediction from one stream takes, 2 (N + 2) D, where each of the N streams has its own.
     """
-    return sum(kind_of(each).flops(each) + readout_of(each).flops(each) for each in configs_of_stacks(config))
+    return sum(kind_of(stack).flops(stack) + readout_of(stack).flops(stack) for stack in configs_of_stacks(config))
 
 
 def kept_bytes(config: Mapping, item_size: int) -> int:
-    """Bytes for one token that the connections keep for the backward, beyond what the plain model keeps.
+    """Return the bytes for one token that connections keep for the backward, beyond those of the plain model.
 
     item_size: bytes of one value of the streams; coefficients, and what frac-connections, Keel and ResiDual keep, are
         float32.
@@ -156,7 +157,7 @@ def kept_bytes(config: Mapping, item_size: int) -> int:
     and the mean of each stream where a LayerNorm predicts coefficients.
     """
     kept = 0
-    for each in configs_of_stacks(config):
-        rows, values = kind_of(each).kept(each)
-        kept += item_size * rows * each["hidden_size"] + 4 * values
+    for stack in configs_of_stacks(config):
+        rows, values = kind_of(stack).kept(stack)
+        kept += item_size * rows * stack["hidden_size"] + 4 * values
     return kept

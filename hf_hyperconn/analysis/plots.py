@@ -1,4 +1,4 @@
-"""Pictures of what `study` finds. Each function draws on an Axes, a new one by default, and returns it.
+"""Pictures of a `Study`. Each `plot_` function draws on an Axes, a new one by default, and returns it.
 
 Sub-layers are counted from 1, as in the paper's figures.
 """
@@ -24,7 +24,7 @@ Panel = Callable[[Axes], object]
 
 ATTENTION = "#1b7837"
 # dark to light, so that they differ in grey too
-COLOURS = ("#08306b", "#d6604d", "#4daf4a", "#fdb863")
+COLORS = ("#08306b", "#d6604d", "#4daf4a", "#fdb863")
 LINES = ("-", "--", "-.", ":")
 
 
@@ -36,10 +36,10 @@ def plot_connections(
     title: str = "",
     attention: Iterable[int] | None = None,
 ) -> Axes:
-    """An unfolded matrix C: what each sub-layer reads, by where it was written.
+    """Draw an unfolded matrix C: what each sub-layer reads, by its writer.
 
     matrix: `[K, K + 1]`, or `[K + 1, K + 1]` with the output's row.
-    limit: absolute value at the ends of the colours; by default the largest in the matrix.
+    limit: absolute value at the ends of the colors; by default the largest in the matrix.
     attention: the sub-layers to mark as such, counted from zero; by default every second one, from the first.
 
     Negative weights bear a stroke, to be told from positive ones in grey too.
@@ -61,15 +61,14 @@ def plot_connections(
     )
     ax.tick_params(axis="x", pad=10, length=0)
     marked = range(0, size - 1, 2) if attention is None else [*attention]
+    mark: dict[str, Any] = {
+        "transform": ax.get_xaxis_transform(),
+        "color": ATTENTION,
+        "linewidth": 3,
+        "clip_on": False,
+    }
     for sub_layer in marked:
-        ax.plot(
-            [sub_layer + 1] * 2,
-            [-0.03, 0],
-            transform=ax.get_xaxis_transform(),
-            color=ATTENTION,
-            linewidth=3,
-            clip_on=False,
-        )
+        ax.plot([sub_layer + 1] * 2, [-0.03, 0], **mark)
     rows_of_negative, columns_of_negative = (matrix < 0).numpy().nonzero()
     ax.plot(columns_of_negative, rows_of_negative, "_", color="black", markersize=min(8, 160 / size))
     ax.set(xlim=(-0.5, size - 0.5), ylim=(rows - 0.5, -0.5))
@@ -80,14 +79,15 @@ def plot_connections(
 
 
 def plot_similarity(percentiles: torch.Tensor, ax: Axes | None = None, *, label: str = "", index: int = 0) -> Axes:
-    """Cosine similarity of neighbouring sub-layers' inputs, `LayerSimilarity.result`; call again to add a model.
+    """Draw the cosine similarity of neighboring sub-layers' inputs; call again to add a model.
 
-    index: of the model in the picture, for its colour and line.
+    percentiles: `LayerSimilarity.result`.
+    index: of the model in the picture, for its color and line.
     """
     ax, x = _axes(ax), range(2, len(percentiles) + 2)
     low, median, high = percentiles.T.numpy()
-    ax.fill_between(x, low, high, color=COLOURS[index % 4], alpha=0.2, linewidth=0)
-    ax.plot(x, median, LINES[index % 4], color=COLOURS[index % 4], label=label or None)
+    ax.fill_between(x, low, high, color=COLORS[index % 4], alpha=0.2, linewidth=0)
+    ax.plot(x, median, LINES[index % 4], color=COLORS[index % 4], label=label or None)
     ax.set(xlabel="sub-layer", ylabel="cosine similarity with the input before\n(median, 5th to 95th percentile)")
     ax.set_title("How much the input changes from sub-layer to sub-layer")
     if label:
@@ -97,7 +97,7 @@ def plot_similarity(percentiles: torch.Tensor, ax: Axes | None = None, *, label:
 
 
 def plot_streams(streams: StreamStatistics, ax: Axes | None = None) -> Axes:
-    """Cosine similarity of the streams by sub-layer, and the gain of mixing on an axis of its own.
+    """Draw the cosine similarity of the streams by sub-layer, and the gain of mixing on an axis of its own.
 
     A single stream has a gain alone.
     """
@@ -106,11 +106,11 @@ def plot_streams(streams: StreamStatistics, ax: Axes | None = None) -> Axes:
     if streams.similarity.isnan().all():
         ax.set_yticks([])
     else:
-        ax.plot(x, streams.similarity.numpy(), color=COLOURS[0], label="similarity of two streams")
+        ax.plot(x, streams.similarity.numpy(), color=COLORS[0], label="similarity of two streams")
         ax.set(ylabel="cosine similarity")
         _widen(ax)
     gain = ax.twinx()
-    gain.plot(x, streams.gain.numpy(), LINES[1], color=COLOURS[1], label="gain of mixing (right)")
+    gain.plot(x, streams.gain.numpy(), LINES[1], color=COLORS[1], label="gain of mixing (right)")
     gain.set(ylabel="largest row sum of ∏ A_r", ylim=(0, 1.05 * float(streams.gain.max())))
     ax.legend(handles=[*ax.lines, *gain.lines], loc="lower left")
     ax.set_title("Whether the streams differ")
@@ -118,7 +118,7 @@ def plot_streams(streams: StreamStatistics, ax: Axes | None = None) -> Axes:
 
 
 def plot_shares(shares: torch.Tensor, ax: Axes | None = None, *, title: str = "") -> Axes:
-    """Shares of the streams `[K, N]`, stacked."""
+    """Draw the shares of the streams `[K, N]`, stacked."""
     ax, below = _axes(ax), torch.zeros(len(shares), dtype=shares.dtype)
     x = range(1, len(shares) + 1)
     for stream, share in enumerate(shares.T):
@@ -131,11 +131,11 @@ def plot_shares(shares: torch.Tensor, ax: Axes | None = None, *, title: str = ""
 
 
 def plot_coefficients(percentiles: torch.Tensor, ax: Axes | None = None, *, title: str = "") -> Axes:
-    """Percentiles of one kind of coefficients over tokens and streams, `[K, 5]`, as boxes with whiskers."""
+    """Draw percentiles of one kind of coefficients over tokens and streams, `[K, 5]`, as boxes with whiskers."""
     ax = _axes(ax)
     names = dict(zip(("whislo", "q1", "med", "q3", "whishi"), range(len(PERCENTILES)), strict=True))
     boxes = [{name: float(row[i]) for name, i in names.items()} for row in percentiles]
-    median = {"color": COLOURS[1], "linewidth": 2}
+    median = {"color": COLORS[1], "linewidth": 2}
     ax.bxp(boxes, positions=range(1, len(boxes) + 1), widths=0.7, showfliers=False, medianprops=median)
     step = max(1, ceil(len(boxes) / 8))
     ax.set_xticks(range(1, len(boxes) + 1, step), map(str, range(1, len(boxes) + 1, step)))
@@ -145,15 +145,15 @@ def plot_coefficients(percentiles: torch.Tensor, ax: Axes | None = None, *, titl
 
 
 def connections_figure(matrices: ConnectionMatrices) -> Figure:
-    """C^(0) with its spread over tokens, and C^(i) of every stream, in common colours."""
+    """Draw C^(0) with its spread over tokens, and C^(i) of every stream, in common colors."""
     return _grid(_connections(matrices), columns=3)
 
 
 def reference_figure(layers: int = 6) -> Figure:
-    """What known architectures unfold to: Pre-Norm, Post-Norm, parallel blocks, two hops."""
+    """Draw the matrices of known architectures: Pre-Norm, Post-Norm, parallel blocks, two hops."""
     # two vectors of mean zero and equal size, of which neither tells of the other
     of_equal_size = post_norm(torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.tensor([1.0, -1.0, 1.0, -1.0]))
-    drawn = []
+    panels: list[Panel] = []
     for title, matrices, readout in (
         ("Pre-Norm", lambda k: sequential(1, k), "mean"),
         ("Post-Norm (x and T(x) of equal size)", lambda k: of_equal_size, "mean"),
@@ -162,44 +162,48 @@ def reference_figure(layers: int = 6) -> Figure:
     ):
         matrix = unfold(map(matrices, range(len(SUB_LAYERS) * layers)), readout).inputs
         # a norm follows: only the direction of a row counts
-        drawn.append((title, matrix / matrix.abs().amax(-1, keepdim=True)))
-    return _grid([partial(_on, plot_connections, m, limit=1.0, title=t) for t, m in drawn], columns=2)
+        shown = matrix / matrix.abs().amax(-1, keepdim=True)
+        panels.append(partial(plot_connections, shown, limit=1.0, title=title))
+    return _grid(panels, columns=2)
 
 
 def similarity_figure(percentiles: dict[str, torch.Tensor]) -> Figure:
-    """Similarity of neighbouring inputs of several models, by name."""
+    """Draw the similarity of neighboring inputs of several models, by name."""
     figure = plt.figure(layout="constrained")
     _similarity(percentiles, figure.add_subplot())
     return figure
 
 
 def streams_figure(streams: StreamStatistics) -> Figure:
-    """Similarity of the streams and what mixing does, and which streams are read and written."""
+    """Draw the similarity of the streams and the gain of mixing, and which streams are read and written."""
     return _grid(_streams(streams), columns=3)
 
 
 def coefficients_figure(coefficients: dict[str, torch.Tensor]) -> Figure:
-    """Distributions of coefficients by kind, `CoefficientMeter.result`."""
+    """Draw the distributions of coefficients by kind, `CoefficientMeter.result`."""
     return _grid(_coefficients(coefficients), columns=2)
 
 
 def sheet_figure(found: Study, similarity: dict[str, torch.Tensor]) -> Figure:
-    """All of these on one sheet.
+    """Draw the matrices, similarity, streams and coefficients on one sheet.
 
-    similarity: of neighbouring inputs of several models, by name.
+    similarity: of neighboring inputs of several models, by name.
     """
-    panels = [*_connections(found.matrices), lambda ax: _similarity(similarity, ax)]
-    return _grid([*panels, *_streams(found.streams), *_coefficients(found.coefficients)], columns=3)
+    panels: list[Panel] = [*_connections(found.matrices), partial(_similarity, similarity)]
+    panels += [*_streams(found.streams), *_coefficients(found.coefficients)]
+    return _grid(panels, columns=3)
 
 
 def _connections(matrices: ConnectionMatrices) -> list[Panel]:
-    panels = [("What each sub-layer reads, C⁽⁰⁾", matrices.inputs)]
+    titled = [("What each sub-layer reads, C⁽⁰⁾", matrices.inputs)]
     if matrices.tokens:
-        panels.append(("Its standard deviation over tokens", matrices.inputs_deviation))
-    panels += [(f"In stream {i + 1}", stream) for i, stream in enumerate(matrices.streams)]
-    limit = float(torch.stack([panel.abs().max() for _, panel in panels]).max())
-    alike: dict[str, Any] = {"limit": limit, "attention": matrices.attention}
-    return [partial(_on, plot_connections, m, title=t, **alike) for t, m in panels]
+        titled.append(("Its standard deviation over tokens", matrices.inputs_deviation))
+    titled += [(f"In stream {i + 1}", stream) for i, stream in enumerate(matrices.streams)]
+    limit = max(float(matrix.abs().max()) for _, matrix in titled)
+    return [
+        partial(plot_connections, matrix, limit=limit, title=title, attention=matrices.attention)
+        for title, matrix in titled
+    ]
 
 
 def _similarity(percentiles: dict[str, torch.Tensor], ax: Axes) -> None:
@@ -209,9 +213,9 @@ def _similarity(percentiles: dict[str, torch.Tensor], ax: Axes) -> None:
 
 def _streams(streams: StreamStatistics) -> list[Panel]:
     return [
-        lambda ax: plot_streams(streams, ax),
-        lambda ax: plot_shares(streams.read_share, ax, title="Which streams are read"),
-        lambda ax: plot_shares(streams.write_share, ax, title="Which streams are written"),
+        partial(plot_streams, streams),
+        partial(plot_shares, streams.read_share, title="Which streams are read"),
+        partial(plot_shares, streams.write_share, title="Which streams are written"),
     ]
 
 
@@ -222,11 +226,7 @@ def _coefficients(coefficients: dict[str, torch.Tensor]) -> list[Panel]:
         "mix": "What it takes from others, rest of A_r",
         "write": "Writes, b",
     }
-    return [partial(_on, plot_coefficients, values, title=titles[kind]) for kind, values in coefficients.items()]
-
-
-def _on(plot: Callable[..., Axes], values: torch.Tensor, ax: Axes, **options) -> Axes:
-    return plot(values, ax, **options)
+    return [partial(plot_coefficients, values, title=titles[kind]) for kind, values in coefficients.items()]
 
 
 def _axes(ax: Axes | None) -> Axes:
