@@ -53,6 +53,24 @@ def randomised(**fields) -> HCLlamaForCausalLM:
     return model
 
 
+def unfolded_constant_branches(model, scale: float = 1.0):
+    """The matrices, observations and outputs `[1, 1, D]` where branch k gives e_{k+1} and the embedding is e_0."""
+    units, unfolding = torch.eye(32), Unfolding(SUB_LAYERS, model.config.hc_readout)
+    for k, layer in enumerate(model.model.layers):
+        layer.attention_branch = lambda x, k=k, **kwargs: units[2 * k + 1].expand_as(x)
+        layer.mlp_branch = lambda x, k=k, **kwargs: units[2 * k + 2].expand_as(x)
+    observations, outputs = [], []
+    model.model.layers[-1].register_forward_hook(lambda module, args, output: outputs.append(output))
+
+    def see(observation):
+        unfolding.see(observation)
+        observations.append(observation)
+
+    with observe(model, see), torch.no_grad():
+        model(inputs_embeds=scale * units[:1][None])
+    return unfolding.result(), observations, outputs
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -67,59 +85,32 @@ def randomised(**fields) -> HCLlamaForCausalLM:
 )
 @pytest.mark.parametrize("scale", [1.0, -3.0])
 def test_constant_branches_reproduce_the_matrix(fields, scale):
-    """When branch k always gives e_{k+1} and the embedding is e_0, the inputs of the branches are the rows of C."""
-    model = randomised(hc_mult=3, **fields)
-    units = torch.eye(32)
-    for k, layer in enumerate(model.model.layers):
-        layer.attention_branch = lambda x, k=k, **kwargs: units[2 * k + 1].expand_as(x)
-        layer.mlp_branch = lambda x, k=k, **kwargs: units[2 * k + 2].expand_as(x)
-    read, outputs, unfolding = [], [], Unfolding(SUB_LAYERS, model.config.hc_readout)
-    model.model.layers[-1].register_forward_hook(lambda module, args, output: outputs.append(output))
-
-    def see(observation):
-        unfolding.see(observation)
-        read.append(observation.branch_input)
-
-    with observe(model, see), torch.no_grad():
-        model(inputs_embeds=scale * units[:1][None])
-    found = unfolding.result()
-    rows = torch.cat([*read, *outputs])[:, 0, : SUB_LAYERS + 1].double()
+    """The inputs of the branches are the rows of C."""
+    matrices, observations, outputs = unfolded_constant_branches(randomised(hc_mult=3, **fields), scale)
+    inputs = [observation.branch_input for observation in observations]
+    rows = torch.cat([*inputs, *outputs])[:, 0, : SUB_LAYERS + 1].double()
     rows[:, 0] /= scale
     assert rows.abs().max() > 1
-    torch.testing.assert_close(found.inputs, rows, **FLOAT32)
-    assert found.tokens == 1
+    torch.testing.assert_close(matrices.inputs, rows, **FLOAT32)
+    assert matrices.tokens == 1
 
 
 def test_streams_hold_what_their_matrices_say():
     """C^(i) is what is in stream i once it is mixed: the next streams without the write between."""
-    model = randomised(hc_mult=3, connection="dhc")
-    units, seen, unfolding = torch.eye(32), [], Unfolding(SUB_LAYERS)
-    for k, layer in enumerate(model.model.layers):
-        layer.attention_branch = lambda x, k=k, **kwargs: units[2 * k + 1].expand_as(x)
-        layer.mlp_branch = lambda x, k=k, **kwargs: units[2 * k + 2].expand_as(x)
-
-    def see(observation):
-        unfolding.see(observation)
-        seen.append(observation)
-
-    with observe(model, see), torch.no_grad():
-        model(inputs_embeds=units[:1][None])
-    streams = unfolding.result().streams
+    matrices, observations, _ = unfolded_constant_branches(randomised(hc_mult=3, connection="dhc"))
     for k in range(SUB_LAYERS - 1):
-        mixed = seen[k + 1].streams[0, 0, :, : SUB_LAYERS + 1].double()
+        mixed = observations[k + 1].streams[0, 0, :, : SUB_LAYERS + 1].double()
         mixed[:, k + 1] = 0  # what sub-layer k wrote
-        torch.testing.assert_close(streams[:, k], mixed, **FLOAT32)
+        torch.testing.assert_close(matrices.streams[:, k], mixed, **FLOAT32)
 
 
 def test_means_are_of_products_token_by_token(ids):
     model = randomised(hc_mult=2, connection="dhc")
     whole = study(model, [ids]).matrices
-    rows = [study(model, [ids[:, : t + 1]]).matrices for t in range(2)]
     assert whole.tokens == ids.numel()
     assert whole.inputs_deviation[-1].min() > 0
-    first, both = rows[0].inputs, rows[1].inputs
-    second = 2 * both - first
-    assert not torch.allclose(first, second)
+    first, both = (study(model, [ids[:, :tokens]]).matrices.inputs for tokens in (1, 2))
+    assert not torch.allclose(first, 2 * both - first)
 
 
 @pytest.mark.parametrize("name", ARRANGEMENTS)
@@ -271,11 +262,6 @@ def test_text_is_cut_into_batches(stories, text):
         study(hc_llama(), [])
 
 
-def test_a_base_has_nothing_to_study(llama, ids):
-    with pytest.raises(HyperConnError, match="no streams"):
-        study(llama, [ids])
-
-
 @pytest.mark.parametrize(
     "fields",
     [{"connection": "dhc"}, {"connection": "mhc"}, {"hc_start": "history", "hc_readout": "weighted"}],
@@ -350,14 +336,8 @@ def test_static_weights_are_those_that_nothing_is_predicted_for(connection, ids)
     assert (static.tokens, found.tokens) == (0, ids.numel())
 
 
-def test_a_base_has_nothing_to_unfold(llama):
-    with pytest.raises(HyperConnError, match="LlamaForCausalLM has no streams that matrices read and mix, so none to"):
-        unfold_static(llama)
-
-
-def test_an_error_leaves_the_model_as_it_was():
-    model = hc_llama().train()
-    with pytest.raises(IndexError):
-        study(model, [torch.tensor([[10_000]])])
-    assert model.training
-    assert not any(module._forward_hooks for module in model.modules())
+def test_a_base_has_nothing_to_unfold_or_study(llama, ids):
+    message = "LlamaForCausalLM has no streams that matrices read and mix, so none to"
+    for call in (unfold_static, lambda model: study(model, [ids])):
+        with pytest.raises(HyperConnError, match=message):
+            call(llama)

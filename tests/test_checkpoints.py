@@ -63,30 +63,26 @@ def split(checkpoint: Path, model) -> None:
     assert len(list(checkpoint.glob("model-*.safetensors"))) > 1
 
 
-@pytest.mark.parametrize("in_files", ["one file", "many files"])
-@pytest.mark.parametrize("name", ["llama", "olmoe", "mixtral", "vit"])
-def test_a_resumed_run_is_an_uninterrupted_one(name, in_files, tmp_path):
-    whole = trainer_of(name, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in ("llama", "olmoe", "mixtral", "vit")), ("olmoe", torch.bfloat16)],
+)
+def test_a_resumed_run_is_an_uninterrupted_one(name, dtype, tmp_path):
+    """From a checkpoint in one file, and in many."""
+    whole = trainer_of(name, tmp_path, dtype)
     whole.train()
-    if in_files == "many files":
-        split(tmp_path / "checkpoint-2", whole.model)
-    resumed = trainer_of(name, tmp_path)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert losses(resumed) == losses(whole)
-    assert_equal(resumed.model.state_dict(), whole.model.state_dict())
-
-
-def test_a_resumed_run_in_bfloat16_is_an_uninterrupted_one(tmp_path):
-    whole, resumed = (trainer_of("olmoe", tmp_path, torch.bfloat16) for _ in range(2))
-    whole.train()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert_equal(resumed.model.state_dict(), whole.model.state_dict())
+    for prepare in (lambda *args: None, split):
+        prepare(tmp_path / "checkpoint-2", whole.model)
+        resumed = trainer_of(name, tmp_path, dtype, save_strategy="no")
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        assert losses(resumed) == losses(whole)
+        assert_equal(resumed.model.state_dict(), whole.model.state_dict())
 
 
 @pytest.mark.parametrize("name", ["llama", "olmoe", "vit"])
 def test_the_best_checkpoint_is_loaded_whole(name, tmp_path):
-    asked = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
-    trainer = trainer_of(name, tmp_path, **asked, metric_for_best_model="loss", greater_is_better=True)
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
+    trainer = trainer_of(name, tmp_path, **settings, metric_for_best_model="loss", greater_is_better=True)
     trainer.train()
     best = Path(trainer.state.best_model_checkpoint)
     assert best.name != "checkpoint-4"
@@ -118,21 +114,22 @@ def test_a_checkpoint_that_lacks_weights_is_refused(name, tmp_path):
 def test_tied_weights_are_not_lacking(tmp_path):
     model = convert_model(deepcopy(tiny("gemma")))
     assert model.config.tie_word_embeddings
-    model.save_pretrained(tmp_path)
-    expected = deepcopy(model.state_dict())
-    nn.init.zeros_(model.model.embed_tokens.weight)
-    load_weights(model, str(tmp_path))
-    assert_equal(model.state_dict(), expected)
+    assert_restored(model, model.model.embed_tokens, tmp_path)
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 def test_a_module_of_the_users_own_is_loaded_too(tmp_path):
     model, _ = new("olmoe")
     model.probe = nn.Linear(3, 2)
-    model.save_pretrained(tmp_path)
+    assert_restored(model, model.probe, tmp_path)
+
+
+def assert_restored(model, module: nn.Module, folder: Path) -> None:
+    """Save a model, lose a module's weight, and see that loading brings all weights back."""
+    model.save_pretrained(folder)
     expected = deepcopy(model.state_dict())
-    nn.init.zeros_(model.probe.weight)
-    load_weights(model, str(tmp_path))
+    nn.init.zeros_(module.weight)
+    load_weights(model, str(folder))
     assert_equal(model.state_dict(), expected)
 
 

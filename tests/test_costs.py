@@ -149,25 +149,29 @@ PRODUCTS = {
 NORMED = {"shc": 0, "dhc": NORM * 4, "mhc": 3 * 4, "ihc": 3 * 4, "frac": NORM}  # operations for each channel, n = 4
 
 
+def flops_of(products: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> int:
+    """Operations of products of matrices with these shapes."""
+    with FlopCounterMode(display=False) as counter:
+        for a, b in products:
+            torch.matmul(torch.ones(a), torch.ones(b))
+    return counter.get_total_flops()
+
+
 @pytest.mark.parametrize("connection", PRODUCTS)
 def test_connections_by_the_counter_of_pytorch(connection):
     """Norms, and the mean over streams, are counted by hand: they are no matrix products."""
     n, d, layers = CONFIG["hc_mult"], CONFIG["hidden_size"], CONFIG["num_hidden_layers"]
-    with FlopCounterMode(display=False) as counter:
-        for a, b in PRODUCTS[connection](n, d):
-            torch.matmul(torch.ones(a), torch.ones(b))
+    flops = flops_of(PRODUCTS[connection](n, d))
     readout = 0 if connection == "frac" else n * d
-    expected = 2 * layers * (counter.get_total_flops() + NORMED[connection] * d) + readout
+    expected = 2 * layers * (flops + NORMED[connection] * d) + readout
     assert connection_flops({**CONFIG, "connection": connection}) == expected
 
 
 def test_learned_readout_by_the_counter_of_pytorch():
     n, d = CONFIG["hc_mult"], CONFIG["hidden_size"]
-    with FlopCounterMode(display=False) as counter:
-        for a, b in [((1, n * d), (n * d, n)), ((1, n), (n, d))]:
-            torch.matmul(torch.ones(a), torch.ones(b))
+    flops = flops_of([((1, n * d), (n * d, n)), ((1, n), (n, d))])
     mean, learned = ({**CONFIG, "connection": "dhc", "hc_readout": readout} for readout in ("mean", "learned"))
-    added = counter.get_total_flops() + (NORM - 1) * n * d - n * d
+    added = flops + (NORM - 1) * n * d - n * d
     assert connection_flops(learned) - connection_flops(mean) == added
 
 
@@ -208,12 +212,17 @@ def test_table_9(n, measured):
     assert found == pytest.approx(2 * 2 * (n + 1), **PRINTED_MEMORY)
 
 
-def test_experts_stand_in_a_config_of_the_mlp_too():
-    config = {"ffn_config": {"moe_num_experts": 16, "moe_top_k": 4}}
-    assert (experts_met(config), number_of_experts(config)) == (4, 16)
-    assert experts_met({"ffn_config": "none", "moe_top_k": 2}) == 2
-
-
-@pytest.mark.parametrize(("met", "expected"), [(2, 2), ([2, 2, 2], 2), ([2, 3], [2, 3]), ([], [])])
-def test_a_list_with_the_same_for_each_layer_says_it_once(met, expected):
-    assert experts_met({"moe_topk": met}) == expected
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"ffn_config": {"moe_num_experts": 16, "moe_top_k": 4}}, (4, 16)),
+        ({"ffn_config": "none", "moe_top_k": 2}, (2, None)),
+        ({"moe_topk": [2, 2, 2]}, (2, None)),
+        ({"moe_topk": [2, 3]}, ([2, 3], None)),
+        ({"moe_topk": []}, ([], None)),
+    ],
+    ids=str,
+)
+def test_experts_by_the_names_of_families(config, expected):
+    """DBRX has them in a config of its MLP, HunYuan in a list with the same number for each layer."""
+    assert (experts_met(config), number_of_experts(config)) == expected

@@ -8,7 +8,7 @@ from hf_hyperconn.analysis import plots
 from hf_hyperconn.analysis.statistics import StreamStatistics
 from hf_hyperconn.analysis.study import study
 
-from .conftest import hc_llama
+from .test_analysis import randomised
 
 
 @pytest.fixture(autouse=True)
@@ -20,13 +20,8 @@ def closed():
 
 @pytest.fixture(scope="module")
 def found():
-    torch.manual_seed(0)
-    model = hc_llama(hc_mult=3)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "_hc." in name:
-                parameter.add_(0.3 * torch.randn_like(parameter))
-    return study(model, [torch.randint(3, 96, (2, 24))])
+    ids = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0))
+    return study(randomised(hc_mult=3), [ids])
 
 
 def test_every_function_takes_and_returns_an_axes(found):

@@ -1,4 +1,4 @@
-"""A converted model learns: its streams separate, its loss falls, and training resumes where it stopped."""
+"""A converted model in Transformers' Trainer: its streams separate, and training resumes where it stopped."""
 
 import pytest
 import torch
@@ -14,9 +14,9 @@ LENGTH, BATCH = 64, 4
 
 @pytest.fixture(scope="module")
 def batches(stories, text) -> torch.Tensor:
-    """Token ids `[60, BATCH, LENGTH]`."""
-    ids = AutoTokenizer.from_pretrained(stories)(text, return_tensors="pt").input_ids[0]
-    return ids[: 60 * BATCH * LENGTH].view(60, BATCH, LENGTH)
+    """Token ids `[12, BATCH, LENGTH]`."""
+    ids = AutoTokenizer.from_pretrained(stories)(text[:20_000], return_tensors="pt").input_ids[0]
+    return ids[: 12 * BATCH * LENGTH].view(12, BATCH, LENGTH)
 
 
 def separation(model, batch) -> float:
@@ -27,10 +27,6 @@ def separation(model, batch) -> float:
         model(batch)
     handle.remove()
     return (streams[0] - expand_streams(streams[0][..., 0, :], streams[0].shape[-2])).abs().max().item()
-
-
-def optimizer_for(model) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
 
 
 @pytest.mark.parametrize("connection", ["shc", "dhc"])
@@ -49,38 +45,14 @@ def test_smoothed_labels_are_shifted(stories, batches, tmp_path):
     pytest.importorskip("accelerate")
     args = TrainingArguments(str(tmp_path), label_smoothing_factor=0.1, use_cpu=True, report_to=[])
     base = LlamaForCausalLM.from_pretrained(stories)
-    found = []
-    for model in (base, convert_model(base)):
-        inputs = {"input_ids": batches[0], "labels": batches[0].clone()}
-        found.append(Trainer(model, args).compute_loss(model, inputs))
-    assert torch.equal(*found)
-
-
-def test_loss_falls_over_fifty_steps(stories, batches):
-    model = HCLlamaForCausalLM.from_prenorm(stories, hc_mult=4)
-    losses = train(model, optimizer_for(model), batches[:50])
-    assert sum(losses[-5:]) / 5 < sum(losses[:5]) / 5 - 0.5
-
-
-def test_resumed_training_gives_the_same_losses(stories, batches, tmp_path):
-    model = HCLlamaForCausalLM.from_prenorm(stories, hc_mult=4)
-    optimizer = optimizer_for(model)
-    train(model, optimizer, batches[:5])
-    model.save_pretrained(tmp_path)
-    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
-    expected = train(model, optimizer, batches[5:10])
-
-    resumed = HCLlamaForCausalLM.from_pretrained(tmp_path)
-    optimizer = optimizer_for(resumed)
-    optimizer.load_state_dict(torch.load(tmp_path / "optimizer.pt"))
-    assert train(resumed, optimizer, batches[5:10]) == expected
+    inputs = {"input_ids": batches[0], "labels": batches[0]}
+    losses = [Trainer(model, args).compute_loss(model, dict(inputs)) for model in (base, convert_model(base))]
+    assert torch.equal(*losses)
 
 
 def test_trains_and_resumes_with_the_trainer(stories, batches, tmp_path):
     pytest.importorskip("accelerate")
-    from transformers import Trainer, TrainingArguments
-
-    data = [{"input_ids": row, "labels": row} for row in batches[:12].flatten(0, 1)]
+    data = [{"input_ids": row, "labels": row} for row in batches.flatten(0, 1)]
     arguments = {"per_device_train_batch_size": 4, "report_to": [], "use_cpu": True, "save_steps": 3, "max_steps": 6}
     arguments |= {"logging_steps": 1, "output_dir": str(tmp_path), "disable_tqdm": True, "learning_rate": 1e-3}
 
