@@ -18,7 +18,7 @@ import time
 import torch
 
 from benchmarks.llamas import build
-from benchmarks.timing import device, in_a_process, measured, write
+from benchmarks.timing import device, file_name, in_a_process, measured, write
 
 SHAPE = {
     "hidden_size": 256,
@@ -78,7 +78,7 @@ def main() -> None:
     if options.case:
         print(json.dumps(first_step(*options.case)))
         return
-    name = "compilation.json" if device() == "cpu" else "compilation_cuda.json"
+    name = file_name("compilation")
     rows = {row["case"]: row for row in measured(name)} if options.cases else {}
     for case in options.cases or offered:
         rows[case] = {"case": case}

@@ -18,7 +18,7 @@ from hyper_connections.hyper_connections import HyperConnections
 from torch import nn
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
 
-from benchmarks.timing import device, keep_memory, measured, medians_ms, write
+from benchmarks.timing import device, file_name, keep_memory, measured, medians_ms, write
 from hf_hyperconn import set_hc_implementation
 from hf_hyperconn.models.hyper_connections import HyperConnection
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldHyperConnection
@@ -59,7 +59,7 @@ def mhc() -> nn.Module:
 def ours(make: Callable[[], nn.Module], implementation: str = "torch", by_autograd: bool = False) -> Callable:
     """Our connection; by_autograd: Algorithm 2 of the paper, differentiated as it stands."""
     module = make().to(device())
-    randomise(module)
+    randomize(module)
     if by_autograd:
         module.coefficient_parameters = lambda dtype: None
     set_hc_implementation(implementation)
@@ -74,7 +74,7 @@ def ours(make: Callable[[], nn.Module], implementation: str = "torch", by_autogr
 def lucidrains(dtype: torch.dtype) -> Callable:
     """The PyPI package hyper-connections, in one dtype throughout; its streams lie in the batch."""
     module = HyperConnections(STREAMS, dim=SIZE, branch=nn.Identity(), layer_index=0).to(device(), dtype)
-    randomise(module)
+    randomize(module)
 
     def run(streams: torch.Tensor) -> torch.Tensor:
         packed = streams.permute(0, 2, 1, 3).reshape(STREAMS, TOKENS, SIZE)
@@ -113,7 +113,7 @@ def liger() -> Callable:
     return run
 
 
-def randomise(module: nn.Module) -> None:
+def randomize(module: nn.Module) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
@@ -159,15 +159,15 @@ def times(make: Callable, dtype: torch.dtype, mode: str) -> dict[str, float]:
     """Milliseconds of a case, and ratios to the least that n streams can cost."""
     torch.manual_seed(0)
     torch.compiler.reset()
-    made = []
-    for each in (make, CASES[LEAST][0]):
-        function = each(dtype)
-        made.append(calls(function if mode == "eager" else torch.compile(function, fullgraph=True), dtype))
-    found = {}
-    for what, pair in zip(("forward", "both"), zip(*made, strict=True), strict=True):
+    compared = []
+    for make_function in (make, CASES[LEAST][0]):
+        function = make_function(dtype)
+        compared.append(calls(function if mode == "eager" else torch.compile(function, fullgraph=True), dtype))
+    figures = {}
+    for what, pair in zip(("forward", "both"), zip(*compared, strict=True), strict=True):
         taken, least = medians_ms(pair)
-        found |= {f"{what}_ms": round(taken, 3), f"{what}_ratio": round(taken / least, 3)}
-    return found
+        figures |= {f"{what}_ms": round(taken, 3), f"{what}_ratio": round(taken / least, 3)}
+    return figures
 
 
 def main() -> None:
@@ -181,19 +181,16 @@ def main() -> None:
     if device() == "cpu":
         print(f"no GPU here: not measured are {', '.join(ON_A_GPU)}.")
     print(f"{'':<51} forward        both           rows at best")
-    name_of_file = "connections.json" if device() == "cpu" else "connections_cuda.json"
-    rows = [row for row in measured(name_of_file) if row["case"] not in arguments.cases]
-    for name in arguments.cases:
-        make, floor = cases[name]
+    name = file_name("connections")
+    rows = [row for row in measured(name) if row["case"] not in arguments.cases]
+    for case in arguments.cases:
+        make, floor = cases[case]
         for dtype, mode in product((torch.float32, torch.bfloat16), ("eager", "compiled")):
-            row = {"case": name, "dtype": str(dtype)[6:], "mode": mode, **times(make, dtype, mode)}
+            row = {"case": case, "dtype": str(dtype)[6:], "mode": mode, **times(make, dtype, mode)}
             rows.append({**row, "rows_at_best": FLOORS[floor]})
             taken = "".join(f"{row[f'{what}_ms']:7.2f} {row[f'{what}_ratio']:5.1f}x" for what in ("forward", "both"))
-            print(f"{row['dtype']:<9} {mode:<9} {name:<32}{taken}   {FLOORS[floor]}", flush=True)
-        write(
-            name_of_file,
-            {"shape": {"tokens": TOKENS, "streams": STREAMS, "hidden_size": SIZE}, "rows": rows},
-        )
+            print(f"{row['dtype']:<9} {mode:<9} {case:<32}{taken}   {FLOORS[floor]}", flush=True)
+        write(name, {"shape": {"tokens": TOKENS, "streams": STREAMS, "hidden_size": SIZE}, "rows": rows})
     set_hc_implementation("auto")
 
 

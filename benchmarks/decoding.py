@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, StaticCache
 
 from benchmarks.llamas import build
-from benchmarks.timing import device, medians_ms, write
+from benchmarks.timing import device, file_name, medians_ms, write
 
 SHAPE = {
     "hidden_size": 1024,
@@ -88,8 +88,7 @@ def main() -> None:
             rows[case][way] = {"ms": round(milliseconds, 3), "ratio": round(milliseconds / taken[PLAIN], 3)}
     for row in rows.values():
         print(row, flush=True)
-    name = "decoding.json" if device() == "cpu" else "decoding_cuda.json"
-    write(name, {"shape": SHAPE, "rows": list(rows.values())})
+    write(file_name("decoding"), {"shape": SHAPE, "rows": list(rows.values())})
 
 
 if __name__ == "__main__":

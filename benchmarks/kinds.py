@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.timing import device, keep_memory, medians_ms, write
+from benchmarks.timing import device, file_name, keep_memory, medians_ms, write
 from hf_hyperconn import HCLlamaConfig
 from hf_hyperconn.models.modeling_hc_llama import HCLlamaModel
 
@@ -107,10 +107,7 @@ def main() -> None:
                 row["compiled"] = compared([torch.compile(function, fullgraph=True) for function in pair], dtype)
             rows.append(row)
             print(row, flush=True)
-    write(
-        "kinds.json" if device() == "cpu" else "kinds_cuda.json",
-        {"shape": {"layers": LAYERS, "tokens": TOKENS, "hidden_size": SIZE}, "rows": rows},
-    )
+    write(file_name("kinds"), {"shape": {"layers": LAYERS, "tokens": TOKENS, "hidden_size": SIZE}, "rows": rows})
 
 
 if __name__ == "__main__":

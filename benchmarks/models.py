@@ -25,6 +25,7 @@ from benchmarks.timing import (
     EACH_ITS_MAPPING,
     PROCESSES,
     device,
+    file_name,
     in_a_process,
     kept_mib,
     measured,
@@ -98,11 +99,6 @@ def make(shape: str, layers: int, fields: dict | None, by_autograd: bool):
     return model.to(DTYPE)
 
 
-def measure(shape: str, layers: int, tokens: int, **options: bool | dict | None) -> float:
-    """MiB that a forward keeps for its backward."""
-    return kept_mib(partial(call("step", shape, layers, tokens, **options), backward=False))
-
-
 def compare(what: str, shape: str, tokens: int, options: dict, reference: dict) -> dict[str, list[float]]:
     """Milliseconds of a training step, a prefill or a decoded token at each of `DEPTHS`, called in turn."""
     calls = [call(what, shape, layers, tokens, **each) for each in (reference, options) for layers in DEPTHS]
@@ -151,17 +147,19 @@ def call(
     return prefill if what == "prefill" else decode
 
 
-def found(what: str, case: dict) -> float | dict:
-    """What a case takes, measured here."""
-    return measure(**case) if what == "memory" else compare(what, **case)
+def measure(what: str, case: dict) -> float | dict:
+    """Return the MiB that a case's forward keeps for its backward, or its times."""
+    if what == "memory":
+        return kept_mib(partial(call("step", **case), backward=False))
+    return compare(what, **case)
 
 
-def found_alone(what: str, case: dict) -> float | dict:
-    """What a case takes, where it sees no other's memory or compiled code: on a CPU, in a process of its own."""
+def measure_alone(what: str, case: dict) -> float | dict:
+    """Measure a case where it sees no other's memory or compiled code: on a CPU, in a process of its own."""
     if device() == "cuda":
         torch.compiler.reset()
         torch.cuda.empty_cache()
-        return found(what, case)
+        return measure(what, case)
     allocator = EACH_ITS_MAPPING if what == "memory" else ALLOCATOR
     return in_a_process("benchmarks.models", "--case", what, json.dumps(case), environment=allocator)
 
@@ -176,13 +174,13 @@ def row_of(shape: str, tokens: int, name: str, what: str) -> dict:
         times = PROCESSES if device() == "cpu" else 1  # on a GPU what is held is known
         taken = {
             kind: [
-                median(found_alone(what, {**case, "layers": layers, **each}) for _ in range(times))
+                median(measure_alone(what, {**case, "layers": layers, **each}) for _ in range(times))
                 for layers in DEPTHS
             ]
             for kind, each in (("reference", reference), ("measured", options))
         }
     else:
-        taken = found_alone(what, {**case, "options": options, "reference": reference})
+        taken = measure_alone(what, {**case, "options": options, "reference": reference})
     layers, (few, many) = SHAPES[shape][1], DEPTHS
     whole = {
         kind: values[0] + (layers - few) * (values[1] - values[0]) / (many - few) for kind, values in taken.items()
@@ -203,12 +201,12 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     if arguments.case:
         what, case = arguments.case
-        print(json.dumps(found(what, json.loads(case))))
+        print(json.dumps(measure(what, json.loads(case))))
         return
     if device() == "cpu":
         print(f"no GPU here: not measured are {', '.join(ON_A_GPU)}, and the shapes {', '.join(list(SHAPES)[1:])}.")
-    name_of_file = "models.json" if device() == "cpu" else "models_cuda.json"
-    rows = {(row["shape"], row["tokens"], row["case"]): row for row in measured(name_of_file)}
+    file = file_name("models")
+    rows = {(row["shape"], row["tokens"], row["case"]): row for row in measured(file)}
     for shape, tokens, name in product(arguments.shapes, arguments.tokens, arguments.cases):
         row = {"shape": shape, "tokens": tokens, "case": name}
         for what in arguments.what:
@@ -218,10 +216,8 @@ def main() -> None:
         rows[shape, tokens, name] = {**rows.get((shape, tokens, name), {}), **row}
         shown = "  ".join(f"{what} {row[what]['ratio']:6.3f}x" for what in arguments.what if what in row)
         print(f"{shape} {tokens:>6} {name:<42} {shown}", flush=True)
-        write(
-            name_of_file,
-            {"dtype": str(DTYPE)[6:], "depths": DEPTHS, "streams": STREAMS, "rows": list(rows.values())},
-        )
+        shared = {"dtype": str(DTYPE)[6:], "depths": DEPTHS, "streams": STREAMS}
+        write(file, {**shared, "rows": list(rows.values())})
 
 
 if __name__ == "__main__":

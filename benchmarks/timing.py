@@ -1,4 +1,4 @@
-"""What the benchmarks share: how time and memory are taken, how results are written."""
+"""Measurement of time and memory, and results as files and tables, for all benchmarks."""
 
 import gc
 import json
@@ -33,19 +33,19 @@ def keep_memory() -> None:
 
 
 def device() -> str:
-    """Where the benchmarks run."""
+    """Return where the benchmarks run, "cuda" or "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def device_name() -> str:
-    """The accelerator's name, or the processor's with the number of threads."""
+    """Return the accelerator's name, or the processor's with the number of threads."""
     if device() == "cuda":
         return torch.cuda.get_device_name()
     return f"{processor()}, {torch.get_num_threads()} threads"
 
 
 def processor() -> str:
-    """The processor's name, where the system tells it."""
+    """Return the processor's name, where the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -59,7 +59,7 @@ def medians_ms(
     warm_up: int = WARM_UP,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Median time of a call of each function, in milliseconds; they are called in turn.
+    """Return the median time of a call of each function, in milliseconds; they are called in turn.
 
     clock: tells seconds, by default those on the wall.
     """
@@ -77,12 +77,12 @@ def medians_ms(
 
 
 def held() -> int:
-    """Bytes of memory in use."""
+    """Return the bytes of memory in use."""
     return torch.cuda.memory_allocated() if device() == "cuda" else psutil.Process().memory_info().rss
 
 
 def kept_mib(forward: Callable[[], torch.Tensor]) -> float:
-    """MiB that a forward, which returns a loss, keeps for its backward; exact where `EACH_ITS_MAPPING` is set."""
+    """Return the MiB that a forward, which returns a loss, keeps for its backward; exact where `EACH_ITS_MAPPING` is set."""
     forward().backward()
     gc.collect()
     before = held()
@@ -93,7 +93,7 @@ def kept_mib(forward: Callable[[], torch.Tensor]) -> float:
 
 
 def in_a_process(module: str, *arguments: str, environment: Mapping[str, str]) -> Any:
-    """What a benchmark's module prints last, as JSON, in a process that has more in its environment.
+    """Return the JSON that a benchmark's module prints last, in a process that has more in its environment.
 
     Raises `RuntimeError`, with the end of what it says, when it fails.
     """
@@ -105,12 +105,17 @@ def in_a_process(module: str, *arguments: str, environment: Mapping[str, str]) -
 
 
 def versions() -> dict[str, str]:
-    """The device, and what runs on it."""
+    """Return the device, and the versions of what runs on it."""
     return {"device": device_name(), "torch": torch.__version__, "python": platform.python_version()}
 
 
+def file_name(benchmark: str) -> str:
+    """Return the name of a benchmark's result, which is another one for a GPU."""
+    return f"{benchmark}.json" if device() == "cpu" else f"{benchmark}_cuda.json"
+
+
 def measured(name: str) -> list[dict]:
-    """The rows of benchmarks/results/NAME, if there are some of this device and these versions."""
+    """Return the rows of benchmarks/results/NAME, if there are some of this device and these versions."""
     path = RESULTS / name
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return known["rows"] if known.items() >= versions().items() else []
@@ -124,23 +129,23 @@ def write(name: str, result: dict) -> None:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; nothing when it has no rows."""
+    """Return a table; nothing when it has no rows."""
     titles, *body = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
     return "\n".join([titles, "|" + "---|" * len(head), *body]) if body else ""
 
 
 def between_marks(page: str, name: str, body: str) -> str:
-    """The page with another body between the marks of that name."""
+    """Return the page with another body between the marks of that name."""
     marks = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
     return re.sub(marks, lambda match: f"{match[1]}{body}\n{match[2]}", page, flags=re.DOTALL)
 
 
-def with_tables(page: str, made: Mapping[str, str]) -> str:
-    """The page with these tables, by name, between their marks.
+def with_tables(page: str, tables: Mapping[str, str]) -> str:
+    """Return the page with these tables, by name, between their marks.
 
     Raises `ValueError` when a table has no place.
     """
-    for name, body in made.items():
+    for name, body in tables.items():
         if f"<!-- {name} -->" not in page:
             raise ValueError(f"the page has no mark for the table {name!r}.")
         page = between_marks(page, name, body)
@@ -148,5 +153,5 @@ def with_tables(page: str, made: Mapping[str, str]) -> str:
 
 
 def fill(page: str, name: str, result: dict, table: str) -> str:
-    """The page with a table, and the device and the version it was measured with, between the marks of that name."""
+    """Return the page with a table, its device and its version of torch between the marks of that name."""
     return between_marks(page, name, f"{result['device']}, torch {result['torch']}.\n\n{table}")

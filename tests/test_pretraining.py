@@ -12,6 +12,7 @@ from benchmarks.lines import put
 from benchmarks.pretraining import report, runs, train
 from benchmarks.pretraining.corpus import Corpus, _read, corpus
 from benchmarks.pretraining.optimizers import Muon, optimizer_of
+from benchmarks.pretraining.resuming import OutOfTime
 from benchmarks.pretraining.runs import SCALES, STUDIES, Run
 from hf_hyperconn import hc_parameters
 
@@ -56,7 +57,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(place, monkeypatch, se
     whole = train.train(run)
     monkeypatch.setattr(train, "CURVES", place / "interrupted")
     for _ in range(3):
-        with pytest.raises(train.OutOfTime):
+        with pytest.raises(OutOfTime):
             train.train(run, deadline=0)
         assert not train.is_done(run)
     resumed = train.train(run)
@@ -70,7 +71,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(place, monkeypatch, se
 
 
 def test_an_interrupted_run_does_not_go_on_with_another_text(place, monkeypatch):
-    with pytest.raises(train.OutOfTime):
+    with pytest.raises(OutOfTime):
         train.train(RUN, deadline=0)
     other = replace(train.corpus("python"), sha256="another")
     with pytest.raises(RuntimeError, match="is of another text"):

@@ -12,9 +12,9 @@ from PIL import Image
 pytest.importorskip("diffusers")
 
 from benchmarks.lines import put
+from benchmarks.pretraining.resuming import OutOfTime
 from benchmarks.pretraining.runs import PLAIN
-from benchmarks.pretraining.train import OutOfTime
-from benchmarks.vision import plots, report, studies, train
+from benchmarks.vision import report, studies, train
 from benchmarks.vision.images import Images, read
 from benchmarks.vision.studies import DIT, STUDIES, TASKS, VIT
 
@@ -157,5 +157,5 @@ def test_what_is_missing_is_said(place, monkeypatch):
 
 def test_matrices_are_drawn(tmp_path):
     lower = torch.ones(5, 5).tril().tolist()
-    plots.draw(dict.fromkeys(("one", "two", "three", "four"), lower), tmp_path / "matrices.png")
+    report.draw(dict.fromkeys(("one", "two", "three", "four"), lower), tmp_path / "matrices.png")
     assert (tmp_path / "matrices.png").stat().st_size > 5000

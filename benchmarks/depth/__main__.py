@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.pretraining.train import OutOfTime, is_done, train
+from benchmarks.pretraining.resuming import OutOfTime
+from benchmarks.pretraining.train import is_done, train
 
 from .studies import DEEP, OTHER_TEXT, STUDIES, size_of
 from .text import another, given

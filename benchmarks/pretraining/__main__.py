@@ -12,8 +12,9 @@ import time
 
 import torch
 
+from .resuming import OutOfTime
 from .runs import STUDIES, scale
-from .train import OutOfTime, is_done, train
+from .train import is_done, train
 
 
 def main() -> None:

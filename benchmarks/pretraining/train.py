@@ -1,4 +1,4 @@
-"""One training run: its model, its data, its loop. It is kept every few minutes and goes on from there."""
+"""One training run: its model, its data, its loop."""
 
 import itertools
 import statistics
@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import lru_cache, partial
-from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -40,12 +39,12 @@ from hf_hyperconn import (
     hc_parameters,
 )
 from hf_hyperconn.analysis.study import study
-from hf_hyperconn.conversion.files.writing import replace_file
 from hf_hyperconn.kinds import KINDS
 from hf_hyperconn.training.monitor import hc_figures
 
 from .corpus import Corpus, corpus, rows
 from .optimizers import optimizer_of
+from .resuming import Kept
 from .runs import DEEP_MODELS, DHC4, MODELS, Run, Scale, is_compiled, is_drawn, scale
 
 WORK = RESULTS.parents[1] / "build" / "pretraining"
@@ -59,7 +58,7 @@ CLASSES = {
 TRAINED_WITH = {**dict.fromkeys(CLASSES, {}), "OLMoE": {"output_router_logits": True}}  # adds the load-balancing loss
 READOUT = {"shc": {"hc_readout": "sum"}, "dhc": {"hc_readout": "sum"}}  # the paper's; the others' papers have none
 CLIP, LAST_LEARNING_RATE = 1.0, 0.1
-EVALUATIONS, LOGS, KEEP_EVERY = 10, 60, 120  # points of a curve on held-out text, and in training; seconds
+EVALUATIONS, LOGS = 10, 60  # points of a curve on held-out text, and in training
 EVALUATED_TOGETHER = 32  # rows
 
 Loss = Callable[..., torch.Tensor]
@@ -73,10 +72,6 @@ def path_of(run: Run, size: Scale, folder: Path | None = None) -> Path:
 def result_of(run: Run, size: Scale, folder: Path | None = None) -> dict | None:
     """A run's result; None until it is done."""
     return result_in(path_of(run, size, folder), run.id)
-
-
-class OutOfTime(Exception):
-    """The run was kept; another call goes on with it."""
 
 
 def weights_of(base: str, size: Scale, at: int = 0) -> Path:
@@ -121,34 +116,18 @@ def train(
     optimizer = optimizer_of(model, run)
     schedule = schedule_of(optimizer, run)
     state = {"step": 0, "curve": [], "training": [], "times": [], "matrices": {}}
-    kept = WORK / size.name / f"{run.id}.pt"
-    if kept.exists():
-        saved = torch.load(kept, map_location=device(), weights_only=True)
-        if saved.get("text") != text.sha256:
-            raise RuntimeError(f"{kept} is of another text. Give that, or remove the file.")
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        schedule.load_state_dict(saved["schedule"])
-        state = saved["state"]
-
-    def keep() -> None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
-        content = BytesIO()
-        states = {name: part.state_dict() for name, part in parts.items()}
-        torch.save({**states, "state": state, "text": text.sha256}, content)
-        replace_file(kept, content.getvalue())
-
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    kept = Kept(WORK / size.name / f"{run.id}.pt", parts, deadline, text.sha256)
+    state = kept.load() or state
     loss_of = loss_on
     if is_compiled(run, size) and size.by_layer:
         torch.compiler.reset()
         compile_layers(model)
     elif is_compiled(run, size):
         loss_of = compiled_loss(run.model, run.family)
-    last_kept, losses, log_every = time.monotonic(), [], max(run.steps // LOGS, 1)
+    losses, log_every = [], max(run.steps // LOGS, 1)
     all_rows = itertools.islice(batches(training, size.batch, run.seed), run.at, None)
-    todo = itertools.islice(enumerate(all_rows), state["step"], run.steps)
-    for step, ids in todo:
+    for step, ids in itertools.islice(enumerate(all_rows), state["step"], run.steps):
         if step == 0 and is_drawn(run):
             state["matrices"]["before"] = matrix(model, for_curve)
         if step % (run.steps // EVALUATIONS) == 0:
@@ -163,12 +142,7 @@ def train(
         if (step + 1) % log_every == 0 or step + 1 == run.steps:
             state["training"].append([step + 1, round(statistics.mean(losses), 5)])
             losses.clear()
-            now = time.monotonic()
-            if now > min(deadline, last_kept + KEEP_EVERY):
-                keep()
-                last_kept = now
-            if now > deadline:
-                raise OutOfTime(run.id)
+            kept.keep(state)
     if run.study == "base" and size.keeps_base:
         model.to(torch.bfloat16).float()
     state["curve"].append(evaluate(model, for_curve, run.steps))
@@ -179,7 +153,7 @@ def train(
         "torch": torch.__version__,
         "compiled": is_compiled(run, size),
         "corpus": text.describe(),
-        "trained_parameters": sum(each.numel() for each in model.parameters() if each.requires_grad),
+        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "tokens_a_step": size.batch * size.length,
         "seconds_a_step": round(statistics.median(state["times"]), 4),
         "held_out_loss": evaluate(model, for_end, run.steps)["loss"],
@@ -193,7 +167,7 @@ def train(
     if run.study == "base":
         model.to(torch.bfloat16 if size.keeps_base else torch.float32).save_pretrained(weights_of(run.id, size))
     put(path_of(run, size, folder), run.id, result)
-    kept.unlink(missing_ok=True)
+    kept.path.unlink(missing_ok=True)
     return result
 
 
@@ -233,30 +207,10 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
     """The model that a run trains: new, or its start's, converted if it has hyper-connections."""
     size = size or scale()
     torch.manual_seed(run.seed)
-    config_class, model_class, hc_config_class, hc_class = CLASSES[run.family]
     fields = {**MODELS, **DEEP_MODELS}[run.model]
     if run.start is None:
-        shape = size.shapes[run.family] | {"max_position_embeddings": size.length}
-        shape |= {"vocab_size": size.vocabulary, "tie_word_embeddings": True}
-        shape |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-        shape |= {"num_hidden_layers": run.layers} if run.layers else {}
-        plain = model_class(config_class(**shape))
-        if fields is None and not run.divided:
-            return norm_embedding(plain) if run.embedding_norm else plain
-        given = DHC4 if fields is None else fields
-        model = hc_class(hc_config_class(**shape, **{**READOUT.get(given["connection"], {}), **given}))
-        model.load_state_dict(plain.state_dict(), strict=False)
-        if not run.undivided:
-            divided(model)
-        if run.alone:
-            keep_embedding_alone(model)
-        if run.embedding_norm:
-            norm_embedding(model)
-        if fields is not None:
-            return model
-        weights = model.state_dict()
-        plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
-        return plain
+        return new_model(run, size, fields)
+    _, model_class, _, hc_class = CLASSES[run.family]
     start = weights_of(run.start, size, run.at)
     from_start = model_class.from_pretrained if fields is None else partial(hc_class.from_prenorm, **fields)
     model = from_start(start, dtype=torch.float32)
@@ -274,13 +228,38 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
     return model.train()
 
 
+def new_model(run: Run, size: Scale, fields: dict | None) -> nn.Module:
+    """Return a model from scratch. fields: of its connections; None for the plain one."""
+    config_class, model_class, hc_config_class, hc_class = CLASSES[run.family]
+    shape = size.shapes[run.family] | {"max_position_embeddings": size.length}
+    shape |= {"vocab_size": size.vocabulary, "tie_word_embeddings": True}
+    shape |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    shape |= {"num_hidden_layers": run.layers} if run.layers else {}
+    plain = model_class(config_class(**shape))
+    if fields is None and not run.divided:
+        return norm_embedding(plain) if run.embedding_norm else plain
+    given = DHC4 if fields is None else fields
+    model = hc_class(hc_config_class(**shape, **{**READOUT.get(given["connection"], {}), **given}))
+    model.load_state_dict(plain.state_dict(), strict=False)
+    if not run.undivided:
+        divide_projections(model)
+    if run.alone:
+        keep_embedding_alone(model)
+    if run.embedding_norm:
+        norm_embedding(model)
+    if fields is not None:
+        return model
+    weights = model.state_dict()
+    plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
+    return plain
+
+
 @torch.no_grad()
-def divided(model: nn.Module) -> nn.Module:
-    """The model, its output projections divided as those that it drew itself were."""
+def divide_projections(model: nn.Module) -> None:
+    """Divide the output projections, as those that the model drew itself were."""
     for module in model.modules():
         if hasattr(module, "hc_output_projection"):
             getattr(module, module.hc_output_projection).mul_(model.config.hc_mult**-0.5)
-    return model
 
 
 @torch.no_grad()

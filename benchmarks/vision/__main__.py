@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.pretraining.train import OutOfTime
+from benchmarks.pretraining.resuming import OutOfTime
 
 from .images import read
 from .studies import STUDIES

@@ -6,13 +6,16 @@ Intervals are those of benchmarks.pretraining.report.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
 
 from benchmarks.pretraining.report import DOCS, difference, interval
 from benchmarks.pretraining.runs import PLAIN, Run
 from benchmarks.timing import markdown, with_tables
+from hf_hyperconn.analysis.plots import plot_connections
 
-from .plots import draw
 from .studies import DIT, STUDIES, TASKS, VIT, Task, classifying, continued, denoising, for_longer, longer, rates
 from .train import CURVES, result_of
 
@@ -105,6 +108,27 @@ def _points(of_seeds: BySeed, plain: BySeed) -> str:
 def _cpu(of_seeds: BySeed) -> str:
     taken = [result["cpu_seconds_a_step"] for result in of_seeds.values() if "cpu_seconds_a_step" in result]
     return f"{1000 * statistics.median(taken):.0f} ms" if taken else ""
+
+
+def draw(matrices: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
+    """Draw unfolded matrices, by title, side by side: what sub-layers read after training."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(len(matrices), 3)
+    rows = -(-len(matrices) // columns)
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=(5.2 * columns, 4.4 * rows), layout="constrained", squeeze=False
+    )
+    for ax in axes.flat[len(matrices) :]:
+        ax.remove()
+    for ax, (title, matrix) in zip(axes.flat, matrices.items(), strict=False):
+        plot_connections(torch.tensor(matrix), ax, title=title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=90)
+    pyplot.close(figure)
 
 
 def render(page: str) -> str:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
 from benchmarks.pretraining.runs import Run
-from benchmarks.pretraining.train import READOUT, divided
+from benchmarks.pretraining.train import READOUT, divide_projections
 from hf_hyperconn import HCViTConfig, HCViTForImageClassification, convert_model
 
 from .images import Images
@@ -34,7 +34,8 @@ class Classifying:
             return plain
         model = HCViTForImageClassification(HCViTConfig(**shape, **{**READOUT.get(own["connection"], {}), **own}))
         model.load_state_dict(plain.state_dict(), strict=False)
-        return divided(model)
+        divide_projections(model)
+        return model
 
     def load(self, folder) -> nn.Module:
         """A plain model that was trained before."""

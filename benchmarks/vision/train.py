@@ -1,11 +1,10 @@
-"""One training run: its loop. It is kept every few minutes and goes on from there."""
+"""One training run: its model, its loop."""
 
 import itertools
 import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -13,13 +12,12 @@ from torch import nn
 from transformers import get_cosine_with_min_lr_schedule_with_warmup
 
 from benchmarks.lines import put, result_in
+from benchmarks.pretraining.resuming import Kept
 from benchmarks.pretraining.runs import Run
 from benchmarks.pretraining.train import (
     CLIP,
     EVALUATIONS,
-    KEEP_EVERY,
     LAST_LEARNING_RATE,
-    OutOfTime,
     batches,
     has_matrices,
     optimizer_of,
@@ -28,7 +26,6 @@ from benchmarks.pretraining.train import (
 from benchmarks.timing import RESULTS, device_name
 from hf_hyperconn import convert_model
 from hf_hyperconn.analysis.study import study
-from hf_hyperconn.conversion.files.writing import replace_file
 from hf_hyperconn.training.monitor import hc_figures
 
 from .images import Images
@@ -70,16 +67,9 @@ def train(
     schedule = get_cosine_with_min_lr_schedule_with_warmup(
         optimizer, run.warm_up, run.steps, min_lr_rate=LAST_LEARNING_RATE
     )
-    parts, state = (
-        {"model": model, "optimizer": optimizer, "schedule": schedule},
-        {"step": 0, "curve": [], "times": []},
-    )
-    kept, last_kept = WORK / f"{run.id}.pt", time.monotonic()
-    if kept.exists():
-        saved = torch.load(kept, weights_only=True)
-        state = saved.pop("state")
-        for name, part in parts.items():
-            part.load_state_dict(saved[name])
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    kept = Kept(WORK / f"{run.id}.pt", parts, deadline)
+    state = kept.load() or {"step": 0, "curve": [], "times": []}
     every = batches(torch.arange(len(images.training[1])), size.batch, run.seed)
     for step, chosen in itertools.islice(enumerate(every), state["step"], run.steps):
         if step % (run.steps // EVALUATIONS) == 0:
@@ -93,14 +83,7 @@ def train(
         schedule.step()
         state["times"].append(time.process_time() - started)
         state["step"] = step + 1
-        if (now := time.monotonic()) > min(deadline, last_kept + KEEP_EVERY):
-            content = BytesIO()
-            torch.save({**{name: part.state_dict() for name, part in parts.items()}, "state": state}, content)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(kept, content.getvalue())
-            last_kept = now
-            if now > deadline:
-                raise OutOfTime(run.id)
+        kept.keep(state)
     state["curve"].append(evaluate(model, task, run.steps))
     end = measure(model, task, size.held_out[1])
     result = {
@@ -121,7 +104,7 @@ def train(
         refuse_another_base(result_of(run), WORK / run.id, result)
         model.save_pretrained(WORK / run.id)
     put(path_of(run), run.id, result)
-    kept.unlink(missing_ok=True)
+    kept.path.unlink(missing_ok=True)
     return result
 
 
