@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "conversion.json"
@@ -79,10 +80,7 @@ def write_checkpoint(folder: Path, gigabytes: float) -> None:
 
 
 def nbytes(shape: list[int]) -> int:
-    size = 2
-    for length in shape:
-        size *= length
-    return size
+    return 2 * prod(shape)
 
 
 def write_shard(path: Path, shapes: dict[str, list[int]]) -> None:

@@ -82,7 +82,10 @@ def held() -> int:
 
 
 def kept_mib(forward: Callable[[], torch.Tensor]) -> float:
-    """Return the MiB that a forward, which returns a loss, keeps for its backward; exact where `EACH_ITS_MAPPING` is set."""
+    """Return the MiB that a forward, which returns a loss, keeps for its backward.
+
+    They are exact where `EACH_ITS_MAPPING` is set.
+    """
     forward().backward()
     gc.collect()
     before = held()

@@ -130,15 +130,13 @@ def trainer_of(trainer_class, model, folder, **arguments):
 
 def test_the_trainer_has_the_groups_and_schedules_both_rates(tmp_path):
     trainer = trainer_of(HCTrainer, hc_llama(), tmp_path, hc_lr=1e-2)
-    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
-    wanted = {
-        names[id(p)]: (group["lr"], group["weight_decay"])
-        for group in hc_param_groups(trainer.model, 1e-3, 0.1, hc_lr=1e-2)
-        for p in group["params"]
-    }
     trainer.create_optimizer()
     groups = [group for group in trainer.optimizer.param_groups if group["params"]]
-    assert {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]} == wanted
+    ours, expected = (
+        {id(p): (group["lr"], group["weight_decay"]) for group in given for p in group["params"]}
+        for given in (groups, hc_param_groups(trainer.model, 1e-3, 0.1, hc_lr=1e-2))
+    )
+    assert ours == expected
     trainer.create_scheduler(num_training_steps=2)
     trainer.optimizer.step()
     trainer.lr_scheduler.step()
@@ -148,19 +146,20 @@ def test_the_trainer_has_the_groups_and_schedules_both_rates(tmp_path):
 
 def test_a_rate_is_refused_with_an_optimizer_that_would_not_have_it(tmp_path):
     model = hc_llama()
-    made = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    assert trainer_of(HCTrainer, model, tmp_path, optimizers=(made, None)).train().global_step == 2
+    optimizers = (torch.optim.AdamW(model.parameters(), lr=1e-4), None)
+    assert trainer_of(HCTrainer, model, tmp_path, optimizers=optimizers).train().global_step == 2
     with pytest.raises(HyperConnError, match=r"hc_lr=0.01 has no effect on an optimizer that the Trainer is given"):
-        trainer_of(HCTrainer, model, tmp_path, optimizers=(made, None), hc_lr=1e-2)
+        trainer_of(HCTrainer, model, tmp_path, optimizers=optimizers, hc_lr=1e-2)
 
 
 def test_without_a_rate_of_its_own_the_trainer_changes_decay_only(tmp_path):
-    rates = {}
-    for trainer_class in (Trainer, HCTrainer):
-        trainer = trainer_of(trainer_class, hc_llama(), tmp_path)
-        groups = trainer.create_optimizer().param_groups
-        rates[trainer_class] = [(group["lr"], group["weight_decay"]) for group in groups]
-    assert rates[Trainer] == rates[HCTrainer]
+    usual, ours = (
+        trainer_of(trainer_class, hc_llama(), tmp_path).create_optimizer().param_groups
+        for trainer_class in (Trainer, HCTrainer)
+    )
+    assert [(group["lr"], group["weight_decay"]) for group in usual] == [
+        (group["lr"], group["weight_decay"]) for group in ours
+    ]
 
 
 def test_the_mixin_serves_trl(tmp_path):

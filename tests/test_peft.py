@@ -8,7 +8,7 @@ import torch
 import transformers
 from packaging.version import Version
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from hf_hyperconn import HCLlamaForCausalLM, freeze_base, hc_parameters, load_hc, save_hc
@@ -30,8 +30,7 @@ loads_copies = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def trained(stories, tmp_path_factory):
     """A conversion of stories260k with LoRA and its connections trained, and the folder of the adapter."""
-    model = HCLlamaForCausalLM.from_prenorm(stories)
-    model = peft.get_peft_model(model, peft.LoraConfig(modules_to_save=CONNECTIONS))
+    model = peft.get_peft_model(HCLlamaForCausalLM.from_prenorm(stories), peft.LoraConfig(modules_to_save=CONNECTIONS))
     ids = torch.randint(3, 500, (4, 32), generator=torch.Generator().manual_seed(0))
     losses = train(model, ids)
     assert losses[-1] < losses[0]
@@ -40,9 +39,15 @@ def trained(stories, tmp_path_factory):
     return model.eval(), folder
 
 
-def test_training_moves_adapters_and_connections_and_not_the_base(trained, stories):
+@pytest.fixture
+def new(stories):
+    """Makes that conversion anew."""
+    return lambda: HCLlamaForCausalLM.from_prenorm(stories)
+
+
+def test_training_moves_adapters_and_connections_and_not_the_base(trained, new):
     model, folder = trained
-    plain = HCLlamaForCausalLM.from_prenorm(stories).state_dict()
+    plain = new().state_dict()
     unwrapped = model.get_base_model().state_dict()
     for name, value in plain.items():
         owner, _, parameter = name.rpartition(".")
@@ -57,28 +62,27 @@ def test_training_moves_adapters_and_connections_and_not_the_base(trained, stori
     assert {name.split(".")[5] for name in saved} == {"self_attn", *CONNECTIONS}
 
 
-def test_a_saved_adapter_is_loaded_again(trained, stories, ids):
+def test_a_saved_adapter_is_loaded_again(trained, new, ids):
     model, folder = trained
     expected = logits(model, ids)
-    assert not torch.equal(expected, logits(HCLlamaForCausalLM.from_prenorm(stories), ids))
-    again = peft.PeftModel.from_pretrained(HCLlamaForCausalLM.from_prenorm(stories), folder)
+    assert not torch.equal(expected, logits(new(), ids))
+    again = peft.PeftModel.from_pretrained(new(), folder)
     assert torch.equal(logits(again, ids), expected)
     with again.disable_adapter():
-        assert torch.equal(logits(again, ids), logits(HCLlamaForCausalLM.from_prenorm(stories), ids))
+        assert torch.equal(logits(again, ids), logits(new(), ids))
 
 
 @loads_copies
-def test_a_saved_adapter_is_loaded_again_by_transformers(trained, stories, ids):
+def test_a_saved_adapter_is_loaded_again_by_transformers(trained, new, ids):
     model, folder = trained
-    plain = HCLlamaForCausalLM.from_prenorm(stories)
-    plain.load_adapter(folder)
-    assert torch.equal(logits(plain, ids), logits(model, ids))
+    loaded = new()
+    loaded.load_adapter(folder)
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
 
 
-def test_merged_it_computes_the_same_and_is_a_plain_model_again(trained, stories, ids, tmp_path):
+def test_merged_it_computes_the_same_and_is_a_plain_model_again(trained, new, ids, tmp_path):
     model, folder = trained
-    loaded = peft.PeftModel.from_pretrained(HCLlamaForCausalLM.from_prenorm(stories), folder)
-    merged = loaded.merge_and_unload()
+    merged = peft.PeftModel.from_pretrained(new(), folder).merge_and_unload()
     torch.testing.assert_close(logits(merged, ids), logits(model, ids), **MERGED)
     for name, value in hc_parameters(model).items():
         assert torch.equal(merged.get_parameter(name), value)
@@ -86,11 +90,11 @@ def test_merged_it_computes_the_same_and_is_a_plain_model_again(trained, stories
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path), ids), logits(merged, ids))
 
 
-def test_unloaded_it_keeps_what_was_trained_whole(trained, stories, ids):
+def test_unloaded_it_keeps_what_was_trained_whole(trained, new, ids):
     """PEFT's `unload` drops adapters and leaves the copies of `modules_to_save` in place."""
     model, folder = trained
-    unloaded = peft.PeftModel.from_pretrained(HCLlamaForCausalLM.from_prenorm(stories), folder).unload()
-    plain = HCLlamaForCausalLM.from_prenorm(stories)
+    unloaded = peft.PeftModel.from_pretrained(new(), folder).unload()
+    plain = new()
     for name, value in hc_parameters(model).items():
         plain.get_parameter(name).data.copy_(value)
     assert torch.equal(logits(unloaded, ids), logits(plain, ids))
@@ -103,9 +107,9 @@ def test_batches_of_several_adapters_are_refused(ids):
         model(input_ids=ids, adapter_names=["default", "__base__"])
 
 
-def test_an_adapter_names_its_conversion(stories, ids, tmp_path):
+def test_an_adapter_names_its_conversion(new, ids, tmp_path):
     """So that PEFT's Auto classes find it: it was loaded from there."""
-    HCLlamaForCausalLM.from_prenorm(stories).save_pretrained(tmp_path / "converted")
+    new().save_pretrained(tmp_path / "converted")
     model = HCLlamaForCausalLM.from_pretrained(tmp_path / "converted")
     model = peft.get_peft_model(model, peft.LoraConfig(modules_to_save=CONNECTIONS, task_type="CAUSAL_LM"))
     train(model, ids)
@@ -157,11 +161,9 @@ def test_every_connection_trains_as_a_module_to_save(fields, ids, tmp_path):
     torch.testing.assert_close(logits(again.merge_and_unload(), ids), logits(model, ids), **MERGED)
 
 
-def test_the_trainer_trains_it(stories, ids, tmp_path):
+def test_the_trainer_trains_it(new, ids, tmp_path):
     pytest.importorskip("accelerate")
-    from transformers import Trainer, TrainingArguments
-
-    model = peft.get_peft_model(HCLlamaForCausalLM.from_prenorm(stories), peft.LoraConfig(modules_to_save=CONNECTIONS))
+    model = peft.get_peft_model(new(), peft.LoraConfig(modules_to_save=CONNECTIONS))
     arguments = {"output_dir": str(tmp_path), "report_to": [], "use_cpu": True, "disable_tqdm": True, "max_steps": 3}
     arguments |= {"save_steps": 3, "logging_steps": 1, "learning_rate": 1e-2, "per_device_train_batch_size": 2}
     data = [{"input_ids": row, "labels": row} for row in ids.repeat(3, 1)]
@@ -169,14 +171,14 @@ def test_the_trainer_trains_it(stories, ids, tmp_path):
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0]
-    again = peft.PeftModel.from_pretrained(HCLlamaForCausalLM.from_prenorm(stories), tmp_path / "checkpoint-3")
+    again = peft.PeftModel.from_pretrained(new(), tmp_path / "checkpoint-3")
     assert torch.equal(logits(again, ids), logits(model, ids))
 
 
 ELSEWHERE = """
 import json, sys
 import peft, torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers.integrations.peft import MIN_PEFT_VERSION
 converted, adapter, ids = sys.argv[1], sys.argv[2], torch.tensor(json.loads(sys.argv[3]))
 def load():
@@ -190,37 +192,34 @@ print(json.dumps({"logits": logits.tolist(), "defaults": sorted(defaults)}))
 """
 
 
-def test_an_adapter_is_loaded_where_this_package_is_not(trained, stories, ids, tmp_path):
+def test_an_adapter_is_loaded_where_this_package_is_not(trained, new, ids, tmp_path):
     """Onto a folder's own code; LoRA's defaults are there too."""
     model, folder = trained
-    HCLlamaForCausalLM.from_prenorm(stories).save_pretrained(tmp_path / "converted")
+    new().save_pretrained(tmp_path / "converted")
     arguments = tmp_path / "converted", folder, json.dumps(ids.tolist())
     found = json.loads(printed(ELSEWHERE, *arguments, place=tmp_path))
     assert torch.equal(torch.tensor(found["logits"]), logits(model, ids))
     assert found["defaults"] == ["q_proj", "v_proj"]
 
 
-def test_the_file_of_connections_takes_the_active_copy(trained, stories, ids, tmp_path):
+def test_the_file_of_connections_takes_the_active_copy(trained, new, ids, tmp_path):
     """And gives them to the wrapped model as to the plain one."""
     model, folder = trained
-    plain = HCLlamaForCausalLM.from_prenorm(stories)
+    plain = new()
     assert hc_parameters(model).keys() == hc_parameters(plain).keys()
     file = save_hc(model, tmp_path)
-    merged = peft.PeftModel.from_pretrained(HCLlamaForCausalLM.from_prenorm(stories), folder).merge_and_unload()
+    merged = peft.PeftModel.from_pretrained(new(), folder).merge_and_unload()
     load_hc(plain, file)
     for name, value in hc_parameters(merged).items():
         assert torch.equal(plain.get_parameter(name), value)
 
-    wrapped = peft.get_peft_model(
-        HCLlamaForCausalLM.from_prenorm(stories), peft.LoraConfig(modules_to_save=CONNECTIONS)
-    )
+    wrapped = peft.get_peft_model(new(), peft.LoraConfig(modules_to_save=CONNECTIONS))
     assert load_hc(wrapped, file) is wrapped
     assert torch.equal(logits(wrapped, ids), logits(plain, ids))
     with wrapped.disable_adapter():
-        at_the_start = HCLlamaForCausalLM.from_prenorm(stories)
-        assert torch.equal(logits(wrapped, ids), logits(at_the_start, ids))
-        for name, value in hc_parameters(wrapped).items():
-            assert torch.equal(at_the_start.get_parameter(name), value)
+        start = new()
+        assert torch.equal(logits(wrapped, ids), logits(start, ids))
+        assert all(torch.equal(start.get_parameter(name), value) for name, value in hc_parameters(wrapped).items())
 
 
 def test_freezing_the_base_leaves_the_copies_of_the_active_adapter(ids):
