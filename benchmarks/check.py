@@ -39,17 +39,17 @@ ACCEPTED = 1.2  # times the highest, for what varies
 
 
 def connection_ratios() -> dict[str, float]:
-    """A connection around an identity branch, forward and backward, against adding to n streams."""
+    """Return the cost of a connection around an identity branch, with backward, against adding to n streams."""
     torch.manual_seed(0)
-    made = [connections.CASES[name][0](torch.float32) for name in (connections.LEAST, *CONNECTIONS)]
-    both = [connections.calls(function, torch.float32)[1] for function in made]
+    functions = [connections.CASES[name][0](torch.float32) for name in (connections.LEAST, *CONNECTIONS)]
+    both = [connections.calls(function, torch.float32)[1] for function in functions]
     least, *taken = medians_ms(both, CONNECTION_REPEATS, clock=time.process_time)
     return {f"connection, {name}": each / least for name, each in zip(CONNECTIONS, taken, strict=True)}
 
 
 @torch.no_grad()
 def decoding_ratios() -> dict[str, float]:
-    """A decoded token, eager, with connections against without: its time and what it asks of PyTorch's dispatcher."""
+    """Return time and dispatched operations of a decoded token, eager, with connections against without."""
     cases = (decoding.PLAIN, *DECODED)
     decoders = [decoding.decoder(build(SHAPE, decoding.CASES[case]).eval(), compiled=False) for case in cases]
     counts = map(decoding.operations, decoders)
@@ -76,23 +76,19 @@ MEASUREMENTS: tuple[Callable[[], dict[str, float]], ...] = (connection_ratios, d
 
 
 def spread(measured: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """What is committed of several measurements: of each ratio the lowest, median, highest and what is accepted."""
-    found = {}
+    """Return the lowest, median, highest and accepted value of each ratio in several measurements."""
+    spreads = {}
     for name in measured[0]:
-        values = [each[name] for each in measured]
-        low, middle, high = min(values), statistics.median(values), max(values)
-        figures = {
-            "lowest": low,
-            "median": middle,
-            "highest": high,
-            "accepted": high * (1 if high == low else ACCEPTED),
-        }
-        found[name] = {figure: round(value, 3) for figure, value in figures.items()}
-    return found
+        values = [ratios[name] for ratios in measured]
+        low, high = min(values), max(values)
+        accepted = high * (1 if high == low else ACCEPTED)
+        figures = {"lowest": low, "median": statistics.median(values), "highest": high, "accepted": accepted}
+        spreads[name] = {figure: round(value, 3) for figure, value in figures.items()}
+    return spreads
 
 
 def faults(measured: Mapping[str, float], committed: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """What is to be said of each ratio that is above what is accepted; empty when none is.
+    """Return a message for each ratio that is above the accepted one.
 
     Raises `KeyError` for a ratio that is not committed.
     """
@@ -105,8 +101,8 @@ def faults(measured: Mapping[str, float], committed: Mapping[str, Mapping[str, f
 
 
 def check(committed: Mapping[str, Mapping[str, float]], measurements=MEASUREMENTS) -> list[str]:
-    """Measure all ratios, print them, and return what `faults` says of them."""
-    found = []
+    """Measure all ratios, print them, and return their `faults`."""
+    messages = []
     for measure in measurements:
         ratios = measure()
         if faults(ratios, committed):
@@ -114,8 +110,8 @@ def check(committed: Mapping[str, Mapping[str, float]], measurements=MEASUREMENT
             ratios = {name: min(ratio, again[name]) for name, ratio in ratios.items()}
         for name, ratio in ratios.items():
             print(f"{name:<40}{ratio:7.3f}   accepted up to {committed[name]['accepted']:.3f}", flush=True)
-        found += faults(ratios, committed)
-    return found
+        messages += faults(ratios, committed)
+    return messages
 
 
 def main() -> int:
@@ -131,16 +127,16 @@ def main() -> int:
         write(COMMITTED.name, {"times": TIMES, "ratios": spread(measured)})
         return 0
     result = json.loads(COMMITTED.read_text())
-    found = check(result["ratios"])
-    for fault in found:
-        print(fault, file=sys.stderr)
-    if found:
+    messages = check(result["ratios"])
+    for message in messages:
+        print(message, file=sys.stderr)
+    if messages:
         print(
             f"committed on {result['device']}, torch {result['torch']}. Find what became slower; where that is meant, "
             f"or the machine is another, accept it: python -m benchmarks.check --write",
             file=sys.stderr,
         )
-    return 1 if found else 0
+    return 1 if messages else 0
 
 
 if __name__ == "__main__":

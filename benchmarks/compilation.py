@@ -63,7 +63,7 @@ def first_step(case: str, way: str) -> float:
 
 
 def elsewhere(case: str, way: str, settings: dict[str, str]) -> float:
-    """The same, in a process and with a cache of its own. settings: more of its environment."""
+    """Return the same, in a process and with a cache of its own. settings: more of its environment."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {"TORCHINDUCTOR_CACHE_DIR": cache, **settings}
         return in_a_process("benchmarks.compilation", "--case", case, way, environment=environment)

@@ -72,7 +72,7 @@ def ours(make: Callable[[], nn.Module], implementation: str = "torch", by_autogr
 
 
 def lucidrains(dtype: torch.dtype) -> Callable:
-    """The PyPI package hyper-connections, in one dtype throughout; its streams lie in the batch."""
+    """Return the PyPI package hyper-connections, in one dtype throughout; its streams lie in the batch."""
     module = HyperConnections(STREAMS, dim=SIZE, branch=nn.Identity(), layer_index=0).to(device(), dtype)
     randomize(module)
 
@@ -84,7 +84,7 @@ def lucidrains(dtype: torch.dtype) -> Callable:
 
 
 def deepseek_v4() -> Callable:
-    """The mHC module of Transformers' DeepSeek-V4, written as its decoder layer writes."""
+    """Return the mHC module of Transformers' DeepSeek-V4, written as its decoder layer writes."""
     config = SimpleNamespace(hc_mult=STREAMS, hidden_size=SIZE, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-6)
     module = DeepseekV4HyperConnection(config).to(device())
     with torch.no_grad():
@@ -100,7 +100,7 @@ def deepseek_v4() -> Callable:
 
 
 def liger() -> Callable:
-    """The fused mHC kernels of liger-kernel."""
+    """Return the fused mHC kernels of liger-kernel."""
     from liger_kernel.transformers.functional import liger_mhc_forward
 
     columns = STREAMS * (STREAMS + 2)
@@ -139,7 +139,7 @@ ON_A_GPU = {
 
 
 def calls(function: Callable, dtype: torch.dtype) -> tuple[Callable, Callable]:
-    """A forward without gradients, and a forward with its backward."""
+    """Return a forward without gradients, and a forward with its backward."""
     streams = torch.randn(1, TOKENS, STREAMS, SIZE, device=device()).to(dtype)
     trained = streams.clone().requires_grad_()
     grad = torch.randn_like(function(streams))

@@ -38,7 +38,7 @@ ROWS, LENGTH, NEW_TOKENS = 4, 48, 100
 
 @torch.no_grad()
 def measure(checkpoint: str, ids: torch.Tensor) -> list[dict]:
-    """A row for each case and dtype."""
+    """Return a row for each case and dtype."""
     rows = []
     settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
     for dtype in DTYPES:
@@ -59,7 +59,7 @@ def measure(checkpoint: str, ids: torch.Tensor) -> list[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown: a line for each case."""
+    """Return Markdown: a line for each case."""
     dtypes = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     lines = ["| | " + " | ".join(dtypes) + " | greedy continuation |", "|---|" + "---|" * (len(dtypes) + 1)]
     for name in CASES:

@@ -121,7 +121,7 @@ def measure() -> dict:
 
 
 def table(result: dict) -> str:
-    """Markdown: held-out loss before and after, by model and seed, and the difference between the models."""
+    """Return Markdown: held-out loss before and after, by model and seed, and the difference between the models."""
     seeds = sorted({run["seed"] for run in result["runs"]})
     last = {(run["model"], run["seed"]): run["held_out"][-1][1] for run in result["runs"]}
     head = ["held-out loss", "converted", *(f"seed {seed}" for seed in seeds), "mean", "time"]
@@ -146,13 +146,13 @@ def plot(result: dict) -> None:
     from matplotlib import pyplot
 
     figure, (losses, cosines) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for (name, connection), colour, line in zip(MODELS.items(), ("0.6", "#08306b"), ("-", "--"), strict=True):
+    for (name, connection), color, line in zip(MODELS.items(), ("0.6", "#08306b"), ("-", "--"), strict=True):
         for i, run in enumerate(run for run in result["runs"] if run["model"] == name):
-            losses.plot(*zip(*run["held_out"], strict=True), line, color=colour, label=None if i else name)
+            losses.plot(*zip(*run["held_out"], strict=True), line, color=color, label=None if i else name)
             if connection != "none":
                 steps = [figures["step"] for figures in run["connections"]]
                 different = [1 - figures["hc/stream_cosine"] for figures in run["connections"]]
-                cosines.plot(steps, different, color=colour, label=f"seed {run['seed']}")
+                cosines.plot(steps, different, color=color, label=f"seed {run['seed']}")
     losses.set(xlabel="step", ylabel="held-out loss", title="Continued from the same checkpoint, one line a seed")
     losses.legend()
     cosines.set(xlabel="step", ylabel="1 - cosine similarity of two streams", title="The streams separate")
@@ -160,7 +160,7 @@ def plot(result: dict) -> None:
 
 
 def render(text: str) -> str:
-    """The page with its table made anew from benchmarks/results."""
+    """Return the page with its table made anew from benchmarks/results."""
     result = json.loads((RESULTS / NAME).read_text())
     return fill(text, "continued pretraining", result, table(result))
 

@@ -130,7 +130,7 @@ CACHES = {"warm": warm, "cold": cool}
 def run_all(
     folder: Path, repeats: int, caches: Mapping[str, Callable[[Path], None]] = CACHES
 ) -> dict[str, dict[str, list[dict]]]:
-    """All runs by state of the page cache and method, the methods taking turns."""
+    """Return all runs by state of the page cache and method, the methods taking turns."""
     source, out = folder / "source", folder / "out"
     convert = [Path(sys.executable).with_name("hf-hyperconn"), "convert", source, out, "-q", "--verify", "off"]
     methods = {"cp": ["cp", "-r", source, out], "convert": convert, "convert_hard": [*convert, "--link", "hard"]}
@@ -147,7 +147,7 @@ def run_all(
     return runs
 
 
-def summarise(runs: dict, idle_mb: float) -> dict:
+def summarize(runs: dict, idle_mb: float) -> dict:
     medians = {
         cache: {name: statistics.median(run["seconds"] for run in taken) for name, taken in methods.items()}
         for cache, methods in runs.items()
@@ -208,7 +208,7 @@ def main() -> None:
         size = sum(path.stat().st_size for path in (folder / "source").iterdir())
         idle = [measure([sys.executable, "-c", "import hf_hyperconn"])["peak_mb"] for _ in range(options.repeats)]
         runs = run_all(folder, options.repeats)
-    summary = summarise(runs, statistics.median(idle))
+    summary = summarize(runs, statistics.median(idle))
     passed = within_bounds(summary)
     result = {"checkpoint_bytes": size, **facts, **summary, "bounds": BOUNDS, "within_bounds": passed, "runs": runs}
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,7 @@ def copy_speed() -> float:
 
 
 def row(tokens: int, n: int, size: int, dtype: torch.dtype) -> dict:
-    """The times of one shape, on random values."""
+    """Return the times of one shape, on random values."""
     torch.manual_seed(0)
 
     def values(*shape: int, scale: float = 1.0) -> torch.Tensor:

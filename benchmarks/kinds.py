@@ -61,7 +61,7 @@ def stack(fields: dict) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def call(function: Callable, dtype: torch.dtype) -> Callable[[], None]:
-    """A forward with its backward."""
+    """Return a forward with its backward."""
     inputs = torch.randn(1, TOKENS, SIZE, device=device()).to(dtype).requires_grad_()
     grad = torch.randn_like(inputs)
 
@@ -86,7 +86,7 @@ def kept_mib(function: Callable, dtype: torch.dtype) -> float:
 
 
 def compared(pair: Sequence[Callable], dtype: torch.dtype) -> dict[str, float]:
-    """The time of one connection of a stack, and its ratio to that of the other."""
+    """Return the time of one connection of a stack, and its ratio to that of the other."""
     taken, reference = medians_ms([call(function, dtype) for function in pair])
     return {"ms": round(taken / (2 * LAYERS), 3), "ratio": round(taken / reference, 3)}
 

@@ -10,7 +10,7 @@ from hf_hyperconn.conversion.files.writing import replace_file
 
 
 def result_in(path: Path, name: str) -> dict | None:
-    """The result of the run of that name in a file; None where there is none."""
+    """Return the result of the run of that name in a file; None where there is none."""
     line = _lines(path, _version(path)).get(name)
     if line is None:
         return None
@@ -38,7 +38,7 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=16)
 def _lines(path: Path, version: tuple[int, int] | None) -> dict[str, str]:
-    """The lines of a file, by the runs' names."""
+    """Return the lines of a file, by the runs' names."""
     if version is None:
         return {}
     lines = path.read_text(encoding="utf-8").splitlines()

@@ -8,7 +8,7 @@ from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
 
 
 def build(shape: dict[str, int], fields: dict | None) -> PreTrainedModel:
-    """A model of random weights: the plain one, or with the connections that the config's `fields` ask for."""
+    """Return a model of random weights: the plain one, or with the connections that the config's `fields` ask for."""
     torch.manual_seed(0)
     if fields is None:
         return LlamaForCausalLM(LlamaConfig(**shape)).to(device())

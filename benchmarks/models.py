@@ -83,7 +83,7 @@ CASES = ON_A_CPU if device() == "cpu" else ON_A_GPU
 
 
 def make(shape: str, layers: int, fields: dict | None, by_autograd: bool):
-    """A model of a few layers with random weights; `fields` are those of its connections, None for the plain one."""
+    """Return a model of a few layers with random weights. fields: of its connections; None for the plain one."""
     sizes = {**SHAPES[shape][0], "num_hidden_layers": layers, "vocab_size": VOCABULARY, "use_cache": False}
     mixture = "num_experts" in sizes
     torch.manual_seed(0)
@@ -165,7 +165,7 @@ def measure_alone(what: str, case: dict) -> float | dict:
 
 
 def row_of(shape: str, tokens: int, name: str, what: str) -> dict:
-    """One figure of one case: at each depth, of the whole model by extrapolation, and over the plain model's."""
+    """Return one figure of one case: at each depth, extrapolated, and over the plain model's."""
     options = CASES[name]
     # against the plain model in the same mode
     reference = {} if name.startswith("plain") else {"compiled": bool(options.get("compiled"))}

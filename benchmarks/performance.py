@@ -32,7 +32,7 @@ UNITS = {"step": "ms", "prefill": "ms", "decode": "ms", "memory": "MiB"}
 
 
 def connections_table(result: dict) -> str:
-    """Markdown: forward with backward of one connection, as multiples of adding to n streams."""
+    """Return Markdown: forward with backward of one connection, as multiples of adding to n streams."""
     rows = {(row["case"], row["dtype"], row["mode"]): row for row in result["rows"]}
 
     def cell(case: str, kind: tuple[str, str]) -> str:
@@ -44,7 +44,7 @@ def connections_table(result: dict) -> str:
 
 
 def kernels_table(result: dict) -> str:
-    """Markdown: the fused kernels of a step, as multiples of copying what they must move, and as they were before."""
+    """Return Markdown: the fused kernels of a step, as multiples of a copy, and as they were before."""
     before = json.loads((RESULTS / "kernels_cuda_before.json").read_text())["rows"]
     rows = []
     for row, earlier in zip(result["rows"], before, strict=True):
@@ -59,7 +59,7 @@ def kernels_table(result: dict) -> str:
 
 
 def models_table(result: dict) -> str:
-    """Markdown: what whole models take, of every shape and case, as far as it was measured."""
+    """Return Markdown: what whole models take, of every shape and case, as far as it was measured."""
     measured = [what for what in TITLES if any(what in row for row in result["rows"])]
     rows = []
     for row in result["rows"]:
@@ -69,7 +69,7 @@ def models_table(result: dict) -> str:
 
 
 def kinds_table(result: dict) -> str:
-    """Markdown: forward with backward of each kind's connection in a stack, and what the backward keeps of all."""
+    """Return Markdown: forward with backward of each kind's connection in a stack, and the memory of all."""
     rows = {(row["case"], row["dtype"]): row for row in result["rows"]}
 
     def cells(row: dict) -> list[str]:
@@ -85,14 +85,14 @@ def kinds_table(result: dict) -> str:
 
 
 def compilation_table(result: dict) -> str:
-    """Markdown: what compiling a model's first training step takes, whole and layer by layer."""
+    """Return Markdown: what compiling a model's first training step takes, whole and layer by layer."""
     ways = {"whole": "whole", "layers": "layer by layer"}
     rows = [[row["case"], *(_timed(row[way], "seconds", "s") for way in ways)] for row in result["rows"]]
     return markdown(["", *ways.values()], rows)
 
 
 def decoding_table(result: dict) -> str:
-    """Markdown: one decoded token, now and as it was before."""
+    """Return Markdown: one decoded token, now and as it was before."""
     before = {row["case"]: row for row in json.loads((RESULTS / "decoding_before.json").read_text())["rows"]}
     rows = []
     for row in result["rows"]:
@@ -106,14 +106,14 @@ def decoding_table(result: dict) -> str:
 
 
 def exports_table(result: dict) -> str:
-    """Markdown: prefill of exported models."""
+    """Return Markdown: prefill of exported models."""
     engines = [name for name in result["rows"][0] if name != "case"]
     rows = [[row["case"], *(_timed(row[engine], "ms", "ms") for engine in engines)] for row in result["rows"]]
     return markdown(["", *engines], rows)
 
 
 def overhead_table(result: dict) -> str:
-    """Markdown: what hyper-connections cost the first shape, as multiples of the plain model."""
+    """Return Markdown: what hyper-connections cost the first shape, as multiples of the plain model."""
     shape = result["rows"][0]["shape"]
     found = {row["case"]: row for row in result["rows"] if row["shape"] == shape}
     cases = {"eager": "HC", "compiled": "HC, compiled"}
@@ -156,7 +156,7 @@ def plot(result: dict) -> None:
 
 
 def render(text: str) -> str:
-    """The page with those tables that it has made anew from benchmarks/results."""
+    """Return the page with those tables that it has made anew from benchmarks/results."""
     tables = {
         "connections": ("connections", connections_table),
         "kinds": ("kinds", kinds_table),

@@ -83,7 +83,7 @@ def without_traceback() -> Iterator[None]:
 
 
 def load_model(recipe: Recipe) -> PreTrainedModel:
-    """The converted model, or the base, converted on loading; in float32, which mixed precision starts from."""
+    """Return the converted model, or the base, converted on loading; in float32, which mixed precision starts from."""
     settings = {"dtype": torch.float32}
     if recipe.tp_size > 1:
         settings["distributed_config"] = DistributedConfig(tp_size=recipe.tp_size)
@@ -99,7 +99,7 @@ def load_model(recipe: Recipe) -> PreTrainedModel:
 def load_training_data(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments
 ) -> Dataset | IterableDataset:
-    """Rows of tokens to train on; Trainer shuffles them, but for a stream, which is shuffled here."""
+    """Return rows of tokens to train on; Trainer shuffles them, but for a stream, which is shuffled here."""
     if (recipe.dataset is None) == (recipe.train_files is None):
         raise ValueError("Give either --train_files or --dataset.")
     if recipe.dataset is None:
@@ -139,7 +139,7 @@ def pack(
 def rows_of(
     batch: dict[str, list[str]], column: str, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> dict[str, list[list[int]]]:
-    """The rows of one batch of documents; what is left at its end fills none."""
+    """Return the rows of one batch of documents; what is left at its end fills none."""
     documents = tokenizer(batch[column]).input_ids
     ids = [token for document in documents for token in [*document, tokenizer.eos_token_id]]
     rows = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
@@ -147,14 +147,14 @@ def rows_of(
 
 
 def last_checkpoint(folder: str) -> str | None:
-    """The last checkpoint that is complete: the trainer's state is written when the rest has been."""
+    """Return the last checkpoint that is complete: the trainer's state is written when the rest has been."""
     found = (state.parent for state in Path(folder).glob("checkpoint-*/trainer_state.json"))
     complete = [path for path in found if path.name.removeprefix("checkpoint-").isdecimal()]
     return str(max(complete, key=lambda path: int(path.name.removeprefix("checkpoint-")))) if complete else None
 
 
 def checkpoint_of_all(folder: str, patience: int = 60) -> str | None:
-    """The last checkpoint that the first rank sees, for all ranks.
+    """Return the last checkpoint that the first rank sees, for all ranks.
 
     patience: seconds in which it has to appear to each of them, as on a file system that shows it later.
 

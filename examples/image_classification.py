@@ -87,7 +87,7 @@ def without_traceback() -> Iterator[None]:
 
 
 def find_images(folder: str) -> tuple[list[str], list[tuple[Path, int]]]:
-    """The names of the sub-folders, and every image with the number of the one that it is in.
+    """Return the names of the sub-folders, and every image with the number of the one that it is in.
 
     Raises `ValueError` when there are fewer than two with images.
     """
@@ -125,7 +125,7 @@ def draw_shapes(number: int, size: int) -> list[tuple[Image.Image, int]]:
 
 
 def load_images(recipe: Recipe) -> tuple[list[str], list, list]:
-    """The names of the classes, and the images to train on and to evaluate on."""
+    """Return the names of the classes, and the images to train on and to evaluate on."""
     if recipe.images is None:
         classes, pictures = list(SHAPES), draw_shapes(recipe.drawn, recipe.image_size)
     else:
@@ -144,7 +144,7 @@ def load_images(recipe: Recipe) -> tuple[list[str], list, list]:
 
 
 def small_vit(recipe: Recipe, classes: list[str]) -> tuple[PreTrainedModel, ViTImageProcessor]:
-    """A new ViT, and what makes its inputs."""
+    """Return a new ViT, and what makes its inputs."""
     config = ViTConfig(
         image_size=recipe.image_size,
         patch_size=recipe.patch_size,
@@ -159,7 +159,7 @@ def small_vit(recipe: Recipe, classes: list[str]) -> tuple[PreTrainedModel, ViTI
 
 
 def load_base(model: str, classes: list[str]) -> tuple[PreTrainedModel, BaseImageProcessor]:
-    """A trained model, with a new head if its classes are others, and what makes its inputs."""
+    """Return a trained model, with a new head if its classes are others, and what makes its inputs."""
     loaded = AutoModelForImageClassification.from_pretrained(
         model, **labels(classes), ignore_mismatched_sizes=True, trust_remote_code=False
     )
@@ -167,12 +167,12 @@ def load_base(model: str, classes: list[str]) -> tuple[PreTrainedModel, BaseImag
 
 
 def labels(classes: list[str]) -> dict:
-    """The fields of a config that name the classes."""
+    """Return the fields of a config that name the classes."""
     return {"id2label": dict(enumerate(classes)), "label2id": {name: place for place, name in enumerate(classes)}}
 
 
 def accuracy(evaluated) -> dict[str, float]:
-    """The share of images whose class was found."""
+    """Return the share of images whose class was found."""
     return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
 
 

@@ -24,7 +24,7 @@ TINY = shlex.split(
 
 
 def documented(word: str) -> list[str]:
-    """The one command of the page that has this word."""
+    """Return the one command of the page that has this word."""
     (command,) = [command for command in COMMANDS if word in command]
     return list(command)
 
@@ -84,7 +84,7 @@ def run(*commands: list[str]) -> str:
 
 
 def losses(folder: Path) -> list[float]:
-    """The losses that a finished run has logged, by step."""
+    """Return the losses that a finished run has logged, by step."""
     state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
     return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
 

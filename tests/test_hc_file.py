@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from copy import deepcopy
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from hf_hyperconn import (
     HCLlamaForSequenceClassification,
     HCLlamaModel,
     convert_model,
+    freeze_base,
     hc_parameters,
     load_hc,
     save_hc,
@@ -59,11 +61,7 @@ def equal(model, other, ids) -> bool:
         return torch.equal(model(ids).logits, other(ids).logits)
 
 
-def snapshot(model) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def unchanged(model, before) -> bool:
+def unchanged(model, before: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -78,22 +76,19 @@ def trained(llama):
 def test_the_parameters_are_those_a_conversion_adds(llama):
     converted = convert_model(llama, hc_readout="learned")
     names = dict(converted.named_parameters())
-    found = hc_parameters(converted)
-    assert found.keys() == names.keys() - dict(llama.named_parameters()).keys()
-    assert all(found[name] is names[name] for name in found)
-    assert any("hc_head" in name for name in found)
+    added = hc_parameters(converted)
+    assert added.keys() == names.keys() - dict(llama.named_parameters()).keys()
+    assert all(added[name] is names[name] for name in added)
+    assert any("hc_head" in name for name in added)
 
 
 def test_only_hyper_connections_train_and_the_file_brings_them_to_the_base(stories, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(stories)
     converted = convert_model(model)
-    trainable = hc_parameters(converted)
-    converted.requires_grad_(False)
-    for parameter in trainable.values():
-        parameter.requires_grad_(True)
-    before = snapshot(model)
+    freeze_base(converted)
+    before = deepcopy(model.state_dict())
     ids = torch.randint(3, 500, (4, 32), generator=torch.Generator().manual_seed(0))
-    optimizer = torch.optim.AdamW(trainable.values(), lr=1e-2, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(hc_parameters(converted).values(), lr=1e-2, weight_decay=0.0)
     losses = train(converted, optimizer, [ids] * 5)
     assert losses[-1] < losses[0]
     assert unchanged(model, before)
@@ -110,7 +105,7 @@ def test_only_hyper_connections_train_and_the_file_brings_them_to_the_base(stori
 
 
 def test_a_base_stays_as_it_is(llama, trained, ids, tmp_path):
-    before = snapshot(llama)
+    before = deepcopy(llama.state_dict())
     loaded = load_hc(llama, save_hc(trained, tmp_path))
     assert unchanged(llama, before)
     assert not equal(loaded, llama, ids)
@@ -210,7 +205,7 @@ def test_sharded_parameters_are_gathered_and_offloaded_ones_refused(trained, ids
 def test_another_model_is_refused_and_stays_as_it_is(fields, message, trained, tmp_path):
     file = save_hc(trained, tmp_path)
     other = hc_llama(**fields)
-    before = snapshot(other)
+    before = deepcopy(other.state_dict())
     with pytest.raises(HyperConnectionFileError, match=message):
         load_hc(other, file)
     assert unchanged(other, before)

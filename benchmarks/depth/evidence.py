@@ -37,26 +37,26 @@ KEPT = ("model", "seed", "learning_rate", "steps", "tokens_a_step", "corpus", "h
 
 
 def runs(text: str) -> list[Run]:
-    """Every model with every seed."""
+    """Return every model with every seed."""
     usual = {"study": "scratch", "learning_rate": DRAWN_RATE, "text": text}
     usual |= {"steps": STEPS, "warm_up": round(WARM_UP * STEPS)}
     return [Run(model=model, seed=seed, **usual) for seed in SEEDS for model in DRAWN]
 
 
 def other_rates(text: str) -> list[Run]:
-    """The plain model at other learning rates."""
+    """Return the plain model at other learning rates."""
     return [replace(runs(text)[0], learning_rate=rate) for rate in OTHER_RATES]
 
 
 def result_of(run: Run, text: Path | None, held_out: Path | None) -> dict:
-    """The result of a run, which is made if it isn't there."""
+    """Return the result of a run, which is made if it isn't there."""
     result = done(run, SIZE, WORK) or train(run, size=SIZE, text=given(text, held_out, SIZE.vocabulary), folder=WORK)
     curve = [{"step": point["step"], "loss": point["loss"]} for point in result["curve"]]
     return {**{name: result[name] for name in KEPT}, "curve": curve}
 
 
 def plain_by_rate(results: list[dict]) -> str:
-    """Markdown: the plain model's loss at each learning rate, with the first seed."""
+    """Return Markdown: the plain model's loss at each learning rate, with the first seed."""
     of_rates = {each["learning_rate"]: each for each in results if each["model"] == PLAIN and each["seed"] == SEEDS[0]}
     rates = sorted(of_rates)
     row = [f"{PLAIN}, seed {SEEDS[0]}", *(f"{of_rates[rate]['held_out_loss']:.4f}" for rate in rates)]
@@ -64,13 +64,13 @@ def plain_by_rate(results: list[dict]) -> str:
 
 
 def by_model(results: list[dict]) -> dict[str, dict[int, dict]]:
-    """The results of each model at the rate that all have, by seed."""
+    """Return the results of each model at the rate that all have, by seed."""
     taken = [each for each in results if each["learning_rate"] == DRAWN_RATE]
     return {model: {each["seed"]: each for each in taken if each["model"] == model} for model in DRAWN}
 
 
 def table(results: list[dict]) -> str:
-    """Markdown: the losses of each model by seed, and the mean of their differences from the plain one's."""
+    """Return Markdown: the losses of each model by seed, and the mean of their differences from the plain one's."""
     found = by_model(results)
     rows = []
     for model, of_seeds in found.items():
@@ -80,7 +80,7 @@ def table(results: list[dict]) -> str:
 
 
 def render(page: str) -> str:
-    """The page with the table of the committed results."""
+    """Return the page with the table of the committed results."""
     results = json.loads((RESULTS / RESULT).read_text(encoding="utf-8"))["runs"]
     return with_tables(page, {"evidence": table(results), "evidence rates": plain_by_rate(results)})
 

@@ -25,7 +25,7 @@ def kept_by(model: str) -> float:
 
 
 def elsewhere(model: str) -> float:
-    """The same, where no other model's memory can be taken again."""
+    """Return the same, where no other model's memory can be taken again."""
     return in_a_process("benchmarks.depth.memory", "--model", model, environment=EACH_ITS_MAPPING)
 
 

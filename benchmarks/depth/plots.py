@@ -11,7 +11,7 @@ from matplotlib import pyplot
 
 
 def draw(results: Mapping[str, Sequence[dict]], path: Path) -> None:
-    """Held-out loss over tokens, a colour a name, a line a seed; without the first point, which is far above."""
+    """Held-out loss over tokens, a color a name, a line a seed; without the first point, which is far above."""
     figure, ax = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for place, (name, of_seeds) in enumerate(results.items()):
         for each, result in enumerate(of_seeds):

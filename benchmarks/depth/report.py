@@ -60,7 +60,7 @@ def results(runs: list[Run], size: Scale = DEEP) -> dict[Run, dict]:
 
 
 def tuning(runs: list[Run]) -> str:
-    """Markdown: the held-out loss of each method at each pair of learning rates, of one seed."""
+    """Return Markdown: the held-out loss of each method at each pair of learning rates, of one seed."""
     found = {
         (run.model, run.learning_rate, run.hc_lr if run.model != PLAIN else None): result["held_out_loss"]
         for run, result in results(runs).items()
@@ -75,7 +75,7 @@ def tuning(runs: list[Run]) -> str:
 
 
 def by_rate(runs: list[Run], size: Scale = DEEP, *, tells_hc_lr: bool = False) -> str:
-    """Markdown: the held-out loss of each model at each learning rate, of one seed.
+    """Return Markdown: the held-out loss of each model at each learning rate, of one seed.
 
     tells_hc_lr: whether a model with another multiple of it for its connections has a row of its own.
     """
@@ -91,7 +91,7 @@ def by_rate(runs: list[Run], size: Scale = DEEP, *, tells_hc_lr: bool = False) -
 
 
 def by_start(runs: list[Run]) -> str:
-    """Markdown: the loss of each model at each rate, by the part of a trunk's steps after which it started."""
+    """Return Markdown: the loss of each model at each rate, by the part of a trunk's steps after which it started."""
     found: dict[str, dict[float, float]] = {}
     for run, result in results(runs).items():
         rows = found.setdefault(f"{run.model}, {run.learning_rate:g}", {})
@@ -102,7 +102,7 @@ def by_start(runs: list[Run]) -> str:
 
 
 def comparison(runs: list[Run]) -> str:
-    """Markdown: every method at its best learning rates against the plain model at its own, over seeds."""
+    """Return Markdown: every method at its best learning rates against the plain model at its own, over seeds."""
     by_name: dict[str, dict[int, dict]] = {}
     settings: dict[str, Run] = {}
     for run, result in results(runs).items():
@@ -140,7 +140,7 @@ def comparison(runs: list[Run]) -> str:
 
 
 def costs() -> str:
-    """Markdown: how long a step takes, and what it keeps for its backward."""
+    """Return Markdown: how long a step takes, and what it keeps for its backward."""
     files = {"ms": "times.json", "MiB": "memory.json"}
     taken = {
         unit: json.loads((CURVES / DEEP.name / name).read_text(encoding="utf-8"))["Llama"]
@@ -154,7 +154,7 @@ def costs() -> str:
 
 
 def render(page: str) -> str:
-    """The page with its tables made anew from the finished runs; what has none yet has no table."""
+    """Return the page with its tables made anew from the finished runs; what has none yet has no table."""
     tables = {
         "deep scratch tuning": by_rate(scratch_rates()),
         "deep scratch connections": tuning(scratch_hc_rates()),

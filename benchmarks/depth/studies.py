@@ -137,14 +137,14 @@ def wide_rivals() -> list[Run]:
 
 
 def trunk() -> Run:
-    """A plain model with a constant rate and a decay, taken at several steps."""
+    """Return a plain model with a constant rate and a decay, taken at several steps."""
     steps = DEEP.steps["trunk"]
     settings = {"steps": steps, "warm_up": round(WARM_UP * steps), "decay": DECAY}
     return _run("trunk", PLAIN, learning_rate=DRAWN_RATE, **settings)
 
 
 def when() -> list[Run]:
-    """The history start from scratch, or converted at each of the trunk's steps; the plain model as well."""
+    """Return the history start from scratch, or converted at each of the trunk's steps; the plain model as well."""
     whole = trunk()
     runs = [whole, replace(whole, study="scratch", model=HISTORY)]
     for at in reversed(DEEP.taken_at):
@@ -205,7 +205,7 @@ def scratch_hc_rates() -> list[Run]:
 
 
 def name_of(run: Run, size: Scale = DEEP) -> str:
-    """A row's name: the model, and what is not as usual."""
+    """Return a row's name: the model, and what is not as usual."""
     words, usual = [run.model], size.steps["trunk" if run.decay else run.study] - run.at
     words += [LAYERS.get(run.family, run.family)] * (run.family != "Llama")
     words += [f"{run.steps / usual:g}× the steps"] * (run.steps != usual)
@@ -223,7 +223,7 @@ def name_of(run: Run, size: Scale = DEEP) -> str:
 
 
 def best(name: str, tried: list[Run], size: Scale = DEEP) -> Run | None:
-    """The run of that name with the lowest loss of those tried; None until all of them are there."""
+    """Return the run of that name with the lowest loss of those tried; None until all of them are there."""
     tried = [run for run in tried if run.study != "base" and name_of(run, size) == name]
     found = {run: result_of(run, size) for run in tried}
     if None in found.values():
@@ -232,7 +232,7 @@ def best(name: str, tried: list[Run], size: Scale = DEEP) -> Run | None:
 
 
 def continued() -> list[Run]:
-    """Every method at its best, and a control that is not exact, with all seeds."""
+    """Return every method at its best, and a control that is not exact, with all seeds."""
     control = _continued("SHC×2", learning_rate=DEEP.taken["continued"], hc_lr=USUAL_HC_LR, lane=LANE)
     chosen = [*_best_of(rates()), control]
     return [base(), *(replace(run, seed=seed) for seed in SEEDS for run in chosen)]
@@ -253,12 +253,12 @@ def scratch() -> list[Run]:
 
 
 def longer(run: Run) -> Run:
-    """The run with as many steps as the plain model makes in the time of one with connections."""
+    """Return the run with as many steps as the plain model makes in the time of one with connections."""
     return _times_as_long(run, DEEP.slower[run.family])
 
 
 def as_at_a_billion(run: Run) -> Run:
-    """The same, if a step cost as much more as it does at a billion parameters."""
+    """Return the same, if a step cost as much more as it does at a billion parameters."""
     return _times_as_long(run, AT_A_BILLION)
 
 
@@ -270,7 +270,7 @@ def long() -> list[Run]:
 
 
 def scratch_long_rates() -> list[Run]:
-    """The drawn models, trained three times as long, each with the same learning rates."""
+    """Return the drawn models, trained three times as long, each with the same learning rates."""
     return [
         _times_as_long(_run("scratch", model, learning_rate=rate), NEW_LONG)
         for rate in NEW_LONG_RATES
@@ -287,23 +287,23 @@ def scratch_long() -> list[Run]:
 
 
 def other_text_rates() -> list[Run]:
-    """The same, continued on a text that the base does not know."""
+    """Return the same, continued on a text that the base does not know."""
     same = _paired((OTHER_TEXT_RATE,), SAME_HC_LR, text=OTHER_TEXT)
     return [base(), *_paired(OTHER_TEXT_RATES, text=OTHER_TEXT), *same]
 
 
 def adapter_rates() -> list[Run]:
-    """The same, continued by adapters and connections alone."""
+    """Return the same, continued by adapters and connections alone."""
     return [base(), *_paired(ADAPTER_RATES, rank=RANK), *_paired((ADAPTER_RATE,), SAME_HC_LR, rank=RANK)]
 
 
 def other_text() -> list[Run]:
-    """Each at its best on the other text, with a few seeds."""
+    """Return each at its best on the other text, with a few seeds."""
     return [base(), *_with_seeds(other_text_rates())]
 
 
 def adapters() -> list[Run]:
-    """Each at its best with adapters, with a few seeds."""
+    """Return each at its best with adapters, with a few seeds."""
     return [base(), *_with_seeds(adapter_rates())]
 
 
@@ -326,12 +326,12 @@ def deeper() -> list[Run]:
 
 
 def wide_rates() -> list[Run]:
-    """The drawn models, wider, each with the same learning rates."""
+    """Return the drawn models, wider, each with the same learning rates."""
     return [_run("scratch", model, WIDE, learning_rate=rate) for rate in WIDE.tried["scratch"] for model in DRAWN]
 
 
 def wide() -> list[Run]:
-    """Each of them at its best, with a few seeds."""
+    """Return each of them at its best, with a few seeds."""
     return [replace(run, seed=seed) for seed in FEW_SEEDS for run in _best_of(wide_rates(), WIDE)]
 
 
@@ -359,7 +359,7 @@ STUDIES = {
 
 
 def size_of(study: str) -> Scale:
-    """The scale of a study."""
+    """Return the scale of a study."""
     return WIDE if study.startswith("wide") else DEEP
 
 

@@ -18,7 +18,7 @@ PLACE = WORK / "text"
 
 @cache
 def given(training: Path | None, held_out: Path | None, vocabulary: int) -> Corpus:
-    """A file to train on, or source code; and one held out, or the last fiftieth of the other."""
+    """Return a file to train on, or source code; and one held out, or the last fiftieth of the other."""
     if training is None:
         source = corpus("python")
         tokenizer = bpe(source.training.numpy().tobytes(), vocabulary)
@@ -35,7 +35,7 @@ def another(known: Path, known_held_out: Path | None, training: Path, held_out: 
 
 
 def bpe(content: bytes, vocabulary: int) -> Tokenizer:
-    """A byte-level BPE trained on a text, once."""
+    """Return a byte-level BPE trained on a text, once."""
     path = PLACE / f"{hashlib.sha256(content).hexdigest()[:16]}-{vocabulary}.json"
     if path.exists():
         return Tokenizer.from_file(str(path))
@@ -52,7 +52,7 @@ def bpe(content: bytes, vocabulary: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, content: bytes) -> torch.Tensor:
-    """The tokens of a text, `[T]` int16, made once."""
+    """Return the tokens of a text, `[T]` int16, made once."""
     key = hashlib.sha256(tokenizer.to_str().encode() + content).hexdigest()[:16]
     path = PLACE / f"{key}.npy"
     if not path.exists():
@@ -78,5 +78,5 @@ def _corpus(tokenizer: Tokenizer, parts: list[bytes]) -> Corpus:
 
 
 def _lines(content: bytes) -> list[str]:
-    """A text in pieces that no token spans."""
+    """Return a text in pieces that no token spans."""
     return content.decode(errors="replace").splitlines(keepends=True)

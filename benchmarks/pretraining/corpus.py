@@ -73,5 +73,5 @@ def _package(name: str) -> Path:
 
 
 def rows(text: torch.Tensor, length: int) -> torch.Tensor:
-    """The text cut into rows of token ids, `[R, S]` uint8; what is left over at the end is dropped."""
+    """Return the text cut into rows of token ids, `[R, S]` uint8; what is left over at the end is dropped."""
     return text[: len(text) // length * length].view(-1, length)

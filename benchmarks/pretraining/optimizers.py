@@ -93,7 +93,7 @@ def optimizer_of(model: nn.Module, run: Run) -> torch.optim.Optimizer:
 
 
 def matrices_of(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of projections inside of layers, without those of connections."""
+    """Return the weights of projections inside of layers, without those of connections."""
     of_connections = set(hc_parameters(model))
     return [
         parameter

@@ -65,7 +65,7 @@ class Difference:
 
 
 def interval(differences: list[float]) -> Difference:
-    """Mean and interval of differences, one a seed."""
+    """Return mean and interval of differences, one a seed."""
     mean, freedom = statistics.mean(differences), len(differences) - 1
     if not freedom:
         return Difference(mean, None, None)
@@ -76,19 +76,19 @@ def interval(differences: list[float]) -> Difference:
 
 
 def difference(results: Mapping[int, dict], reference: Mapping[int, dict]) -> Difference | None:
-    """How much lower or higher the held-out loss is, over the seeds that both have; None when there is none."""
+    """Return how much lower or higher the held-out loss is, over the seeds that both have; None when there is none."""
     apart = differences(results, reference)
     return interval(list(apart.values())) if apart else None
 
 
 def differences(results: Mapping[int, dict], reference: Mapping[int, dict]) -> dict[int, float]:
-    """How much lower or higher the held-out loss is, by seed."""
+    """Return how much lower or higher the held-out loss is, by seed."""
     seeds = sorted(results.keys() & reference.keys())
     return {seed: results[seed]["held_out_loss"] - reference[seed]["held_out_loss"] for seed in seeds}
 
 
 def finished(runs: Iterable[Run], size: Scale) -> Finished:
-    """The results of those runs that are finished.
+    """Return the results of those runs that are finished.
 
     Raises `ValueError` when they were not trained on the same text.
     """
@@ -112,25 +112,25 @@ def by_study(size: Scale) -> dict[str, Finished]:
 
 
 def only(found: Finished, family: str, text: str = "python") -> Finished:
-    """The settings of a family on a text."""
+    """Return the settings of a family on a text."""
     return {s: results for s, results in found.items() if (s.family, s.text) == (family, text)}
 
 
 def plain(setting: Run, slower: float = 1.0) -> Run:
-    """The setting of the plain model that saw the same tokens as this one, or that many times more."""
+    """Return the setting of the plain model that saw the same tokens as this one, or that many times more."""
     steps = round(slower * setting.steps)
     warm_up = round(WARM_UP * steps) if setting.warm_up and slower != 1.0 else setting.warm_up
     return replace(setting, model=PLAIN, hc_lr=1.0, noise=0.0, undivided=False, steps=steps, warm_up=warm_up)
 
 
 def has_streams(setting: Run) -> bool:
-    """Whether the model has several streams, which can separate: those of frac are parts of one."""
+    """Return whether the model has several streams, which can separate: those of frac are parts of one."""
     fields = MODELS[setting.model]
     return fields is not None and fields["hc_mult"] > 1 and fields["connection"] != "frac"
 
 
 def label(setting: Run, size: Scale) -> str:
-    """A row's name: the model, and what is not as usual."""
+    """Return a row's name: the model, and what is not as usual."""
     usual = size.steps[setting.study]
     words = [setting.model]
     words += [f"{setting.steps / usual:g}× the steps"] * (setting.steps != usual)
@@ -145,7 +145,7 @@ def label(setting: Run, size: Scale) -> str:
 
 
 def table(found: Finished, size: Scale) -> str:
-    """Markdown: a row for each setting, against the plain model after the same tokens and after the same time."""
+    """Return Markdown: a row for each setting, against the plain model after the same tokens and time."""
     rows = []
     for setting, results in found.items():
         is_plain = setting.model == PLAIN
@@ -169,7 +169,7 @@ def table(found: Finished, size: Scale) -> str:
 
 
 def contrasts(found: Finished, size: Scale) -> str:
-    """Markdown: the models from scratch against one another."""
+    """Return Markdown: the models from scratch against one another."""
     by_label = {label(setting, size): results for setting, results in found.items()}
     rows = []
     for model, other in CONTRASTS:
@@ -180,7 +180,7 @@ def contrasts(found: Finished, size: Scale) -> str:
 
 
 def families(found: Finished) -> str:
-    """Markdown: what DHC×4 gains in a mixture of experts, against what it gains in a dense model."""
+    """Return Markdown: what DHC×4 gains in a mixture of experts, against what it gains in a dense model."""
     gains = {}
     for setting, results in found.items():
         if setting.model == HC and is_usual(setting):
@@ -195,7 +195,7 @@ def families(found: Finished) -> str:
 
 
 def starts(found: Finished, size: Scale) -> str:
-    """Markdown: the held-out loss of continued models before their first step, on the rows of the curves."""
+    """Return Markdown: the held-out loss of continued models before their first step, on the rows of the curves."""
     rows = [
         [label(setting, size), f"{next(iter(results.values()))['curve'][0]['loss']:.5f}"]
         for setting, results in found.items()
@@ -205,7 +205,7 @@ def starts(found: Finished, size: Scale) -> str:
 
 
 def tuning(found: Finished) -> str:
-    """Markdown: the plain models' held-out loss by learning rate."""
+    """Return Markdown: the plain models' held-out loss by learning rate."""
     rows = [
         [TUNED[tuned_as(setting)], f"{setting.learning_rate:g}", f"{results[1]['held_out_loss']:.4f}"]
         for setting, results in found.items()
@@ -215,7 +215,7 @@ def tuning(found: Finished) -> str:
 
 
 def times(size: Scale) -> str:
-    """Markdown: how long a step of the pair takes."""
+    """Return Markdown: how long a step of the pair takes."""
     path = CURVES / size.name / "times.json"
     if not path.exists():
         return ""
@@ -252,7 +252,7 @@ def tables(size: Scale) -> dict[str, str]:
 
 
 def render(page: str) -> str:
-    """The page with its tables made anew from the finished runs of every scale that has any.
+    """Return the page with its tables made anew from the finished runs of every scale that has any.
 
     Raises `ValueError` when a table has no place.
     """

@@ -210,7 +210,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """A name for files: what differs from the usual, and the seed."""
+        """Return a name for files: what differs from the usual, and the seed."""
         usual = {name: field.default for name, field in self.__dataclass_fields__.items()}
         words = [self.study, self.family, self.model, f"lr{self.learning_rate:g}", f"steps{self.steps}"]
         words += [f"warmup{self.warm_up}"] * (self.warm_up != round(WARM_UP * self.steps))
@@ -232,27 +232,27 @@ def tuned_as(run: Run) -> str:
 
 
 def is_compiled(run: Run, size: Scale) -> bool:
-    """Whether a run's training is compiled; else what that takes is more than what it saves."""
+    """Return whether a run's training is compiled; else what that takes is more than what it saves."""
     return run.family in size.compiled and run.model not in SLOW_TO_COMPILE and not run.rank
 
 
 def is_usual(run: Run) -> bool:
-    """Whether all weights are trained, with warm-up, from the usual start, on the text that the base knows."""
+    """Return whether all weights are trained, with warm-up, from the usual start, on the text that the base knows."""
     return run.text == "python" and run.warm_up > 0 and not run.rank and not run.undivided
 
 
 def is_drawn(run: Run) -> bool:
-    """Whether the connections are drawn, before and after."""
+    """Return whether the connections are drawn, before and after."""
     return run.seed == 1 and run.model == HC and is_usual(run) and not run.noise and run.hc_lr <= HC_LR
 
 
 def scale() -> Scale:
-    """The scale for this device."""
+    """Return the scale for this device."""
     return SCALES[device()]
 
 
 def tuning(size: Scale) -> list[Run]:
-    """The plain models with each learning rate: from scratch, and continued."""
+    """Return the plain models with each learning rate: from scratch, and continued."""
     kinds = {family: ("scratch", {"family": family}) for family in FAMILIES}
     kinds |= {
         "continued": ("continued", {}),
@@ -268,7 +268,7 @@ def tuning(size: Scale) -> list[Run]:
 
 
 def scratch(size: Scale) -> list[Run]:
-    """The pair with all seeds, and the plain model for as long as DHC×4 takes."""
+    """Return the pair with all seeds, and the plain model for as long as DHC×4 takes."""
     runs = []
     for family in FAMILIES:
         longer = round(size.steps["scratch"] * size.slower[family])
@@ -283,7 +283,7 @@ def base(size: Scale) -> Run:
 
 
 def continued(size: Scale) -> list[Run]:
-    """The pair with each learning rate of the connections, with noise, on other text, and with adapters."""
+    """Return the pair with each learning rate of the connections, with noise, on other text, and with adapters."""
     other_text = {"text": "headers"}
     at_known_rate = {**other_text, "learning_rate": size.taken["continued"]}
     settings = [
@@ -300,7 +300,7 @@ def continued(size: Scale) -> list[Run]:
 
 
 def variants(size: Scale) -> list[Run]:
-    """Every other model, continued and from scratch, DHC×4 from another start, and the pair without warm-up."""
+    """Return every other model, continued and from scratch, DHC×4 from another start, and the pair without warm-up."""
     settings = [(model, {"hc_lr": HC_LR}) for model in ("SHC×4", "DHC×2", "iHC×4", "frac×4", "mHC×4")]
     settings += [(PLAIN, {"warm_up": 0}), (HC, {"hc_lr": HC_LR, "warm_up": 0})]
     others = [model for model in MODELS if model not in (*PAIR, "frac×4")]
@@ -317,7 +317,7 @@ def _continuations(size: Scale, settings: list[tuple[str, dict]]) -> list[Run]:
 
 
 def _run(size: Scale, study: str, model: str, seed: int, **settings) -> Run:
-    """A run with what is usual for its study, and with the learning rate that is best for the plain model."""
+    """Return a run with what is usual for its study, and with the learning rate that is best for the plain model."""
     steps = settings.get("steps", size.steps[study])
     start = base(size).id if study == "continued" else None
     usual = {"steps": steps, "warm_up": round(WARM_UP * steps), "start": start, "learning_rate": 0.0}

@@ -21,7 +21,7 @@ REPEATS = 30
 
 
 def prepared(model: str, family: str, size: Scale) -> tuple[Run, nn.Module, Loss, torch.Tensor]:
-    """A run, its new model, its loss, compiled as in training, and rows `[B, S]`."""
+    """Return a run, its new model, its loss, compiled as in training, and rows `[B, S]`."""
     run = Run(study="scratch", model=model, family=family, seed=0, learning_rate=1e-4, steps=1, warm_up=0)
     made, loss_of = build(run, size).to(device()), loss_on
     if is_compiled(run, size) and size.by_layer:
@@ -33,7 +33,7 @@ def prepared(model: str, family: str, size: Scale) -> tuple[Run, nn.Module, Loss
 
 
 def step_of(model: str, family: str, size: Scale) -> Callable[[], float]:
-    """A training step of a new model."""
+    """Return a training step of a new model."""
     run, made, loss_of, ids = prepared(model, family, size)
     return partial(training_step, made, loss_of, optimizer_of(made, run), ids, **TRAINED_WITH[family])
 

@@ -65,12 +65,12 @@ Loss = Callable[..., torch.Tensor]
 
 
 def path_of(run: Run, size: Scale, folder: Path | None = None) -> Path:
-    """The file in a folder, by default that of the committed results, which has a line for the run when it is done."""
+    """Return the file in a folder, by default that of the committed results, with a line for a finished run."""
     return (folder or CURVES) / size.name / f"{run.study}.jsonl"
 
 
 def result_of(run: Run, size: Scale, folder: Path | None = None) -> dict | None:
-    """A run's result; None until it is done."""
+    """Return a run's result; None until it is done."""
     return result_in(path_of(run, size, folder), run.id)
 
 
@@ -82,7 +82,7 @@ def weights_of(base: str, size: Scale, at: int = 0) -> Path:
 
 
 def is_done(run: Run, size: Scale | None = None) -> bool:
-    """Whether the run's curve is there, and the weights that others start from."""
+    """Return whether the run's curve is there, and the weights that others start from."""
     size = size or scale()
     kept = [weights_of(run.id, size)] * (run.study == "base")
     kept += [weights_of(run.id, size, at) for at in size.taken_at] * (run.study == "trunk")
@@ -172,7 +172,7 @@ def train(
 
 
 def schedule_of(optimizer: torch.optim.Optimizer, run: Run) -> torch.optim.lr_scheduler.LambdaLR:
-    """A rate that rises, then falls to a tenth: along a cosine, or after a constant one along a line."""
+    """Return a rate that rises, then falls to a tenth: along a cosine, or after a constant one along a line."""
     if run.decay:
         settings = {"num_training_steps": run.steps, "min_lr_ratio": LAST_LEARNING_RATE, "decay_type": "linear"}
         return get_wsd_schedule(optimizer, run.warm_up, run.decay, **settings)
@@ -184,7 +184,7 @@ def schedule_of(optimizer: torch.optim.Optimizer, run: Run) -> torch.optim.lr_sc
 def training_step(
     model: nn.Module, loss_of: Loss, optimizer: torch.optim.Optimizer, ids: torch.Tensor, **settings: bool
 ) -> float:
-    """One step on rows `[B, S]`, the model called with `settings`; returns the loss in nats a byte."""
+    """Take one step on rows `[B, S]`, with `settings` for the model, and return the loss in nats a byte."""
     with autocast():
         loss = loss_of(model, ids, **settings)
     loss.backward()
@@ -204,7 +204,7 @@ def refuse_another_base(before: dict | None, weights: Path, result: dict) -> Non
 
 
 def build(run: Run, size: Scale | None = None) -> nn.Module:
-    """The model that a run trains: new, or its start's, converted if it has hyper-connections."""
+    """Return the model that a run trains: new, or its start's, converted if it has hyper-connections."""
     size = size or scale()
     torch.manual_seed(run.seed)
     fields = {**MODELS, **DEEP_MODELS}[run.model]
@@ -271,7 +271,7 @@ def keep_embedding_alone(model: nn.Module) -> None:
 
 
 def norm_embedding(model: nn.Module) -> nn.Module:
-    """The model, its embedding followed by a norm; a tied output has none."""
+    """Return the model, its embedding followed by a norm; a tied output has none."""
     embedding = model.get_input_embeddings()
     embedding.norm = nn.RMSNorm(model.config.hidden_size, eps=model.config.rms_norm_eps)
     embedding.register_forward_hook(lambda module, args, output: module.norm(output))
@@ -299,18 +299,18 @@ def evaluate(model: nn.Module, held_out: torch.Tensor, step: int) -> dict:
 
 
 def has_matrices(config: PreTrainedConfig) -> bool:
-    """Whether matrices read and mix streams, so that there are figures of them."""
+    """Return whether matrices read and mix streams, so that there are figures of them."""
     return hasattr(config, "hc_mult") and KINDS[config.connection].has_matrices
 
 
 def loss_on(model: nn.Module, ids: torch.Tensor, **settings: bool) -> torch.Tensor:
-    """Mean negative log-likelihood of rows `[B, S]`, in nats a token; and what `settings` have the model add."""
+    """Return the mean negative log-likelihood of rows `[B, S]`, in nats a token, and additions by `settings`."""
     return model(input_ids=ids, labels=ids, use_cache=False, **settings).loss
 
 
 @lru_cache(maxsize=1)
 def compiled_loss(model: str, family: str) -> Loss:
-    """The loss, compiled once for the runs of one kind of model that follow one another."""
+    """Return the loss, compiled once for the runs of one kind of model that follow one another."""
     torch.compiler.reset()
     return torch.compile(loss_on)
 

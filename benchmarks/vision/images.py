@@ -38,7 +38,7 @@ class Images:
 
 @cache
 def read(place: Path) -> Images:
-    """The images of a tar archive or a folder, in colour unless all of them are grey.
+    """Return the images of a tar archive or a folder, in color unless all of them are grey.
 
     Raises `ValueError` when either part has none.
     """

@@ -38,7 +38,7 @@ def results(runs: Iterable[Run]) -> dict[Run, dict]:
 
 
 def tuning() -> str:
-    """Markdown: the held-out loss of the plain models at each learning rate, of one seed."""
+    """Return Markdown: the held-out loss of the plain models at each learning rate, of one seed."""
     found = {(run.family, run.learning_rate): result["held_out_loss"] for run, result in results(rates()).items()}
     tried = sorted({rate for task in TASKS.values() for rate in task.tried})
     rows = [
@@ -50,13 +50,13 @@ def tuning() -> str:
 
 
 def name_of(run: Run, task: Task) -> str:
-    """A row's name: the model, and what is not as usual."""
+    """Return a row's name: the model, and what is not as usual."""
     usual = task.steps[run.study]
     return run.model + f", {run.steps / usual:g}× the steps" * (run.steps != usual)
 
 
 def comparison(runs: list[Run], task: Task) -> str:
-    """Markdown: every model against the plain one, over seeds, and new ones against that after the same time."""
+    """Return Markdown: every model against the plain one, over seeds, and new ones against it after the same time."""
     by_name: dict[str, dict[int, dict]] = {}
     after_longer = [run for run in for_longer() if run.family == task.family and run.study == runs[-1].study]
     for run, result in results([*runs, *after_longer]).items():
@@ -82,7 +82,7 @@ def comparison(runs: list[Run], task: Task) -> str:
 
 
 def state() -> str:
-    """How many runs are done, of each study."""
+    """Return how many runs are done, of each study."""
     listed = {name: study() for name, study in STUDIES.items()}
     done = {name: sum(result_of(run) is not None for run in runs) for name, runs in listed.items()}
     if all(done[name] == len(runs) for name, runs in listed.items()):
@@ -96,7 +96,7 @@ def _mean(of_seeds: BySeed, name: str) -> float:
 
 
 def _points(of_seeds: BySeed, plain: BySeed) -> str:
-    """How much higher the accuracy is, in hundredths, over the seeds that both have."""
+    """Return how much higher the accuracy is, in hundredths, over the seeds that both have."""
     seeds = sorted(of_seeds.keys() & plain.keys())
     if not seeds:
         return ""
@@ -132,7 +132,7 @@ def draw(matrices: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
 
 
 def render(page: str) -> str:
-    """The page with its tables made anew from the finished runs."""
+    """Return the page with its tables made anew from the finished runs."""
     tables = {"vision state": state(), "vision tuning": tuning(), "vision ViT": comparison(classifying(), VIT)}
     tables |= {"vision continued": comparison(continued(), VIT), "vision DiT": comparison(denoising(), DIT)}
     return with_tables(page, tables)

@@ -66,7 +66,7 @@ TASKS = {task.family: task for task in (VIT, DIT)}
 
 
 def rates() -> list[Run]:
-    """The plain models from scratch with each learning rate."""
+    """Return the plain models from scratch with each learning rate."""
     return [_run(task, "scratch", PLAIN, 1, learning_rate=rate) for task in TASKS.values() for rate in task.tried]
 
 
@@ -76,7 +76,7 @@ def classifying() -> list[Run]:
 
 
 def continued() -> list[Run]:
-    """A plain base, and what goes on from it with all seeds, converted and as it is."""
+    """Return a plain base, and what goes on from it with all seeds, converted and as it is."""
     settings = [(PLAIN, {}), *((model, {"hc_lr": HC_LR}) for model in WITH_CONNECTIONS)]
     runs = [_run(VIT, "continued", model, seed, **each) for seed in SEEDS for model, each in settings]
     return [base(), *runs]
@@ -88,7 +88,7 @@ def denoising() -> list[Run]:
 
 
 def for_longer() -> list[Run]:
-    """The plain models for as long as those with connections take, with all seeds."""
+    """Return the plain models for as long as those with connections take, with all seeds."""
     return [longer(task, seed) for task in TASKS.values() for seed in SEEDS]
 
 
@@ -102,17 +102,17 @@ STUDIES = {
 
 
 def base() -> Run:
-    """The ViT that is continued."""
+    """Return the ViT that is continued."""
     return _run(VIT, "base", PLAIN, 0, learning_rate=VIT.taken["scratch"])
 
 
 def longer(task: Task, seed: int) -> Run:
-    """The plain model with as many steps as it makes in the time of one with connections."""
+    """Return the plain model with as many steps as it makes in the time of one with connections."""
     return _run(task, "scratch", PLAIN, seed, steps=round(task.slower * task.steps["scratch"]))
 
 
 def fields(run: Run) -> dict | None:
-    """The fields of a run's hyper-connections; None for the plain model."""
+    """Return the fields of a run's hyper-connections; None for the plain model."""
     return MODELS[run.model]
 
 

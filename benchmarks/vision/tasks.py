@@ -38,7 +38,7 @@ class Classifying:
         return model
 
     def load(self, folder) -> nn.Module:
-        """A plain model that was trained before."""
+        """Return a plain model that was trained before."""
         return ViTForImageClassification.from_pretrained(folder)
 
     def loss(self, model: nn.Module, chosen: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ class Denoising:
         return plain if fields(run) is None else convert_model(plain, **fields(run))
 
     def loss(self, model: nn.Module, chosen: torch.Tensor) -> torch.Tensor:
-        """Mean squared error on the training images with these numbers, `[B]`."""
+        """Return mean squared error on the training images with these numbers, `[B]`."""
         pixels, labels = (part[chosen] for part in self.images.training)
         return self._error(model, pixels, labels).mean()
 

@@ -36,17 +36,17 @@ CURVES, WORK = RESULTS / "vision", RESULTS.parents[1] / "build" / "vision"
 
 
 def path_of(run: Run) -> Path:
-    """The file that has a line for the run when it is done."""
+    """Return the file that has a line for the run when it is done."""
     return CURVES / f"{run.study}.jsonl"
 
 
 def result_of(run: Run) -> dict | None:
-    """A run's result; None until it is done."""
+    """Return a run's result; None until it is done."""
     return result_in(path_of(run), run.id)
 
 
 def is_done(run: Run) -> bool:
-    """Whether the run's result is there, and of the base, which others start from, its weights."""
+    """Return whether the run's result is there, and of the base, which others start from, its weights."""
     return result_of(run) is not None and (run.study != "base" or (WORK / run.id).exists())
 
 
@@ -109,7 +109,7 @@ def train(
 
 
 def build(run: Run, task) -> nn.Module:
-    """The model that a run trains: new, or its start's, converted if it has hyper-connections."""
+    """Return the model that a run trains: new, or its start's, converted if it has hyper-connections."""
     if run.start is None:
         return task.new(run).train()
     base = task.load(WORK / run.start)
@@ -117,7 +117,7 @@ def build(run: Run, task) -> nn.Module:
 
 
 def evaluate(model: nn.Module, task, step: int) -> dict[str, float]:
-    """A point of the curve: held-out loss, and what the connections do."""
+    """Return a point of the curve: held-out loss, and what the connections do."""
     figures = hc_figures(model, task.shown) if has_matrices(model.config) else {}
     rounded = {name: round(value, 6) for name, value in figures.items()}
     return {"step": step, **measure(model, task, task.task.held_out[0]), **rounded}

@@ -77,7 +77,7 @@ def judge(row: dict, base: dict | None) -> str:
 
 
 def measure(scheme: Scheme, folders: list[Path], environment: dict[str, str], plains: list[dict], kept: list) -> dict:
-    """The row of each model. plains: the models' own answers. kept: their connections."""
+    """Return the row of each model. plains: the models' own answers. kept: their connections."""
     for folder in folders:
         shutil.rmtree(folder / QUANTISED, ignore_errors=True)
     quantised = run(scheme.python(), scheme.code, folders, environment)

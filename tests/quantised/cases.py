@@ -32,12 +32,12 @@ class Scheme:
     replaced: dict[str, str] = field(default_factory=dict, hash=False)
 
     def python(self) -> Path:
-        """The Python that has the package: this one, or that of an environment of its own."""
+        """Return the Python that has the package: this one, or that of an environment of its own."""
         return LLMCOMPRESSOR.python() if self.package == "llmcompressor" else Path(sys.executable)
 
     @property
     def code(self) -> str:
-        """The page's snippet, changed to this scheme."""
+        """Return the page's snippet, changed to this scheme."""
         code = snippet(self.word)
         for old, new in self.replaced.items():
             assert old in code
@@ -46,7 +46,7 @@ class Scheme:
 
 
 def snippet(word: str) -> str:
-    """The one block of Python on the page that has this word."""
+    """Return the one block of Python on the page that has this word."""
     (code,) = [code for language, code in snippets("docs/quantised.md") if language == "python" and word in code]
     return code
 

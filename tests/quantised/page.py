@@ -5,7 +5,7 @@ from tests.figures import Figures, named
 
 
 def tables(figures: dict) -> dict[str, str]:
-    """One, with a row for each scheme and a column for each model."""
+    """Return one table, with a row for each scheme and a column for each model."""
     rows = figures["rows"]
     models = list(dict.fromkeys(row["model"] for row in rows))
     schemes = {row["scheme"]: [] for row in rows}
