@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import connections, conversion, decoding
-from benchmarks.llamas import build
+from benchmarks.llamas import PLAIN, build
 from benchmarks.timing import RESULTS, keep_memory, medians_ms, write
 
 COMMITTED = RESULTS / "check.json"
@@ -44,20 +44,20 @@ def connection_ratios() -> dict[str, float]:
     functions = [connections.CASES[name][0](torch.float32) for name in (connections.LEAST, *CONNECTIONS)]
     both = [connections.calls(function, torch.float32)[1] for function in functions]
     least, *taken = medians_ms(both, CONNECTION_REPEATS, clock=time.process_time)
-    return {f"connection, {name}": each / least for name, each in zip(CONNECTIONS, taken, strict=True)}
+    return {f"connection, {name}": milliseconds / least for name, milliseconds in zip(CONNECTIONS, taken, strict=True)}
 
 
 @torch.no_grad()
 def decoding_ratios() -> dict[str, float]:
     """Return time and dispatched operations of a decoded token, eager, with connections against without."""
-    cases = (decoding.PLAIN, *DECODED)
-    decoders = [decoding.decoder(build(SHAPE, decoding.CASES[case]).eval(), compiled=False) for case in cases]
+    cases = (PLAIN, *DECODED)
+    decoders = [decoding.decoder(build(SHAPE, case).eval(), compiled=False) for case in cases]
     counts = map(decoding.operations, decoders)
     taken = medians_ms(decoders, decoding.REPEATS, clock=time.process_time)
     return {
-        f"{what} of a decoded token, {case}": each / plain
+        f"{what} of a decoded token, {case}": value / plain
         for what, (plain, *others) in (("operations", counts), ("time", taken))
-        for case, each in zip(DECODED, others, strict=True)
+        for case, value in zip(DECODED, others, strict=True)
     }
 
 

@@ -17,7 +17,7 @@ import time
 
 import torch
 
-from benchmarks.llamas import build
+from benchmarks.llamas import PLAIN, build
 from benchmarks.timing import device, file_name, in_a_process, measured, write
 
 SHAPE = {
@@ -30,21 +30,15 @@ SHAPE = {
     "use_cache": False,
 }
 TOKENS, TOKENS_INTERPRETED = (2, 128), (1, 8)
-PLAIN, BY_OPERATORS = "plain", "DHC×4, kernels as operators"
+BY_OPERATORS = "DHC×4, kernels as operators"
 INTERPRETED = {"TRITON_INTERPRET": "1", "HF_HYPERCONN_IMPLEMENTATION": "triton"}
-CASES: dict[str, dict | None] = {
-    PLAIN: None,
-    "DHC×4": {"connection": "dhc"},
-    BY_OPERATORS: {"connection": "dhc"},
-    "DHC×8": {"connection": "dhc", "hc_mult": 8},
-    "mHC×4": {"connection": "mhc"},
-}
+CASES = {"DHC×4": "DHC×4", BY_OPERATORS: "DHC×4", "DHC×8": "DHC×8", "mHC×4": "mHC×4"}  # models by case
 WAYS = ("whole", "layers")
 
 
-def first_step(case: str, way: str) -> float:
-    """Seconds of a model's first step over those of its third."""
-    model = build(SHAPE, CASES[case])
+def first_step(model_name: str, way: str) -> float:
+    """Return the seconds of a model's first step over those of its third."""
+    model = build(SHAPE, model_name)
     if way == "whole":
         model.compile()
     else:
@@ -62,32 +56,32 @@ def first_step(case: str, way: str) -> float:
     return times[0] - times[2]
 
 
-def elsewhere(case: str, way: str, settings: dict[str, str]) -> float:
-    """Return the same, in a process and with a cache of its own. settings: more of its environment."""
+def first_step_alone(model_name: str, way: str, settings: dict[str, str]) -> float:
+    """Take the first step in a process and with a cache of its own. settings: more of its environment."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {"TORCHINDUCTOR_CACHE_DIR": cache, **settings}
-        return in_a_process("benchmarks.compilation", "--case", case, way, environment=environment)
+        return in_a_process("benchmarks.compilation", "--model", model_name, way, environment=environment)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    offered = [case for case in CASES if case != PLAIN and (case != BY_OPERATORS or device() == "cpu")]
+    offered = [case for case in CASES if case != BY_OPERATORS or device() == "cpu"]
     parser.add_argument("--cases", nargs="+", choices=offered, help="all, by default")
-    parser.add_argument("--case", nargs=2, metavar=("CASE", "WAY"), help=argparse.SUPPRESS)
+    parser.add_argument("--model", nargs=2, metavar=("MODEL", "WAY"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.case:
-        print(json.dumps(first_step(*options.case)))
+    if options.model:
+        print(json.dumps(first_step(*options.model)))
         return
-    name = file_name("compilation")
-    rows = {row["case"]: row for row in measured(name)} if options.cases else {}
+    file = file_name("compilation")
+    rows = {row["case"]: row for row in measured(file)} if options.cases else {}
     for case in options.cases or offered:
         rows[case] = {"case": case}
         settings = INTERPRETED if case == BY_OPERATORS else {}
         for way in WAYS:
-            plain, taken = elsewhere(PLAIN, way, settings), elsewhere(case, way, settings)
+            plain, taken = (first_step_alone(name, way, settings) for name in (PLAIN, CASES[case]))
             rows[case][way] = {"seconds": round(taken, 1), "ratio": round(taken / plain, 2)}
         print(rows[case], flush=True)
-    write(name, {"shape": SHAPE, "rows": [rows[case] for case in CASES if case in rows]})
+    write(file, {"shape": SHAPE, "rows": [rows[case] for case in CASES if case in rows]})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, StaticCache
 
-from benchmarks.llamas import build
+from benchmarks.llamas import PLAIN, build
 from benchmarks.timing import device, file_name, medians_ms, write
 
 SHAPE = {
@@ -26,14 +26,7 @@ SHAPE = {
     "vocab_size": 512,
 }
 PROMPT, REPEATS = 64, 60
-PLAIN = "plain"
-CASES: dict[str, dict | None] = {
-    PLAIN: None,
-    "SHC×4": {"connection": "shc"},
-    "DHC×4": {"connection": "dhc"},
-    "mHC×4": {"connection": "mhc"},
-    "attention residuals": {"connection": "attnres", "hc_mult": 1},
-}
+CASES = (PLAIN, "SHC×4", "DHC×4", "mHC×4", "attention residuals")
 COMPILED = (PLAIN, "SHC×4", "DHC×4", "mHC×4")
 
 
@@ -48,7 +41,7 @@ class Counter(TorchDispatchMode):
 
 
 def decoder(model: PreTrainedModel, compiled: bool) -> Callable[[], torch.Tensor]:
-    """What decodes the token after a prompt, the same one each time it is called."""
+    """Return a function that decodes the token after a prompt, the same one in each call."""
     cache = StaticCache(config=model.config, max_cache_len=PROMPT + 1)
     model(torch.arange(PROMPT, device=device())[None], past_key_values=cache)
     token, place = torch.tensor([[5]], device=device()), torch.tensor([[PROMPT]], device=device())
@@ -76,12 +69,12 @@ def main() -> None:
     torch.set_num_threads(parser.parse_args().threads)
     connections = 2 * SHAPE["num_hidden_layers"]
     rows = {case: {"case": case} for case in CASES}
-    eager = {case: decoder(build(SHAPE, fields).eval(), compiled=False) for case, fields in CASES.items()}
+    eager = {case: decoder(build(SHAPE, case).eval(), compiled=False) for case in CASES}
     counts = {case: operations(decode) for case, decode in eager.items()}
     for case, row in rows.items():
         row["operations"] = counts[case]
         row["operations_a_connection"] = round((counts[case] - counts[PLAIN]) / connections, 1)
-    compiled = {case: decoder(build(SHAPE, CASES[case]).eval(), compiled=True) for case in COMPILED}
+    compiled = {case: decoder(build(SHAPE, case).eval(), compiled=True) for case in COMPILED}
     for way, decoders in (("eager", eager), ("compiled", compiled)):
         taken = dict(zip(decoders, medians_ms(list(decoders.values()), REPEATS), strict=True))
         for case, milliseconds in taken.items():

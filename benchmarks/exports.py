@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.exporters import OnnxConfig, OnnxExporter
 
-from benchmarks.llamas import build
+from benchmarks.llamas import PLAIN, build
 from benchmarks.timing import medians_ms, write
 
 SHAPE = {
@@ -27,13 +27,7 @@ SHAPE = {
     "vocab_size": 512,
     "use_cache": False,
 }
-CASES: dict[str, dict | None] = {
-    "plain": None,
-    "SHC×4": {"connection": "shc"},
-    "DHC×4": {"connection": "dhc"},
-    "mHC×4": {"connection": "mhc"},
-    "attention residuals": {"connection": "attnres", "hc_mult": 1},
-}
+CASES = (PLAIN, "SHC×4", "DHC×4", "mHC×4", "attention residuals")
 IDS = torch.randint(3, 90, (2, 128), generator=torch.Generator().manual_seed(0))
 INPUTS = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
 ARRAYS = {name: value.numpy() for name, value in INPUTS.items()}
@@ -42,7 +36,7 @@ Run = Callable[[], torch.Tensor]
 
 
 def by_onnx_runtime(model: PreTrainedModel) -> Run:
-    """By Transformers' exporter."""
+    """Export a model by Transformers' exporter."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +57,7 @@ class Logits(torch.nn.Module):
 
 
 def by_openvino(model: PreTrainedModel) -> Run:
-    """By OpenVINO's own trace of an example."""
+    """Export a model by OpenVINO's own trace of an example."""
     converted = openvino.convert_model(Logits(model), example_input=tuple(INPUTS.values()))
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
     compiled = openvino.Core().compile_model(converted, "CPU", settings)
@@ -76,7 +70,7 @@ ENGINES = {"ONNX Runtime": by_onnx_runtime, "OpenVINO": by_openvino}
 @torch.no_grad()
 def main() -> None:
     torch.set_num_threads(1)
-    models = {case: build(SHAPE, fields).eval().cpu() for case, fields in CASES.items()}
+    models = {case: build(SHAPE, case).eval().cpu() for case in CASES}
     expected = {case: model(**INPUTS).logits for case, model in models.items()}
     rows = {case: {"case": case} for case in CASES}
     for engine, export in ENGINES.items():
@@ -85,7 +79,7 @@ def main() -> None:
         for case, row in rows.items():
             row[engine] = {
                 "ms": round(taken[case], 2),
-                "ratio": round(taken[case] / taken["plain"], 2),
+                "ratio": round(taken[case] / taken[PLAIN], 2),
                 "difference": (runs[case]() - expected[case]).abs().max().item(),
             }
     for row in rows.values():

@@ -11,11 +11,13 @@ those away first.
 import argparse
 import time
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from benchmarks.pretraining.resuming import OutOfTime
+from benchmarks.pretraining.resuming import train_all
+from benchmarks.pretraining.runs import Run, Scale
 from benchmarks.pretraining.train import is_done, train
 
 from .studies import DEEP, OTHER_TEXT, STUDIES, size_of
@@ -50,18 +52,17 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     deadline = time.monotonic() + 60 * options.minutes
     bases = [each for each in runs if each[1].study in STARTS]
-    for size, run in [*bases, *[each for each in runs if each not in bases][part - 1 :: parts]]:
-        if is_done(run, size):
-            continue
-        try:
-            files = (options.text, options.held_out)
-            other = run.text == OTHER_TEXT
-            text = another(*files, *options.other_text, size.vocabulary) if other else given(*files, size.vocabulary)
-            result = train(run, deadline, size=size, text=text)
-        except OutOfTime:
-            print(f"{run.id}: interrupted; the same command goes on", flush=True)
-            return
-        print(f"{run.id}: {result['held_out_loss']:.4f}, {result['seconds_a_step']:.3f} s a step", flush=True)
+    rest = [each for each in runs if each not in bases][part - 1 :: parts]
+    files = (options.text, options.held_out)
+
+    def train_on_text(size: Scale, run: Run) -> dict:
+        if run.text == OTHER_TEXT:
+            text = another(*files, *options.other_text, size.vocabulary)
+        else:
+            text = given(*files, size.vocabulary)
+        return train(run, deadline, size=size, text=text)
+
+    train_all((run.id, partial(train_on_text, size, run)) for size, run in (*bases, *rest) if not is_done(run, size))
 
 
 if __name__ == "__main__":

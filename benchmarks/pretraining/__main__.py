@@ -9,10 +9,11 @@ makes tables and plots of them. What a run needs to go on lies under build/pretr
 
 import argparse
 import time
+from functools import partial
 
 import torch
 
-from .resuming import OutOfTime
+from .resuming import train_all
 from .runs import STUDIES, scale
 from .train import is_done, train
 
@@ -30,17 +31,10 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
     listed = [run for study in arguments.studies for run in STUDIES[study](scale())]
     runs = {run.id: run for run in listed if arguments.only in run.id or run.study == "base"}
-    for done, run in enumerate(runs.values(), start=1):
-        if arguments.list:
-            print(f"{'done' if is_done(run) else '    '} {run.id}")
-        elif not is_done(run):
-            try:
-                result = train(run, deadline)
-            except OutOfTime:
-                print(f"{run.id}: interrupted; the same command goes on", flush=True)
-                return
-            loss, seconds = result["held_out_loss"], result["seconds_a_step"]
-            print(f"{done}/{len(runs)} {run.id}: {loss:.4f}, {seconds:.3f} s a step", flush=True)
+    if arguments.list:
+        print("\n".join(f"{'done' if is_done(run) else '    '} {name}" for name, run in runs.items()))
+        return
+    train_all((name, partial(train, run, deadline)) for name, run in runs.items() if not is_done(run))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """State of a training run that is kept every few minutes, so that the run goes on from there."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -60,3 +60,18 @@ class Kept:
         self.last_kept = now
         if now > self.deadline:
             raise OutOfTime(self.path.stem)
+
+
+def train_all(runs: Iterable[tuple[str, Callable[[], dict]]], seconds: str = "seconds_a_step") -> None:
+    """Train one run after the other, and print their results, until one is out of time.
+
+    runs: the name of each, and the call that trains it.
+    seconds: the field of a result with the time of a step.
+    """
+    for name, train in runs:
+        try:
+            result = train()
+        except OutOfTime:
+            print(f"{name}: interrupted; the same command goes on", flush=True)
+            return
+        print(f"{name}: {result['held_out_loss']:.4f}, {result[seconds]:.3f} s a step", flush=True)

@@ -10,11 +10,12 @@ images whose hashes they have; with others, take those away first.
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from benchmarks.pretraining.resuming import OutOfTime
+from benchmarks.pretraining.resuming import train_all
 
 from .images import read
 from .studies import STUDIES
@@ -40,15 +41,9 @@ def main() -> None:
         parser.error(f"images to train on are missing: give {' and '.join(_option(name) for name in sorted(missing))}")
     torch.set_num_threads(options.threads)
     deadline = time.monotonic() + 60 * options.minutes
-    for run in runs:
-        if is_done(run):
-            continue
-        try:
-            result = train(run, read(places[run.text]), deadline)
-        except OutOfTime:
-            print(f"{run.id}: interrupted; the same command goes on", flush=True)
-            return
-        print(f"{run.id}: {result['held_out_loss']:.4f}, {result['cpu_seconds_a_step']:.3f} s a step", flush=True)
+    unfinished = (run for run in runs if not is_done(run))
+    calls = ((run.id, partial(train, run, read(places[run.text]), deadline)) for run in unfinished)
+    train_all(calls, seconds="cpu_seconds_a_step")
 
 
 def _option(name: str) -> str:
