@@ -69,7 +69,7 @@ def row(tokens: int, n: int, size: int, dtype: torch.dtype) -> dict:
     def projection() -> torch.Tensor:
         return operators._projection_backward(streams, written, output, deviation, None, grad_predicted)
 
-    taken = {each.__name__: microseconds(each) for each in (forward, backward, projection)}
+    taken = {kernel.__name__: microseconds(kernel) for kernel in (forward, backward, projection)}
     return {"tokens": tokens, "streams": n, "hidden_size": size, "dtype": str(dtype)[6:], "us": taken}
 
 
@@ -77,11 +77,11 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("no GPU here: the fused kernels are not measured.")
         return
-    made = []
+    rows = []
     for shape in SHAPES:
-        made.append(row(*shape))
-        print(made[-1], flush=True)
-        write("kernels_cuda.json", {"copy_gb_s": copy_speed(), "rows": made})
+        rows.append(row(*shape))
+        print(rows[-1], flush=True)
+        write("kernels_cuda.json", {"copy_gb_s": copy_speed(), "rows": rows})
 
 
 if __name__ == "__main__":

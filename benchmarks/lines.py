@@ -27,7 +27,7 @@ def put(path: Path, name: str, result: dict) -> None:
         fcntl.flock(folder, fcntl.LOCK_EX)
         line = json.dumps({"run": name, **result}, separators=(",", ":"), ensure_ascii=False)
         lines = {**_lines(path, _version(path)), name: line}
-        replace_file(path, "".join(f"{lines[each]}\n" for each in sorted(lines)).encode())
+        replace_file(path, "".join(f"{lines[run]}\n" for run in sorted(lines)).encode())
     finally:
         os.close(folder)
 

@@ -101,7 +101,7 @@ def make(shape: str, layers: int, fields: dict | None, by_autograd: bool):
 
 def compare(what: str, shape: str, tokens: int, options: dict, reference: dict) -> dict[str, list[float]]:
     """Milliseconds of a training step, a prefill or a decoded token at each of `DEPTHS`, called in turn."""
-    calls = [call(what, shape, layers, tokens, **each) for each in (reference, options) for layers in DEPTHS]
+    calls = [call(what, shape, layers, tokens, **case) for case in (reference, options) for layers in DEPTHS]
     times = medians_ms(calls, repeats=9, warm_up=2)
     if what == "decode":
         times = [time / DECODED for time in times]
@@ -174,10 +174,10 @@ def row_of(shape: str, tokens: int, name: str, what: str) -> dict:
         times = PROCESSES if device() == "cpu" else 1  # on a GPU what is held is known
         taken = {
             kind: [
-                median(measure_alone(what, {**case, "layers": layers, **each}) for _ in range(times))
+                median(measure_alone(what, {**case, "layers": layers, **settings}) for _ in range(times))
                 for layers in DEPTHS
             ]
-            for kind, each in (("reference", reference), ("measured", options))
+            for kind, settings in (("reference", reference), ("measured", options))
         }
     else:
         taken = measure_alone(what, {**case, "options": options, "reference": reference})

@@ -97,10 +97,10 @@ def decoding_table(result: dict) -> str:
     rows = []
     for row in result["rows"]:
         pair = before[row["case"]], row
-        counts = " → ".join(f"{each['operations_a_connection']:.0f}" for each in pair)
+        counts = " → ".join(f"{measured['operations_a_connection']:.0f}" for measured in pair)
         ways = [way for way in ("eager", "compiled") if way in row]
         rows.append(
-            [row["case"], counts, *(" → ".join(f"{each[way]['ratio']:.2f}×" for each in pair) for way in ways)]
+            [row["case"], counts, *(" → ".join(f"{measured[way]['ratio']:.2f}×" for measured in pair) for way in ways)]
         )
     return markdown(["", "operations a connection", "eager", "compiled"], rows)
 
@@ -115,9 +115,9 @@ def exports_table(result: dict) -> str:
 def overhead_table(result: dict) -> str:
     """Return Markdown: what hyper-connections cost the first shape, as multiples of the plain model."""
     shape = result["rows"][0]["shape"]
-    found = {row["case"]: row for row in result["rows"] if row["shape"] == shape}
+    by_case = {row["case"]: row for row in result["rows"] if row["shape"] == shape}
     cases = {"eager": "HC", "compiled": "HC, compiled"}
-    rows = [[how, *(f"{found[case][what]['ratio']:.2f}×" for what in TITLES)] for how, case in cases.items()]
+    rows = [[how, *(f"{by_case[case][what]['ratio']:.2f}×" for what in TITLES)] for how, case in cases.items()]
     return markdown([shape, *TITLES.values()], rows)
 
 

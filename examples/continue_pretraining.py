@@ -148,8 +148,8 @@ def rows_of(
 
 def last_checkpoint(folder: str) -> str | None:
     """Return the last checkpoint that is complete: the trainer's state is written when the rest has been."""
-    found = (state.parent for state in Path(folder).glob("checkpoint-*/trainer_state.json"))
-    complete = [path for path in found if path.name.removeprefix("checkpoint-").isdecimal()]
+    folders = (state.parent for state in Path(folder).glob("checkpoint-*/trainer_state.json"))
+    complete = [path for path in folders if path.name.removeprefix("checkpoint-").isdecimal()]
     return str(max(complete, key=lambda path: int(path.name.removeprefix("checkpoint-")))) if complete else None
 
 

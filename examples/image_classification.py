@@ -91,14 +91,14 @@ def find_images(folder: str) -> tuple[list[str], list[tuple[Path, int]]]:
 
     Raises `ValueError` when there are fewer than two with images.
     """
-    found = sorted(path for path in Path(folder).glob("*/*") if path.suffix.lower() in ENDINGS)
-    classes = sorted({path.parent.name for path in found})
+    paths = sorted(path for path in Path(folder).glob("*/*") if path.suffix.lower() in ENDINGS)
+    classes = sorted({path.parent.name for path in paths})
     if len(classes) < 2:
         raise ValueError(
             f"{folder} has {len(classes)} sub-folders with images ({', '.join(ENDINGS)}). Give a folder with a "
             f"sub-folder for each class, as the train/ of an extracted CIFAR-10."
         )
-    return classes, [(path, classes.index(path.parent.name)) for path in found]
+    return classes, [(path, classes.index(path.parent.name)) for path in paths]
 
 
 def draw_shapes(number: int, size: int) -> list[tuple[Image.Image, int]]:
@@ -179,7 +179,7 @@ def accuracy(evaluated) -> dict[str, float]:
 def draw(model: PreTrainedModel, pictures: Pictures, folder: Path) -> None:
     """Draw the unfolded matrices of the connections: what each sub-layer reads of those before it."""
     some = [pictures[place] for place in range(0, len(pictures), max(len(pictures) // 64, 1))]
-    inputs = {"pixel_values": default_collate([each["pixel_values"] for each in some])}
+    inputs = {"pixel_values": default_collate([picture["pixel_values"] for picture in some])}
     folder.mkdir(parents=True, exist_ok=True)
     plots.connections_figure(study(model, [inputs]).matrices).savefig(folder / "connections.png", dpi=110)
     pyplot.close("all")

@@ -49,9 +49,11 @@ def on_ranks(command: list[str], ranks: int, added: list[str], before: tuple[str
 
 
 def environment(threads: int = 1) -> dict[str, str]:
-    """That of a process which finds this package and no GPU, and whose ranks meet on this machine alone."""
-    found = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
-    return {**found, "GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else found
+    """Return the variables of a process with this package and no GPU, whose ranks meet on this machine alone."""
+    variables = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
+    if sys.platform == "linux":
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
+    return {**os.environ, **variables}
 
 
 def run(*commands: list[str]) -> str:

@@ -33,14 +33,14 @@ def lower_triangle(size: int) -> torch.Tensor:
     [*((c, n) for c in ("shc", "dhc", "frac") for n in (1, 2, 4)), *((c, n) for c in ("mhc", "ihc") for n in (2, 4))],
 )
 def test_a_fresh_conversion_unfolds_to_the_lower_triangle(connection, n, llama, ids):
-    found = study(convert_model(llama, hc_mult=n, connection=connection), [ids]).matrices
+    matrices = study(convert_model(llama, hc_mult=n, connection=connection), [ids]).matrices
     expected = lower_triangle(SUB_LAYERS + 1)
     if connection in ("mhc", "ihc"):
-        torch.testing.assert_close(found.inputs, expected, **ROW_SUMS)
+        torch.testing.assert_close(matrices.inputs, expected, **ROW_SUMS)
     else:
-        assert torch.equal(found.inputs, expected)
-        assert torch.equal(found.streams, expected[:-1].expand(n, -1, -1))
-        assert not found.inputs_deviation.any()
+        assert torch.equal(matrices.inputs, expected)
+        assert torch.equal(matrices.streams, expected[:-1].expand(n, -1, -1))
+        assert not matrices.inputs_deviation.any()
 
 
 def randomised(**fields) -> HCLlamaForCausalLM:
@@ -122,23 +122,23 @@ def test_presets_unfold_to_the_published_patterns(name):
     elif name == "two_hop":
         expected = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 1, 1, 0], [1, 0, 1, 0, 1]])
     readout = "sum" if name == "parallel" else "mean"
-    found = unfold([ARRANGEMENTS[name](2, k) for k in range(4)], readout)
-    assert torch.equal(found.inputs, expected.double())
+    matrices = unfold([ARRANGEMENTS[name](2, k) for k in range(4)], readout)
+    assert torch.equal(matrices.inputs, expected.double())
 
 
 def test_padding_is_not_studied(ids):
-    """On the left and on the right, with what is found of the rows alone."""
+    """On the left and on the right, with the statistics of the rows alone."""
     model, padding = randomise_connections(hc_llama(hc_mult=4), 0.3), torch.zeros_like(ids)
     expected = study(model, [ids])
     for left in (True, False):
         parts = {"input_ids": [padding, ids], "attention_mask": [padding, torch.ones_like(ids)]}
         inputs = {name: torch.cat(both if left else both[::-1], 1) for name, both in parts.items()}
-        found = study(model, [inputs, {"input_ids": padding, "attention_mask": padding}])
-        assert found.matrices.tokens == expected.matrices.tokens == ids.numel()
-        torch.testing.assert_close(found.matrices.inputs, expected.matrices.inputs, **FLOAT32)
-        torch.testing.assert_close(found.similarity, expected.similarity, **FLOAT32)
-        torch.testing.assert_close(found.streams.similarity, expected.streams.similarity, **FLOAT32)
-        torch.testing.assert_close(found.coefficients["read"], expected.coefficients["read"], **FLOAT32)
+        studied = study(model, [inputs, {"input_ids": padding, "attention_mask": padding}])
+        assert studied.matrices.tokens == expected.matrices.tokens == ids.numel()
+        torch.testing.assert_close(studied.matrices.inputs, expected.matrices.inputs, **FLOAT32)
+        torch.testing.assert_close(studied.similarity, expected.similarity, **FLOAT32)
+        torch.testing.assert_close(studied.streams.similarity, expected.streams.similarity, **FLOAT32)
+        torch.testing.assert_close(studied.coefficients["read"], expected.coefficients["read"], **FLOAT32)
 
 
 def test_each_stack_has_its_own_padding(ids):
@@ -169,9 +169,9 @@ class Unmasked(torch.nn.Module):
 
 def test_one_sub_layer_has_no_neighbours(ids):
     base = MambaForCausalLM(MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1, state_size=8))
-    found = study(convert_model(base), [ids])
-    assert found.similarity.shape == (0, 3)
-    assert found.matrices.inputs.shape == (2, 2)
+    studied = study(convert_model(base), [ids])
+    assert studied.similarity.shape == (0, 3)
+    assert studied.matrices.inputs.shape == (2, 2)
 
 
 def test_batches_do_not_matter(ids):
@@ -190,9 +190,9 @@ def test_a_compiled_model_is_studied_as_it_is(ids):
     counter = CompileCounter()
     for layer in model.model.layers:
         layer.compile(backend=counter)
-    found = study(model, [ids])
-    assert torch.equal(found.matrices.inputs, expected.matrices.inputs)
-    assert torch.equal(found.similarity, expected.similarity)
+    studied = study(model, [ids])
+    assert torch.equal(studied.matrices.inputs, expected.matrices.inputs)
+    assert torch.equal(studied.similarity, expected.similarity)
     assert counter.frame_count == 0
     model(ids)
     assert counter.frame_count > 0
@@ -226,14 +226,14 @@ def test_shares_gain_and_coefficients_of_known_matrices(ids):
             for connection in (layer.attn_hc, layer.mlp_hc):
                 connection.static_alpha.copy_(torch.tensor([[3.0, 1.0, 0.5], [-1.0, 0.0, 1.0]]))
                 connection.static_beta.copy_(torch.tensor([2.0, 0.0]))
-    found = study(model, [ids])
-    assert found.streams.read_share.tolist() == [[0.75, 0.25]] * SUB_LAYERS
-    assert found.streams.write_share.tolist() == [[1.0, 0.0]] * SUB_LAYERS
-    assert found.streams.gain.tolist() == [1 + 0.5 * (k + 1) for k in range(SUB_LAYERS)]
-    assert found.streams.similarity[0] == pytest.approx(1)
-    assert found.coefficients["keep"].tolist() == [[1.0] * 5] * SUB_LAYERS
-    assert found.coefficients["mix"][0, [0, -1]].tolist() == pytest.approx([0.0, 0.5], abs=0.1)
-    assert found.coefficients["write"][0, 2] == pytest.approx(1.0)
+    studied = study(model, [ids])
+    assert studied.streams.read_share.tolist() == [[0.75, 0.25]] * SUB_LAYERS
+    assert studied.streams.write_share.tolist() == [[1.0, 0.0]] * SUB_LAYERS
+    assert studied.streams.gain.tolist() == [1 + 0.5 * (k + 1) for k in range(SUB_LAYERS)]
+    assert studied.streams.similarity[0] == pytest.approx(1)
+    assert studied.coefficients["keep"].tolist() == [[1.0] * 5] * SUB_LAYERS
+    assert studied.coefficients["mix"][0, [0, -1]].tolist() == pytest.approx([0.0, 0.5], abs=0.1)
+    assert studied.coefficients["write"][0, 2] == pytest.approx(1.0)
 
 
 def test_similarity_is_that_of_the_bases_inputs(llama, ids):
@@ -280,9 +280,9 @@ def test_an_offloaded_model_is_studied(fields, tmp_path, ids):
     )
     assert next(offloaded.model.layers[1].mlp_hc.parameters()).is_meta
     torch.testing.assert_close(unfold_static(offloaded).inputs, unfold_static(model).inputs, **FLOAT32)
-    expected, found = study(model, [ids]), study(offloaded, [ids])
-    torch.testing.assert_close(found.matrices.inputs, expected.matrices.inputs, **FLOAT32)
-    torch.testing.assert_close(found.similarity, expected.similarity, **FLOAT32)
+    expected, studied = study(model, [ids]), study(offloaded, [ids])
+    torch.testing.assert_close(studied.matrices.inputs, expected.matrices.inputs, **FLOAT32)
+    torch.testing.assert_close(studied.similarity, expected.similarity, **FLOAT32)
     assert next(offloaded.model.layers[1].mlp_hc.parameters()).is_meta
 
 
@@ -316,9 +316,9 @@ def test_an_encoder_decoder_is_studied_within_its_wrapper(ids):
     model = convert_model(deepcopy(tiny_of_others("mbart")))
     expected = study(model, [inputs]).matrices
     wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["attn_hc"]))
-    found = study(wrapped, [inputs]).matrices
-    assert torch.equal(found.inputs, expected.inputs)
-    assert found.attention == expected.attention == (0, 1, 3, 4, 6, 7, 9, 10)
+    matrices = study(wrapped, [inputs]).matrices
+    assert torch.equal(matrices.inputs, expected.inputs)
+    assert matrices.attention == expected.attention == (0, 1, 3, 4, 6, 7, 9, 10)
 
 
 @pytest.mark.parametrize("connection", ["shc", "dhc", "frac", "mhc", "ihc"])
@@ -330,10 +330,10 @@ def test_static_weights_are_those_that_nothing_is_predicted_for(connection, ids)
         for name, parameter in model.named_parameters():
             if name.endswith(("_hc.dynamic_alpha_fn", "_hc.dynamic_beta_fn", "_hc.fn")):
                 parameter.zero_()
-    found = study(model, [ids]).matrices
-    torch.testing.assert_close(static.inputs, found.inputs, **FLOAT32)
-    torch.testing.assert_close(static.streams, found.streams, **FLOAT32)
-    assert (static.tokens, found.tokens) == (0, ids.numel())
+    observed = study(model, [ids]).matrices
+    torch.testing.assert_close(static.inputs, observed.inputs, **FLOAT32)
+    torch.testing.assert_close(static.streams, observed.streams, **FLOAT32)
+    assert (static.tokens, observed.tokens) == (0, ids.numel())
 
 
 def test_a_base_has_nothing_to_unfold_or_study(llama, ids):

@@ -23,15 +23,15 @@ def test_what_branches_read_is_what_the_matrix_says(places, ids):
     model = randomise_connections(hc_llama(hc_mult=3, connection="shc").eval())
     model.model.layers = nn.ModuleList(deepcopy(model.model.layers[place]) for place in places)
     model.config.num_hidden_layers = len(places)
-    found, static = study(model, [ids]).matrices, unfold_static(model)
+    observed, static = study(model, [ids]).matrices, unfold_static(model)
     branches = record_branches(model)
     with torch.no_grad():
         model(ids, use_cache=False)
         values = torch.stack([model.model.embed_tokens(ids), *(output for _, output in branches)]).double()
-    assert found.attention == static.attention == tuple(range(0, 2 * len(places), 2))
-    assert found.inputs.shape == (2 * len(places) + 1,) * 2
-    torch.testing.assert_close(static.inputs, found.inputs, **FLOAT32)
-    for row, (read, _) in zip(found.inputs, branches, strict=False):
+    assert observed.attention == static.attention == tuple(range(0, 2 * len(places), 2))
+    assert observed.inputs.shape == (2 * len(places) + 1,) * 2
+    torch.testing.assert_close(static.inputs, observed.inputs, **FLOAT32)
+    for row, (read, _) in zip(observed.inputs, branches, strict=False):
         expected = torch.tensordot(row, values, 1)
         torch.testing.assert_close(read.double() / expected.abs().max(), expected / expected.abs().max(), **FLOAT32)
 
@@ -79,8 +79,8 @@ def test_a_branch_that_reads_nothing_has_what_was_read_for_it(ids):
     fresh = unfold_static(model).inputs
     assert torch.equal(fresh, study(model, [ids]).matrices.inputs)
     assert fresh[1].tolist() == [1, *[0] * (len(fresh) - 1)]
-    found = study(randomise_connections(model), [ids])
-    assert torch.equal(found.matrices.inputs[1:-1:2], found.matrices.inputs[0:-1:2])
-    assert torch.equal(found.streams.read_share[1::2], found.streams.read_share[0::2])
-    torch.testing.assert_close(found.similarity[0::2], torch.ones_like(found.similarity[0::2]), **FLOAT32)
-    assert not torch.equal(found.matrices.inputs[2], found.matrices.inputs[1])
+    studied = study(randomise_connections(model), [ids])
+    assert torch.equal(studied.matrices.inputs[1:-1:2], studied.matrices.inputs[0:-1:2])
+    assert torch.equal(studied.streams.read_share[1::2], studied.streams.read_share[0::2])
+    torch.testing.assert_close(studied.similarity[0::2], torch.ones_like(studied.similarity[0::2]), **FLOAT32)
+    assert not torch.equal(studied.matrices.inputs[2], studied.matrices.inputs[1])

@@ -91,8 +91,8 @@ def test_post_norm_is_a_matrix_that_depends_on_the_branch(x):
     read, mixed = width_connection(x.unsqueeze(-2), alpha)
     assert torch.equal(read.squeeze(-2), x)
     expected = nn.functional.layer_norm(x + output, (D,), eps=0)
-    found = mixed.squeeze(-2) + beta * output
-    torch.testing.assert_close(found, expected, **ANOTHER_ORDER)
+    computed = mixed.squeeze(-2) + beta * output
+    torch.testing.assert_close(computed, expected, **ANOTHER_ORDER)
 
 
 @pytest.mark.parametrize("connection", ["shc", "dhc"])
@@ -114,13 +114,13 @@ def test_a_model_is_arranged(connection, ids):
 
 
 def test_the_sub_layers_that_a_model_has_are_arranged():
-    """By their places among those left, from zero; those of an encoder and of a decoder each for themselves."""
+    """By their places among those left, from zero; an encoder and a decoder each for itself."""
     peft = pytest.importorskip("peft")
     model = hc_llama(hc_mult=4, connection="shc")
     model.model.layers = nn.ModuleList([model.model.layers[place] for place in (0, 2)])
     pair = convert_model(deepcopy(tiny("t5")), connection="shc", hc_mult=4)  # whose tensors an adapter freezes
-    for each in (model, peft.get_peft_model(pair, peft.LoraConfig(target_modules=["q"]))):
-        arrange(each, "parallel")
+    for arranged in (model, peft.get_peft_model(pair, peft.LoraConfig(target_modules=["q"]))):
+        arrange(arranged, "parallel")
     for stack in (model, pair.encoder, pair.decoder):
         for k, connection in enumerate(connections_of(stack).values()):
             alpha, beta = ARRANGEMENTS["parallel"](4, k)

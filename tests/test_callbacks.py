@@ -102,9 +102,9 @@ def test_figures_under_autocast_are_float32(tmp_path):
 
 def test_a_study_under_autocast_is_float32(ids):
     with torch.autocast("cpu", torch.bfloat16):
-        found = study(a_thousandth_more(), [ids])
-    assert found.streams.gain[-1].item() == pytest.approx(1.003**6, abs=1e-6)
-    assert found.matrices.inputs[-1, 0].item() == pytest.approx(1.003**6, abs=1e-6)
+        studied = study(a_thousandth_more(), [ids])
+    assert studied.streams.gain[-1].item() == pytest.approx(1.003**6, abs=1e-6)
+    assert studied.matrices.inputs[-1, 0].item() == pytest.approx(1.003**6, abs=1e-6)
 
 
 def seq2seq(model_type):

@@ -76,11 +76,11 @@ def test_table_8_static(n, hc, our_share, printed_base, printed_total, printed_s
 def test_table_8_dynamic(config, n, ours, our_share, printed, our_base, printed_base, printed_total, printed_share):
     """What is printed is what predicting from one of the n streams would take, less the addition replaced."""
     config, weights = made(config, n, "dhc")
-    base, found = base_flops(config, weights), connection_flops(config)
-    assert f"{found / 1e9:.4f}" == ours
-    assert f"{100 * found / base:.3f}" == our_share
+    base, flops = base_flops(config, weights), connection_flops(config)
+    assert f"{flops / 1e9:.4f}" == ours
+    assert f"{100 * flops / base:.3f}" == our_share
     left_out = (2 * (n - 1) * (n + 2) + 1) * config["hidden_size"]
-    assert f"{(found - 2 * config['num_hidden_layers'] * left_out) / 1e9:.4f}" == printed
+    assert f"{(flops - 2 * config['num_hidden_layers'] * left_out) / 1e9:.4f}" == printed
     assert f"{base / 1e9:.4f}" == our_base
     assert base == pytest.approx(1e9 * float(printed_base), **BASE_FLOPS_OF_TABLE_8)
     assert share(printed_base, printed_total) == printed_share
@@ -107,7 +107,7 @@ def test_base_of_other_families_by_the_counter_of_pytorch(model_type, ids, tmp_p
         pytest.skip(NOT_BY_MATRIX[model_type])
     model = copy.deepcopy(other_families.tiny(model_type))
     model.save_pretrained(tmp_path)
-    stored = {name: each.shape for name, each in read_weights(LocalSource(tmp_path)).tensors.items()}
+    stored = {name: tensor.shape for name, tensor in read_weights(LocalSource(tmp_path)).tensors.items()}
     expected = products(model, ids)
     for weights in (shapes(model), stored):
         weights = {name: shape for name, shape in weights.items() if not re.search(r"conv_?\d?d?\.weight$", name)}
@@ -208,8 +208,8 @@ def test_what_a_layer_was_measured_to_keep():
 @pytest.mark.parametrize(("n", "measured"), [(2, 47.55), (4, 51.85)])
 def test_table_9(n, measured):
     """OLMo-1B with SHC keeps n + 1 rows of 16 bits a connection; Appendix B adds 2n to a count of bytes, a layer."""
-    found = (measured - 41.11) * 1e9 / (16_384 * 16 * 2048)
-    assert found == pytest.approx(2 * 2 * (n + 1), **PRINTED_MEMORY)
+    kept = (measured - 41.11) * 1e9 / (16_384 * 16 * 2048)
+    assert kept == pytest.approx(2 * 2 * (n + 1), **PRINTED_MEMORY)
 
 
 @pytest.mark.parametrize(

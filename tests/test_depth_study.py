@@ -44,24 +44,24 @@ def written(tmp_path, monkeypatch) -> Path:
 
 
 def test_tokens_are_the_text_s_and_none_is_in_both_parts(written):
-    found = text.given(written, None, TINY.vocabulary)
+    tokens = text.given(written, None, TINY.vocabulary)
     tokenizer = text.bpe(written.read_bytes()[: -len(written.read_bytes()) // 50], TINY.vocabulary)
-    parts = [tokenizer.decode(part.tolist()) for part in (found.training, found.held_out)]
+    parts = [tokenizer.decode(part.tolist()) for part in (tokens.training, tokens.held_out)]
     assert "".join(parts) == written.read_text(encoding="utf-8")
-    assert len(found.training) > 40 * len(found.held_out) > 0
-    assert text.given(written, written, TINY.vocabulary).sha256 != found.sha256
+    assert len(tokens.training) > 40 * len(tokens.held_out) > 0
+    assert text.given(written, written, TINY.vocabulary).sha256 != tokens.sha256
 
 
 def test_another_text_has_the_tokens_that_the_base_knows(written):
     other = written.with_name("other.txt")
     other.write_text("a whale and a gull\n" * 200, encoding="utf-8")
     known = text.given(written, None, TINY.vocabulary)
-    found = text.another(written, None, other, written, TINY.vocabulary)
+    tokens = text.another(written, None, other, written, TINY.vocabulary)
     tokenizer = text.bpe(written.read_bytes()[: -len(written.read_bytes()) // 50], TINY.vocabulary)
-    assert tokenizer.decode(found.training.tolist()) == other.read_text(encoding="utf-8")
+    assert tokenizer.decode(tokens.training.tolist()) == other.read_text(encoding="utf-8")
     whole_words = len(known.training) - 1  # the cut may be within the last
-    assert torch.equal(found.held_out[:whole_words], known.training[:whole_words])
-    assert found.sha256 != known.sha256
+    assert torch.equal(tokens.held_out[:whole_words], known.training[:whole_words])
+    assert tokens.sha256 != known.sha256
 
 
 def test_no_two_runs_share_a_name_and_rows_of_a_table_are_of_one_setting():
@@ -73,7 +73,7 @@ def test_no_two_runs_share_a_name_and_rows_of_a_table_are_of_one_setting():
             if run.study != "base":
                 tuned = {"learning_rate": 0.0, "hc_lr": 1.0}
                 settings.setdefault(studies.name_of(run), set()).add(replace(run, seed=0, **tuned))
-        assert {name for name, each in settings.items() if len(each) > 1} == set()
+        assert {name for name, runs_of_name in settings.items() if len(runs_of_name) > 1} == set()
 
 
 def test_a_run_has_as_many_layers_as_it_says(written):
@@ -192,9 +192,9 @@ def test_without_a_text_it_is_source_code(written, monkeypatch):
         *(torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in (b"a b\n", b"b\n")), 2, "0"
     )
     monkeypatch.setattr(text, "corpus", {"python": source}.get)
-    found = text.given(None, None, 300)
-    assert (found.files, found.sha256) == (2, "0")
-    assert (len(found.training), len(found.held_out)) == (3, 2)
+    tokens = text.given(None, None, 300)
+    assert (tokens.files, tokens.sha256) == (2, "0")
+    assert (len(tokens.training), len(tokens.held_out)) == (3, 2)
 
 
 def test_the_evidence_on_the_page_is_the_committed():

@@ -67,7 +67,10 @@ def test_what_another_trainer_excludes_is_excluded():
         pass
 
     model = hc_llama()
-    careful, usual = (each.__new__(each).get_decay_parameter_names(model) for each in (HCCareful, HCTrainer))
+    careful, usual = (
+        trainer_class.__new__(trainer_class).get_decay_parameter_names(model)
+        for trainer_class in (HCCareful, HCTrainer)
+    )
     assert set(usual) - set(careful) == {"model.embed_tokens.weight"}
 
 

@@ -45,16 +45,16 @@ def random_lora(model, **fields):
 def test_methods_need_no_targets_on_a_conversion(method, llama, ids):
     """They train as much as on the base, and compute the same at the same start."""
     config_class = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[method]
-    found = []
+    adapted = []
     for model in (deepcopy(llama), convert_model(deepcopy(llama))):
         torch.manual_seed(0)
         model = peft.get_peft_model(model, config_class(task_type="CAUSAL_LM", **METHODS[method]))
         trainable = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
-        found.append((trainable, logits(model, ids)))
-    assert found[0][0].keys() == found[1][0].keys()
-    assert len(found[0][0]) > 0
-    assert found[0][0] == found[1][0]
-    assert torch.equal(found[0][1], found[1][1])
+        adapted.append((trainable, logits(model, ids)))
+    assert adapted[0][0].keys() == adapted[1][0].keys()
+    assert len(adapted[0][0]) > 0
+    assert adapted[0][0] == adapted[1][0]
+    assert torch.equal(adapted[0][1], adapted[1][1])
 
 
 @pytest.fixture(scope="module")

@@ -122,18 +122,18 @@ def test_adapters_start_there_too_and_leave_the_base_alone(place):
     base = train.train(BASE)
     for model in (*runs.PAIR, "DHC×4 history by type"):
         run = replace(RUN, study="continued", model=model, start=BASE.id, rank=2)
-        trained = {name: each for name, each in train.build(run).named_parameters() if each.requires_grad}
+        trained = {name: weight for name, weight in train.build(run).named_parameters() if weight.requires_grad}
         assert trained
         assert all("lora_" in name or "modules_to_save" in name for name in trained)
         whole = train.build(replace(run, rank=0))
         connections = [] if model == "Pre-Norm" else hc_parameters(whole).values()
-        copies = [each for name, each in trained.items() if "modules_to_save" in name]
-        assert sum(each.numel() for each in copies) == sum(each.numel() for each in connections)
+        copies = [parameter for name, parameter in trained.items() if "modules_to_save" in name]
+        assert sum(parameter.numel() for parameter in copies) == sum(parameter.numel() for parameter in connections)
         assert train.train(run)["curve"][0]["loss"] == base["curve"][-1]["loss"]
 
 
 def test_an_embedding_s_norm_is_trained_and_stays_out_of_the_tied_output(place):
-    plain, normed = (train.build(replace(RUN, model="Pre-Norm", embedding_norm=each)) for each in (False, True))
+    plain, normed = (train.build(replace(RUN, model="Pre-Norm", embedding_norm=norm)) for norm in (False, True))
     assert set(normed.state_dict()) - set(plain.state_dict()) == {"model.embed_tokens.norm.weight"}
     ids = torch.arange(5)[None]
     rows = plain.get_input_embeddings()(ids)
@@ -151,7 +151,7 @@ def test_muon_trains_the_matrices_of_layers_and_adamw_all_else(place, model):
     adam, muon = optimizer_of(built, run).parts
     names = {id(parameter): name for name, parameter in built.named_parameters()}
     of_muon, of_adam = (
-        {names[id(each)] for group in part.param_groups for each in group["params"]} for part in (muon, adam)
+        {names[id(parameter)] for group in part.param_groups for parameter in group["params"]} for part in (muon, adam)
     )
     assert of_muon == {name for name in names.values() if name.endswith("_proj.weight")}
     assert len(of_muon) == 14
@@ -164,12 +164,12 @@ def test_muon_is_pytorch_s(place):
     start = [torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in ((8, 8), (4, 8), (24, 8))]
     ends = []
     for settings in ({}, {"adjust_lr_fn": "match_rms_adamw"}):
-        weights = [nn.Parameter(each.clone()) for each in start]
+        weights = [nn.Parameter(weight.clone()) for weight in start]
         optimizer = (torch.optim.Muon if settings else Muon)(weights, lr=0.1, weight_decay=0.1, **settings)
         generator = torch.Generator().manual_seed(1)
         for _ in range(3):
-            for each in weights:
-                each.grad = torch.randn(each.shape, generator=generator)
+            for weight in weights:
+                weight.grad = torch.randn(weight.shape, generator=generator)
             optimizer.step()
         ends.append(weights)
     for ours, theirs, before in zip(*ends, start, strict=True):
@@ -259,7 +259,7 @@ def test_no_file_is_in_both_parts(tmp_path):
     before, after = _read(sorted(tmp_path.glob("*.h"))[:200]), _read(tmp_path.glob("*.h"))
     assert after.files == 150
     sides = [
-        [set(bytes(part.tolist()).split(b"\n")) for part in (each.training, each.held_out)] for each in (before, after)
+        [set(bytes(part.tolist()).split(b"\n")) for part in (text.training, text.held_out)] for text in (before, after)
     ]
     assert all(sides[1])
     assert not sides[1][0] & sides[1][1]
@@ -269,9 +269,9 @@ def test_no_file_is_in_both_parts(tmp_path):
 
 @pytest.mark.slow
 def test_the_text_is_there():
-    found = corpus("headers")
-    assert found.files > 1000
-    assert len(found.training) > 20 * len(found.held_out) > 1_000_000
+    text = corpus("headers")
+    assert text.files > 1000
+    assert len(text.training) > 20 * len(text.held_out) > 1_000_000
 
 
 def test_ids_name_runs():
@@ -282,11 +282,11 @@ def test_ids_name_runs():
 
 def test_intervals_are_those_of_students_t():
     """4.303 is the table's value for two degrees of freedom; power is checked by drawing."""
-    found = report.interval([-0.02, -0.03, -0.04])
-    assert found.mean == pytest.approx(-0.03)
-    assert found.half_width == pytest.approx(4.303 * 0.01 / 3**0.5, rel=1e-3)
-    assert str(found) == "-0.0300 ± 0.0248"
-    drawn = found.detectable + 0.01 * torch.randn(100_000, 3, generator=torch.Generator().manual_seed(0)).double()
+    interval = report.interval([-0.02, -0.03, -0.04])
+    assert interval.mean == pytest.approx(-0.03)
+    assert interval.half_width == pytest.approx(4.303 * 0.01 / 3**0.5, rel=1e-3)
+    assert str(interval) == "-0.0300 ± 0.0248"
+    drawn = interval.detectable + 0.01 * torch.randn(100_000, 3, generator=torch.Generator().manual_seed(0)).double()
     shown = drawn.mean(1).abs() > 4.303 * drawn.std(1) / 3**0.5
     assert shown.double().mean() == pytest.approx(0.8, abs=0.01)
     assert report.interval([-0.02]).half_width is None

@@ -36,9 +36,9 @@ def test_nothing_failed():
     ],
 )
 def test_what_is_wrong_is_said(change, said):
-    found = judge({**CONVERSION, **change}, BASE)
-    assert said in found
-    assert bool(found) == bool(said)
+    fault = judge({**CONVERSION, **change}, BASE)
+    assert said in fault
+    assert bool(fault) == bool(said)
 
 
 KEPT = torch.ones(2)

@@ -73,8 +73,8 @@ def test_all_ranks_resume_from_the_checkpoint_that_the_first_sees(tmp_path):
         (tmp_path / folder / "checkpoint-4" / "trainer_state.json").touch()
     output = run(on_ranks(documented("runs/ddp"), 2, [], before=("tests/ranks/one_checkpoint.py", str(tmp_path))))
     refusal = "Not every node has checkpoint-4. Give them a folder that all share."
-    found = (refusal, f"{tmp_path}/shared/checkpoint-4")
-    expected = {f"rank {rank}: {line}" for rank in "01" for line in found}
+    lines = (refusal, f"{tmp_path}/shared/checkpoint-4")
+    expected = {f"rank {rank}: {line}" for rank in "01" for line in lines}
     assert {line for line in output.splitlines() if line.startswith("rank ")} == expected
 
 

@@ -324,9 +324,9 @@ def test_trl_scales_the_logits_of_hyperclovax_as_its_base_does(ids):
     assert "logit_scale" not in model.config.to_dict()
     assert not hasattr(hc_llama().config, "logit_scale")
     losses = []
-    for each in (base, model):
-        add_fused_lm_head(each)
-        losses.append(each(ids, labels=ids, fused_lm_head=True).loss)
+    for patched in (base, model):
+        add_fused_lm_head(patched)
+        losses.append(patched(ids, labels=ids, fused_lm_head=True).loss)
     assert torch.equal(*losses)
 
 

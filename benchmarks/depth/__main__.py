@@ -51,8 +51,8 @@ def main() -> None:
         parser.error("a second text is missing: give --other-text FILE FILE, or choose other --studies")
     torch.set_num_threads(options.threads)
     deadline = time.monotonic() + 60 * options.minutes
-    bases = [each for each in runs if each[1].study in STARTS]
-    rest = [each for each in runs if each not in bases][part - 1 :: parts]
+    bases = [job for job in runs if job[1].study in STARTS]
+    rest = [job for job in runs if job not in bases][part - 1 :: parts]
     files = (options.text, options.held_out)
 
     def train_on_text(size: Scale, run: Run) -> dict:

@@ -57,7 +57,11 @@ def result_of(run: Run, text: Path | None, held_out: Path | None) -> dict:
 
 def plain_by_rate(results: list[dict]) -> str:
     """Return Markdown: the plain model's loss at each learning rate, with the first seed."""
-    of_rates = {each["learning_rate"]: each for each in results if each["model"] == PLAIN and each["seed"] == SEEDS[0]}
+    of_rates = {
+        result["learning_rate"]: result
+        for result in results
+        if result["model"] == PLAIN and result["seed"] == SEEDS[0]
+    }
     rates = sorted(of_rates)
     row = [f"{PLAIN}, seed {SEEDS[0]}", *(f"{of_rates[rate]['held_out_loss']:.4f}" for rate in rates)]
     return markdown(["", *(f"{rate:g}" for rate in rates)], [row])
@@ -65,18 +69,18 @@ def plain_by_rate(results: list[dict]) -> str:
 
 def by_model(results: list[dict]) -> dict[str, dict[int, dict]]:
     """Return the results of each model at the rate that all have, by seed."""
-    taken = [each for each in results if each["learning_rate"] == DRAWN_RATE]
-    return {model: {each["seed"]: each for each in taken if each["model"] == model} for model in DRAWN}
+    taken = [result for result in results if result["learning_rate"] == DRAWN_RATE]
+    return {model: {result["seed"]: result for result in taken if result["model"] == model} for model in DRAWN}
 
 
 def table(results: list[dict]) -> str:
     """Return Markdown: the losses of each model by seed, and the mean of their differences from the plain one's."""
-    found = by_model(results)
+    models = by_model(results)
     rows = []
-    for model, of_seeds in found.items():
+    for model, of_seeds in models.items():
         losses = [f"{result['held_out_loss']:.4f}" for result in of_seeds.values()]
-        rows.append([model, *losses, "" if model == PLAIN else str(difference(of_seeds, found[PLAIN]))])
-    return markdown(["", *(f"seed {seed}" for seed in found[PLAIN]), "against plain"], rows)
+        rows.append([model, *losses, "" if model == PLAIN else str(difference(of_seeds, models[PLAIN]))])
+    return markdown(["", *(f"seed {seed}" for seed in models[PLAIN]), "against plain"], rows)
 
 
 def render(page: str) -> str:

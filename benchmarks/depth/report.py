@@ -147,7 +147,13 @@ def costs() -> str:
         for unit, name in files.items()
     }
     rows = [
-        [model, *(f"{each[model]:.0f} {unit}, {each[model] / each[PLAIN]:.2f}×" for unit, each in taken.items())]
+        [
+            model,
+            *(
+                f"{figures[model]:.0f} {unit}, {figures[model] / figures[PLAIN]:.2f}×"
+                for unit, figures in taken.items()
+            ),
+        ]
         for model in taken["ms"]
     ]
     return markdown(["", "a step", "kept for the backward"], rows)

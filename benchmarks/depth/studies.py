@@ -248,7 +248,7 @@ def scratch() -> list[Run]:
     drawn = [run for run in scratch_rates() if name_of(run) in DRAWN and run.learning_rate == DRAWN_RATE]
     chosen += [run for run in drawn if name_of(run) not in map(name_of, chosen)]
     plain = [run for run in chosen if name_of(run) == PLAIN]
-    chosen += [each for run in plain for each in (longer(run), as_at_a_billion(run))]
+    chosen += [other for run in plain for other in (longer(run), as_at_a_billion(run))]
     return [replace(run, seed=seed) for seed in NEW_SEEDS for run in chosen]
 
 
@@ -282,7 +282,7 @@ def scratch_long() -> list[Run]:
     """Each of them at its best with a few seeds, and the plain one also for as long as those with connections take."""
     chosen = _best_of(scratch_long_rates())
     plain = [run for run in chosen if run.model == PLAIN]
-    chosen += [each for run in plain for each in (longer(run), as_at_a_billion(run))]
+    chosen += [other for run in plain for other in (longer(run), as_at_a_billion(run))]
     return [replace(run, seed=seed) for seed in FEW_SEEDS for run in chosen]
 
 

@@ -19,10 +19,11 @@ class Muon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
         for group in self.param_groups:
-            for parameters in _by_shape([each for each in group["params"] if each.grad is not None]):
-                gradients = [each.grad for each in parameters]
+            for parameters in _by_shape([parameter for parameter in group["params"] if parameter.grad is not None]):
+                gradients = [parameter.grad for parameter in parameters]
                 averages = [
-                    self.state[each].setdefault("momentum_buffer", torch.zeros_like(each)) for each in parameters
+                    self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+                    for parameter in parameters
                 ]
                 torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
                 updates = torch.stack(torch._foreach_lerp(gradients, averages, group["momentum"]))
@@ -85,7 +86,10 @@ def optimizer_of(model: nn.Module, run: Run) -> torch.optim.Optimizer:
     groups = hc_param_groups(model, run.learning_rate, WEIGHT_DECAY, hc_lr=hc_lr)
     matrices = matrices_of(model) if run.muon else []
     taken = set(map(id, matrices))
-    rest = [{**group, "params": [each for each in group["params"] if id(each) not in taken]} for group in groups]
+    rest = [
+        {**group, "params": [parameter for parameter in group["params"] if id(parameter) not in taken]}
+        for group in groups
+    ]
     adam = torch.optim.AdamW(rest, betas=(BETA1, run.beta2), fused=True)
     if not matrices:
         return adam

@@ -305,7 +305,7 @@ def variants(size: Scale) -> list[Run]:
     settings += [(PLAIN, {"warm_up": 0}), (HC, {"hc_lr": HC_LR, "warm_up": 0})]
     others = [model for model in MODELS if model not in (*PAIR, "frac×4")]
     new = [*((model, {}) for model in others), (HC, {"undivided": True})]
-    from_scratch = [_run(size, "scratch", model, seed, **each) for model, each in new for seed in SEEDS]
+    from_scratch = [_run(size, "scratch", model, seed, **settings) for model, settings in new for seed in SEEDS]
     return [base(size), *_continuations(size, settings), *from_scratch]
 
 

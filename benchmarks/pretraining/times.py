@@ -43,7 +43,7 @@ def time_steps(size: Scale, families: Sequence[str], models: Sequence[str]) -> N
     result = {}
     for family in families:
         taken = medians_ms([step_of(model, family, size) for model in models], REPEATS)
-        result[family] = dict(zip(models, (round(each, 2) for each in taken), strict=True))
+        result[family] = dict(zip(models, (round(milliseconds, 2) for milliseconds in taken), strict=True))
         print(family, result[family], flush=True)
     write(f"pretraining/{size.name}/times.json", result)
 

@@ -100,7 +100,7 @@ def _points(of_seeds: BySeed, plain: BySeed) -> str:
     seeds = sorted(of_seeds.keys() & plain.keys())
     if not seeds:
         return ""
-    ours, theirs = ([100 * each[seed]["held_out_accuracy"] for seed in seeds] for each in (of_seeds, plain))
+    ours, theirs = ([100 * results[seed]["held_out_accuracy"] for seed in seeds] for results in (of_seeds, plain))
     apart = interval([one - other for one, other in zip(ours, theirs, strict=True)])
     return f"{apart.mean:+.1f}" + (f" ± {apart.half_width:.1f}" if apart.half_width is not None else "")
 

@@ -131,7 +131,7 @@ def _some(images: Images, number: int) -> Iterator[tuple[torch.Tensor, torch.Ten
     """That many held-out images, evenly from all, and their classes, in batches."""
     chosen = torch.arange(number) * len(images.held_out[1]) // number
     for part in chosen.split(EVALUATED_TOGETHER):
-        yield tuple(each[part] for each in images.held_out)
+        yield tuple(tensor[part] for tensor in images.held_out)
 
 
 KINDS = {"ViT": Classifying, "DiT": Denoising}

@@ -91,7 +91,7 @@ def train(
         "device": device_name(),
         "torch": torch.__version__,
         "images": images.describe(),
-        "trained_parameters": sum(each.numel() for each in model.parameters()),
+        "trained_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "images_a_step": size.batch,
         "cpu_seconds_a_step": round(statistics.median(state["times"]), 4),
         **{f"held_out_{name}": value for name, value in end.items()},
@@ -127,6 +127,6 @@ def evaluate(model: nn.Module, task, step: int) -> dict[str, float]:
 def measure(model: nn.Module, task, number: int) -> dict[str, float]:
     """What a task evaluates on a number of held-out images."""
     model.eval()
-    found = task.evaluate(model, number)
+    figures = task.evaluate(model, number)
     model.train()
-    return {name: round(value, 5) for name, value in found.items()}
+    return {name: round(value, 5) for name, value in figures.items()}

@@ -114,9 +114,9 @@ def main() -> int:
             if python not in plains:
                 plains[python] = run(python, snippet(LOAD).replace(QUANTISED, FOLDER), folders, environment, NOISE)
             used[scheme.package] = versions(python, scheme.package)
-            found = measure(scheme, folders, environment, plains[python], kept)
-            for model, row in found.items():
-                wrong = judge(row, found.get(MODELS[model].base))
+            measured = measure(scheme, folders, environment, plains[python], kept)
+            for model, row in measured.items():
+                wrong = judge(row, measured.get(MODELS[model].base))
                 rows.append({"scheme": name, "model": model, **row, "ok": not wrong})
                 print(f"FAILED {name}, {model}: {wrong}" if wrong else f"ok     {name}, {model}", flush=True)
     if options.write:

@@ -90,14 +90,14 @@ MODELS = {
 def build(model: Model, folder: Path) -> dict[str, torch.Tensor]:
     """Save a model, in a folder; returns its connections."""
     torch.manual_seed(0)
-    made: PreTrainedModel = LlamaForCausalLM(BASES["Llama"])
-    ids = torch.randint(3, made.config.vocab_size, (4, 64))
+    network: PreTrainedModel = LlamaForCausalLM(BASES["Llama"])
+    ids = torch.randint(3, network.config.vocab_size, (4, 64))
     if model.base is not None:
-        made = convert_model(made, **model.fields)
+        network = convert_model(network, **model.fields)
     if model.is_trained:
-        groups = made.parameters() if model.base is None else hc_param_groups(made, 1e-3, 0.0, hc_lr=1e-2)
-        train(made, torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.0), [ids] * 20)
-    made.bfloat16().save_pretrained(folder)
+        groups = network.parameters() if model.base is None else hc_param_groups(network, 1e-3, 0.0, hc_lr=1e-2)
+        train(network, torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.0), [ids] * 20)
+    network.bfloat16().save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return dict(hc_parameters(AutoModelForCausalLM.from_pretrained(folder)))
 

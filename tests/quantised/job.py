@@ -14,9 +14,13 @@ import torch
 
 
 def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Those in float32 that no scheme has packed."""
-    found = {name: parameter.data for name, parameter in model.named_parameters()}
-    return {name: it for name, it in found.items() if type(it) is torch.Tensor and it.dtype is torch.float32}
+    """Return the float32 parameters that no scheme has packed."""
+    tensors = {name: parameter.data for name, parameter in model.named_parameters()}
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if type(tensor) is torch.Tensor and tensor.dtype is torch.float32
+    }
 
 
 def add_noise(model: torch.nn.Module, noise: float) -> None:
@@ -35,11 +39,11 @@ def answer(job: dict) -> dict:
     with torch.enable_grad():
         exec(job["code"], names)
     model, ids = names["model"].eval(), torch.tensor(job["ids"])
-    found = {"logits": model(ids).logits.float(), "parameters": parameters(model)}
+    tensors = {"logits": model(ids).logits.float(), "parameters": parameters(model)}
     if job["noise"]:
         add_noise(model, job["noise"])
-        found["noisy"] = model(ids).logits.float()
-    return found
+        tensors["noisy"] = model(ids).logits.float()
+    return tensors
 
 
 def main() -> None:

@@ -30,8 +30,8 @@ def _percent(value: float) -> str:
 
 
 def _all(rows: list[dict], key: str) -> str:
-    found = [row[key] for row in rows if key in row]
-    return "yes" if found and all(found) else "no"
+    values = [row[key] for row in rows if key in row]
+    return "yes" if values and all(values) else "no"
 
 
 FIGURES = Figures("docs/quantised.json", "docs/quantised.md", tables)
