@@ -1,4 +1,4 @@
-"""Tables of the deep study's finished runs, into docs/results.md, and its figure.
+"""Tables of the deep study's finished runs, into docs/results.md and docs/results_rates.md, and its figure.
 
     python -m benchmarks.depth.report
 
@@ -8,6 +8,7 @@ Intervals are those of benchmarks.pretraining.report.
 import json
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 from benchmarks.pretraining.report import CURVES, DOCS, difference
 from benchmarks.pretraining.runs import PLAIN, WARM_UP, Run, Scale
@@ -45,6 +46,7 @@ from .studies import (
 )
 
 FIGURE = DOCS.parent / "figures" / "results_deep.png"
+RATES = DOCS.with_name("results_rates.md")
 
 
 def results(runs: list[Run], size: Scale = DEEP) -> dict[Run, dict]:
@@ -153,29 +155,42 @@ def costs() -> str:
     return markdown(["", "a step", "kept for the backward"], rows)
 
 
-def render(page: str) -> str:
+def render(page: Path) -> str:
     """The page with its tables made anew from the finished runs; what has none yet has no table."""
-    tables = {
-        "deep scratch tuning": by_rate(scratch_rates()),
-        "deep scratch connections": tuning(scratch_hc_rates()),
+    return with_tables(page.read_text(encoding="utf-8"), {name: made for name, made in PAGES[page]().items() if made})
+
+
+def tables() -> dict[str, str]:
+    """Those of docs/results.md, by their marks."""
+    return {
         "deep scratch": comparison(scratch()),
-        "deep scratch long tuning": by_rate(scratch_long_rates()),
         "deep scratch long": comparison(scratch_long()),
         "deep rivals": by_rate([run for run in scratch_rates() if name_of(run) in (PLAIN, HISTORY)] + rivals()),
         "deep when": by_start(when()),
         "deep costs": costs(),
+        "deep continued": comparison(continued()),
+        "deep long": by_rate(long()),
+    }
+
+
+def tables_of_rates() -> dict[str, str]:
+    """Those of docs/results_rates.md."""
+    return {
+        "deep scratch tuning": by_rate(scratch_rates()),
+        "deep scratch connections": tuning(scratch_hc_rates()),
+        "deep scratch long tuning": by_rate(scratch_long_rates()),
         "deep deeper": by_rate(deeper()),
         "deep mixtures": by_rate(mixtures()),
         "deep wide": by_rate(wide_rates(), WIDE),
         "deep tuning": tuning(rates()),
-        "deep continued": comparison(continued()),
-        "deep long": by_rate(long()),
         "deep other text tuning": by_rate(other_text_rates(), tells_hc_lr=True),
         "deep other text": comparison(other_text()),
         "deep adapters tuning": by_rate(adapter_rates(), tells_hc_lr=True),
         "deep adapters": comparison(adapters()),
     }
-    return with_tables(page, {name: table for name, table in tables.items() if table})
+
+
+PAGES = {DOCS: tables, RATES: tables_of_rates}
 
 
 def main() -> None:
@@ -185,7 +200,8 @@ def main() -> None:
         if name_of(run) in DRAWN:
             curves.setdefault(name_of(run), []).append(result)
     draw(curves, FIGURE)
-    DOCS.write_text(render(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(render(page), encoding="utf-8")
 
 
 def _loss(value: float | None) -> str:
