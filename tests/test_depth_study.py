@@ -158,11 +158,14 @@ def test_the_best_of_the_tried_is_taken_when_all_are_there(written):
     assert {run.seed for run in studies.continued() if replace(run, seed=1) == tried[4]} == set(studies.SEEDS)
 
 
-def test_the_page_is_made_of_the_results():
-    page = report.DOCS.read_text(encoding="utf-8")
-    assert report.render(page) == page
-    with pytest.raises(ValueError, match="no mark"):
-        report.render("")
+def test_the_pages_are_made_of_the_results(tmp_path, monkeypatch):
+    for page, tables in [*report.PAGES.items()]:
+        assert report.render(page) == page.read_text(encoding="utf-8")
+        empty = tmp_path / page.name
+        empty.touch()
+        monkeypatch.setitem(report.PAGES, empty, tables)
+        with pytest.raises(ValueError, match="no mark"):
+            report.render(empty)
 
 
 def test_evidence_trains_every_model_on_the_same_rows_once(written):

@@ -125,8 +125,8 @@ def test_the_table_of_installation_has_every_extra():
 
 
 def test_the_readme_gives_the_measured_differences():
-    """Those of docs/results.md, whose tables are made of the results, with fewer digits."""
-    results = read("docs/results.md")
+    """Those of the pages of results, whose tables are made of the results, with fewer digits."""
+    results = "".join(read(f"docs/{page}.md") for page in ("results", "results_rates", "results_small"))
 
     def measured(table: str, row: str, digits: int) -> list[str]:
         rows = results.partition(f"<!-- {table} -->")[2].partition(f"<!-- /{table} -->")[0].splitlines()

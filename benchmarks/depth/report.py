@@ -1,4 +1,4 @@
-"""Tables of the deep study's finished runs, into docs/results.md, and its figure.
+"""Tables of the deep study's finished runs, into docs/results.md and docs/results_rates.md, and its figure.
 
     python -m benchmarks.depth.report
 
@@ -8,6 +8,7 @@ Intervals are those of benchmarks.pretraining.report.
 import json
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 from benchmarks.pretraining.report import CURVES, DOCS, difference
 from benchmarks.pretraining.runs import PLAIN, WARM_UP, Run, Scale
@@ -45,6 +46,7 @@ from .studies import (
 )
 
 FIGURE = DOCS.parent / "figures" / "results_deep.png"
+RATES = DOCS.with_name("results_rates.md")
 
 
 def results(runs: list[Run], size: Scale = DEEP) -> dict[Run, dict]:
@@ -159,29 +161,43 @@ def costs() -> str:
     return markdown(["", "a step", "kept for the backward"], rows)
 
 
-def render(page: str) -> str:
-    """Return the page with its tables made anew from the finished runs; what has none yet has no table."""
-    tables = {
-        "deep scratch tuning": by_rate(scratch_rates()),
-        "deep scratch connections": tuning(scratch_hc_rates()),
+def render(page: Path) -> str:
+    """Return a page with its tables made anew from the finished runs; an empty table keeps its place."""
+    tables = {name: table for name, table in PAGES[page]().items() if table}
+    return with_tables(page.read_text(encoding="utf-8"), tables)
+
+
+def main_tables() -> dict[str, str]:
+    """Return the tables of docs/results.md, by their marks."""
+    return {
         "deep scratch": comparison(scratch()),
-        "deep scratch long tuning": by_rate(scratch_long_rates()),
         "deep scratch long": comparison(scratch_long()),
         "deep rivals": by_rate([run for run in scratch_rates() if name_of(run) in (PLAIN, HISTORY)] + rivals()),
         "deep when": by_start(when()),
         "deep costs": costs(),
+        "deep continued": comparison(continued()),
+        "deep long": by_rate(long()),
+    }
+
+
+def rate_tables() -> dict[str, str]:
+    """Return the tables of docs/results_rates.md, by their marks."""
+    return {
+        "deep scratch tuning": by_rate(scratch_rates()),
+        "deep scratch connections": tuning(scratch_hc_rates()),
+        "deep scratch long tuning": by_rate(scratch_long_rates()),
         "deep deeper": by_rate(deeper()),
         "deep mixtures": by_rate(mixtures()),
         "deep wide": by_rate(wide_rates(), WIDE),
         "deep tuning": tuning(rates()),
-        "deep continued": comparison(continued()),
-        "deep long": by_rate(long()),
         "deep other text tuning": by_rate(other_text_rates(), tells_hc_lr=True),
         "deep other text": comparison(other_text()),
         "deep adapters tuning": by_rate(adapter_rates(), tells_hc_lr=True),
         "deep adapters": comparison(adapters()),
     }
-    return with_tables(page, {name: table for name, table in tables.items() if table})
+
+
+PAGES = {DOCS: main_tables, RATES: rate_tables}
 
 
 def main() -> None:
@@ -191,7 +207,8 @@ def main() -> None:
         if name_of(run) in DRAWN:
             curves.setdefault(name_of(run), []).append(result)
     draw(curves, FIGURE)
-    DOCS.write_text(render(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(render(page), encoding="utf-8")
 
 
 def _loss(value: float | None) -> str:

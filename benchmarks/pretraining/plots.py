@@ -19,7 +19,7 @@ from .runs import FAMILIES, PAIR, PLAIN, Run, Scale, is_drawn, is_usual
 
 
 def draw(found: Mapping[str, Finished], size: Scale, folder: Path) -> None:
-    """Every figure of docs/results.md, of what is finished by study."""
+    """Every figure of docs/results_small.md, of what is finished by study."""
     for study, of_study in found.items():
         if usual := only(of_study, FAMILIES[0]):
             plot_differences(usual, size, study, folder / f"results_{size.name}_{study}.png")

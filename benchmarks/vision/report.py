@@ -1,4 +1,4 @@
-"""Tables of the vision study's finished runs, into docs/results.md.
+"""Tables of the vision study's finished runs, into docs/results_small.md.
 
     python -m benchmarks.vision.report
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.pretraining.report import DOCS, difference, interval
+from benchmarks.pretraining.report import SMALL, difference, interval
 from benchmarks.pretraining.runs import PLAIN, Run
 from benchmarks.timing import markdown, with_tables
 from hf_hyperconn.analysis.plots import plot_connections
@@ -19,7 +19,7 @@ from hf_hyperconn.analysis.plots import plot_connections
 from .studies import DIT, STUDIES, TASKS, VIT, Task, classifying, continued, denoising, for_longer, longer, rates
 from .train import CURVES, result_of
 
-FIGURE = DOCS.parent / "figures" / "results_vision.png"
+FIGURE = SMALL.parent / "figures" / "results_vision.png"
 
 BySeed = Mapping[int, dict]
 """The results of one setting, by their seeds."""
@@ -146,7 +146,7 @@ def main() -> None:
     }
     if drawn:
         draw(drawn, FIGURE)
-    DOCS.write_text(render(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
+    SMALL.write_text(render(SMALL.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
