@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, constants
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
 from hf_hyperconn.conversion.card import write_card
 from hf_hyperconn.conversion.cards.licences import name_problem
-from hf_hyperconn.conversion.checkpoint.checkpoint import readme as card_text
+from hf_hyperconn.conversion.checkpoint import readme
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.demo import byte_tokenizer
@@ -311,7 +311,7 @@ def test_a_card_that_is_a_folder_or_can_not_be_read(folder, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(card_text, "read_text", refuse)
+        patch.setattr(readme, "read_text", refuse)
         with pytest.raises(CardError, match="can't read '.*README.md': Permission denied. Allow that, or remove it."):
             write_card(folder)
     assert text_of(folder) == before

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from hf_hyperconn.conversion.checkpoint.source import LocalSource
+from hf_hyperconn.conversion.checkpoint.checkpoint import open_conversion
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.plot_models import load_connections, load_model
 from hf_hyperconn.errors import UnsupportedCheckpointError
@@ -124,7 +124,7 @@ def test_fields_of_other_types(load, changes, folder, capsys):
     with pytest.raises(
         UnsupportedCheckpointError, match=r"Transformers can't load it \(.*\). Load it with Transformers to see"
     ):
-        load(LocalSource(folder))
+        load(open_conversion(folder))
     assert main(["plot", str(folder)]) == 1
     assert "unexpected" not in capsys.readouterr().err.splitlines()[-1]
 

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from hf_hyperconn import HCLlamaForCausalLM, HCLlamaModel, convert_model
 from hf_hyperconn.analysis.unfolding import unfold_static
-from hf_hyperconn.conversion.checkpoint.source import LocalSource
+from hf_hyperconn.conversion.checkpoint.checkpoint import open_conversion
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.demo import byte_tokenizer
-from hf_hyperconn.conversion.plot import CHARACTERS, read_text
+from hf_hyperconn.conversion.plot import CHARACTERS, read_beginning
 from hf_hyperconn.conversion.plot_models import load_connections, load_model
 from hf_hyperconn.families.family import find_family
 from hf_hyperconn.models.sub_layers import is_of_connection
@@ -88,7 +88,7 @@ def test_static_weights_of_every_connection_without_those_of_the_base(connection
     """What is drawn is what the whole model's connections unfold to; the base's weights are not read."""
     model = randomise_connections(hc_llama(connection=connection, hc_mult=2))
     model.save_pretrained(tmp_path)
-    alone = load_connections(LocalSource(tmp_path))
+    alone = load_connections(open_conversion(tmp_path))
     assert all(parameter.is_meta != is_of_connection(name) for name, parameter in alone.named_parameters())
     expected, found = unfold_static(model), unfold_static(alone)
     assert torch.equal(found.inputs, expected.inputs)
@@ -101,7 +101,7 @@ def test_static_weights_of_every_form(model_type, tmp_path):
     """Whatever the list of layers is called, and wherever the model has it."""
     model = randomise_connections(convert_model(copy.deepcopy(tiny(model_type))))
     model.save_pretrained(tmp_path)
-    alone = load_connections(LocalSource(tmp_path))
+    alone = load_connections(open_conversion(tmp_path))
     for stack in find_family(model_type).source.inner or (None,):
         name = stack and stack.attribute
         expected, found = unfold_static(model, name), unfold_static(alone, name)
@@ -154,7 +154,7 @@ def test_a_model_without_a_language_model_head(tmp_path, folder):
     causal = HCLlamaForCausalLM.from_pretrained(folder)
     HCLlamaModel.from_pretrained(folder).save_pretrained(tmp_path / "headless")
     for place in (folder, tmp_path / "headless"):
-        model = load_model(LocalSource(place))
+        model = load_model(open_conversion(place))
         assert type(model) is HCLlamaModel
         for name, parameter in model.named_parameters():
             assert torch.equal(parameter, causal.model.get_parameter(name)), name
@@ -172,7 +172,7 @@ def test_missing_weights_are_not_made_up(folder, tmp_path, capsys):
 
 def test_only_the_beginning_of_a_long_text_is_read(tmp_path):
     (tmp_path / "text").write_bytes(b"word " * (CHARACTERS // 4) + b"\xff")
-    assert len(read_text(str(tmp_path / "text"))) == CHARACTERS
+    assert len(read_beginning(str(tmp_path / "text"))) == CHARACTERS
 
 
 @pytest.mark.parametrize(
@@ -292,4 +292,4 @@ def test_a_base_is_refused(llama_folder, capsys):
     assert main(["plot", str(llama_folder), "--kind", "connections"]) == 1
     assert "is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert" in capsys.readouterr().err
     assert main(["plot", str(llama_folder / "nowhere")]) == 1
-    assert "is not a checkpoint" in capsys.readouterr().err
+    assert f"there is no folder '{llama_folder / 'nowhere'}'. Give that of a checkpoint" in capsys.readouterr().err
