@@ -214,9 +214,9 @@ def _training_of(
         with open_tensors(checkpoint.source, checkpoint.weights, "numpy") as read:
             trained, drift, readout_drift = measure_drift(read, checkpoint)
         return trained, None, drift, readout_drift
-    trained = _is_trained_by_digest(checkpoint)
-    reason = "that would need its weights, which were not downloaded" if trained is None else None
-    return trained, reason, None, None
+    if (is_trained := _is_trained_by_digest(checkpoint)) is None:
+        return None, "that would need its weights, which were not downloaded", None, None
+    return is_trained, None, None, None
 
 
 def _is_trained_by_digest(checkpoint: Checkpoint) -> bool | None:

@@ -266,7 +266,8 @@ def _commit(plan: PushPlan, say: Say) -> PushResult:
         )
         return info.pr_url or info.commit_url, info.oid
 
-    changes = [*map(folder.addition, uploaded), *(CommitOperationDelete(name, is_folder=False) for name in removed)]
+    changes: list[Any] = [*map(folder.addition, uploaded)]
+    changes += (CommitOperationDelete(name, is_folder=False) for name in removed)
     if not (changes or copied):
         url, oid = f"{api.endpoint}/{target.id}/commit/{target.sha}", target.sha
     else:

@@ -182,7 +182,7 @@ def _is_as_converted(checkpoint: Checkpoint) -> bool:
     Connections then have a file to themselves, and the other files the recorded sizes.
     """
     record, sizes = checkpoint.record or {}, checkpoint.source.files
-    shards, hc_shard = record.get("base_shards"), record.get("hyper_connection_shard")
+    shards, hc_shard = record.get("base_shards", []), record.get("hyper_connection_shard")
     return (
         bool(shards)
         and all(sizes.get(shard["file"]) == shard["size"] for shard in shards)

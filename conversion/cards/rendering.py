@@ -105,10 +105,9 @@ def _values(facts: Facts, evaluation: Evaluation | None, base_evaluation: Evalua
     """Return the values that the template shows besides the metadata."""
     inspection = facts.inspection
     kind = kind_of(inspection.fields)
+    base = facts.base_name and f"{facts.base_name} (a local checkpoint)"
     if facts.base is not None:
         base = f"[{facts.base}](https://huggingface.co/{facts.base})"
-    else:
-        base = facts.base_name and f"{facts.base_name} (a local checkpoint)"
     return {
         "facts": facts,
         "inspection": inspection,

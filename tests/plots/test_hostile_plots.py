@@ -111,19 +111,12 @@ def test_no_kernel_is_fetched(options, folder, tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"attention_bias": "x"},
-        {"num_attention_heads": -1},
-        {"intermediate_size": []},
-        {"dtype": "x"},
-    ],
+    [{"attention_bias": "x"}, {"num_attention_heads": -1}, {"intermediate_size": []}, {"dtype": "x"}],
 )
 @pytest.mark.parametrize("load", [load_model, load_connections])
 def test_fields_of_other_types(load, changes, folder, capsys):
     configure(folder, **changes)
-    with pytest.raises(
-        UnsupportedCheckpointError, match=r"Transformers can't load it \(.*\). Load it with Transformers to see"
-    ):
+    with pytest.raises(UnsupportedCheckpointError, match=r"Transformers can't load it \(.*\). Load it with"):
         load(open_conversion(folder))
     assert main(["plot", str(folder)]) == 1
     assert "unexpected" not in capsys.readouterr().err.splitlines()[-1]

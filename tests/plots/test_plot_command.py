@@ -29,6 +29,7 @@ from tests.marks import few
 from tests.other_families import tiny
 
 KINDS = ("connections", "similarity", "streams", "coefficients")
+PRINTABLE = "0123456789 !#$%"  # characters below the 96 tokens of the model
 
 
 def test_all_pictures_of_a_text(folder, tmp_path, capsys):
@@ -58,28 +59,18 @@ def test_without_a_text_static_weights_alone(folder, capsys):
     assert unfold_static(hc_llama()).tokens == 0
 
 
-def test_similarity_beside_the_base(tmp_path, llama, llama_folder):
-    convert_model(llama).save_pretrained(tmp_path / "hc")
-    byte_tokenizer().save_pretrained(tmp_path / "hc")
-    (tmp_path / "text").write_text("0123456789 !#$%" * 30)  # characters below the 96 tokens of the model
-    picture = tmp_path / "similarity.svg"
-    command = ["plot", str(tmp_path / "hc"), "--kind", "similarity", "--text", str(tmp_path / "text")]
-    assert main([*command, "--against", str(llama_folder), "-o", str(picture)]) == 0
-    svg = picture.read_text()
-    assert "<!-- hc -->" in svg
-    assert "<!-- tiny-llama -->" in svg
-
-
-def test_two_folders_of_one_name(tmp_path, llama, llama_folder):
-    """Base and conversion both have a curve."""
-    folder = tmp_path / llama_folder.name
+@pytest.mark.parametrize("name", ["hc", "tiny-llama"])
+def test_similarity_beside_the_base(name, tmp_path, llama, llama_folder):
+    """Base and conversion both have a curve, also where their folders have one name."""
+    folder = tmp_path / name
     convert_model(llama).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
-    (tmp_path / "text").write_text("0123456789 !#$%" * 30)
+    (tmp_path / "text").write_text(PRINTABLE * 30)
     picture = tmp_path / "similarity.svg"
     command = ["plot", str(folder), "--kind", "similarity", "--text", str(tmp_path / "text"), "-o", str(picture)]
     assert main([*command, "--against", str(llama_folder)]) == 0
-    for label in (folder.name, llama_folder):
+    assert llama_folder.name == "tiny-llama"
+    for label in (name, llama_folder if name == llama_folder.name else llama_folder.name):
         assert f"<!-- {label} -->" in picture.read_text()
 
 
@@ -90,9 +81,9 @@ def test_static_weights_of_every_connection_without_those_of_the_base(connection
     model.save_pretrained(tmp_path)
     alone = load_connections(open_conversion(tmp_path))
     assert all(parameter.is_meta != is_of_connection(name) for name, parameter in alone.named_parameters())
-    expected, found = unfold_static(model), unfold_static(alone)
-    assert torch.equal(found.inputs, expected.inputs)
-    assert found.tokens == 0
+    expected, matrices = unfold_static(model), unfold_static(alone)
+    assert torch.equal(matrices.inputs, expected.inputs)
+    assert matrices.tokens == 0
     assert main(["plot", str(tmp_path)]) == 0
 
 
@@ -104,20 +95,20 @@ def test_static_weights_of_every_form(model_type, tmp_path):
     alone = load_connections(open_conversion(tmp_path))
     for stack in find_family(model_type).source.inner or (None,):
         name = stack and stack.attribute
-        expected, found = unfold_static(model, name), unfold_static(alone, name)
-        assert torch.equal(found.inputs, expected.inputs)
-        assert found.attention == expected.attention
+        expected, matrices = unfold_static(model, name), unfold_static(alone, name)
+        assert torch.equal(matrices.inputs, expected.inputs)
+        assert matrices.attention == expected.attention
     assert main(["plot", str(tmp_path)]) == 0
 
 
 @pytest.mark.slow
 def test_which_sub_layers_have_attention():
     """As in the paper's figures where a layer has two sub-layers; one of three, two of three, all, none."""
-    found = {
+    sub_layers = {
         model_type: unfold_static(convert_model(copy.deepcopy(tiny(model_type)))).attention
         for model_type in ("gpt2", "gemma4_text", "t5", "gpt_neox", "mamba2")
     }
-    assert found == {
+    assert sub_layers == {
         "gpt2": (0, 2, 4, 6),
         "gemma4_text": (0, 3, 6, 9),
         "t5": (0, 1, 3, 4, 6, 7, 9, 10),
@@ -132,7 +123,7 @@ def test_pictures_of_a_text_beside_the_base_of_other_forms(model_type, tmp_path,
     tiny(model_type).save_pretrained(tmp_path / "base")
     convert_model(copy.deepcopy(tiny(model_type))).save_pretrained(tmp_path / "hc")
     byte_tokenizer().save_pretrained(tmp_path / "hc")
-    (tmp_path / "text").write_text("0123456789 !#$%" * 30)
+    (tmp_path / "text").write_text(PRINTABLE * 30)
     command = ["plot", str(tmp_path / "hc"), "--text", str(tmp_path / "text"), "--against", str(tmp_path / "base")]
     assert main(command) == 0
     encoder = main([*command, "--stack", "encoder", "-o", str(tmp_path / "encoder.png")])
@@ -144,7 +135,7 @@ def test_pictures_of_a_text_beside_the_base_of_other_forms(model_type, tmp_path,
 def test_a_model_that_takes_no_text(tmp_path, capsys):
     convert_model(copy.deepcopy(tiny("whisper"))).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "text").write_text("0123456789 !#$%" * 30)
+    (tmp_path / "text").write_text(PRINTABLE * 30)
     assert main(["plot", str(tmp_path), "--text", str(tmp_path / "text")]) == 1
     assert "takes input_features, not text. Draw its static weights, without --text" in capsys.readouterr().err
 
