@@ -232,12 +232,12 @@ def test_convert_sharded(online, work, bases, commits):
 
 
 def test_only_what_is_copied_is_downloaded(online, hub, work, bases):
-    assert hub.asked("org/tiny") == {"config.json", "model.safetensors", READ, *COPIED}
+    assert hub.files_requested("org/tiny") == {"config.json", "model.safetensors", READ, *COPIED}
     for out, base in (("tiny-hc", "tiny"), ("sharded-hc", "sharded")):
         files = {file.relative_to(work / out).as_posix() for file in (work / out).rglob("*") if file.is_file()}
         assert files >= COPIED
         assert not files & LEFT_BEHIND
-        assert not hub.asked(f"org/{base}") & LEFT_BEHIND
+        assert not hub.files_requested(f"org/{base}") & LEFT_BEHIND
         card = (work / out / READ).read_text()
         assert f"base_model: org/{base}\n" in card
         assert "license: apache-2.0\n" in card
@@ -251,7 +251,7 @@ def test_dry_run_downloads_no_weights_and_writes_nothing(online, hub, work, comm
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"Plan: org/dry@{commits['dry'][:7]} (llama, 2 layers, hidden 32, F32)")
     configs = {name for name in COPIED if name.endswith("config.json")}  # which may name code of their own
-    assert hub.asked("org/dry") == {"config.json", "model.safetensors", *configs}
+    assert hub.files_requested("org/dry") == {"config.json", "model.safetensors", *configs}
     assert hub.sent("org/dry", "model.safetensors") == FIRST_REQUEST
     assert list((work / "dry").iterdir()) == []
 
@@ -325,11 +325,11 @@ def test_from_prenorm(loaded, hub, bases):
 def test_inspect_takes_no_weights(online, hub, work):
     shards = {"model-00001-of-00002.safetensors", HC_SHARD}
     code = {path.name for path in (work / "fresh").glob("*.py")}
-    assert hub.asked("org/fresh") == {"config.json", RECORD, "model.safetensors.index.json", *code, *shards}
+    assert hub.files_requested("org/fresh") == {"config.json", RECORD, "model.safetensors.index.json", *code, *shards}
     assert {hub.sent("org/fresh", shard) for shard in shards} == {2 * FIRST_REQUEST}  # of two commands
     here = inspect_checkpoint(str(work / "fresh")).as_dict()
-    there = json.loads(online["inspect fresh"].out)
-    differing = {name for name, value in json.loads(json.dumps(here)).items() if there[name] != value}
+    by_hub = json.loads(online["inspect fresh"].out)
+    differing = {name for name, value in json.loads(json.dumps(here)).items() if by_hub[name] != value}
     assert differing == {"name", "drift"}
 
 

@@ -31,7 +31,7 @@ def test_evaluation(folder, tmp_path):
     )
     data = ModelCard.load(folder / "README.md").data
     assert data.model_name == folder.name
-    assert [(each.dataset_type, each.metric_type, each.metric_value) for each in data.eval_results] == [
+    assert [(result.dataset_type, result.metric_type, result.metric_value) for result in data.eval_results] == [
         ("allenai/ai2_arc", "acc", 0.65),
         ("allenai/ai2_arc", "acc_norm", 0.6125),
         ("json", "exact_match", 0.05),
@@ -66,7 +66,7 @@ def test_where_a_data_set_lies_is_not_published(folder, tmp_path):
         write_card(folder, results=results_file(tmp_path, configs=configs), update=True)
         assert "| arc_easy | acc | 0 | 0.6500" in text_of(folder)
         data = ModelCard.load(folder / "README.md").data
-        assert [each.dataset_type for each in data.eval_results] == ["json"]
+        assert [result.dataset_type for result in data.eval_results] == ["json"]
         assert "/home/me" not in text_of(folder)
 
 
@@ -101,13 +101,13 @@ def test_results_for_the_hub_that_a_person_changed(folder, tmp_path, capsys):
     assert main(arguments) == main(arguments) == 0
     assert "stays as it is" not in capsys.readouterr().err
     changed = for_the_hub.read_text().replace("ARC-Easy", "arc_easy")
-    for theirs in (changed, changed.partition("\n")[2], "- not: ours\n"):
-        for_the_hub.write_text(theirs)
+    for text in (changed, changed.partition("\n")[2], "- not: ours\n"):
+        for_the_hub.write_text(text)
         assert main(arguments) == 0
         printed = capsys.readouterr()
         assert f"warning: '{for_the_hub}' stays as it is, without these results" in printed.err
         assert str(for_the_hub) not in printed.out
-        assert for_the_hub.read_text() == theirs
+        assert for_the_hub.read_text() == text
     for_the_hub.unlink()
     assert main(arguments) == 0
     written = for_the_hub.read_text()

@@ -77,7 +77,7 @@ def test_what_a_person_wrote_stays(folder):
     assert "![streams](figures/streams.png)" in sections(text)["changes"]
     assert "connections.pdf" not in text
     drawn = "\n\n![streams](figures/streams.png)"
-    body, mine = (re.sub(r" [0-9a-f]{8} -->", " -->", ModelCard(each).text) for each in (text, mine))
+    body, mine = (re.sub(r" [0-9a-f]{8} -->", " -->", ModelCard(card).text) for card in (text, mine))
     assert body.replace(drawn, "") == mine
 
 
@@ -108,11 +108,11 @@ def test_a_section_that_was_emptied_stays_so(folder):
 
 
 def test_a_card_that_somebody_else_wrote(folder):
-    theirs = "# A card\n\nBy hand.\n"
-    (folder / "README.md").write_text(theirs)
+    by_hand = "# A card\n\nBy hand.\n"
+    (folder / "README.md").write_text(by_hand)
     with pytest.raises(CardError, match="was written by somebody else. --update adds the sections"):
         write_card(folder)
-    assert text_of(folder) == theirs
+    assert text_of(folder) == by_hand
     written = write_card(folder, update=True)
     text = ModelCard.load(folder / "README.md").text
     assert text.startswith("\n# A card\n\nBy hand.\n\n<!-- hf-hyperconn: summary")

@@ -132,12 +132,13 @@ def test_pictures_of_a_text_beside_the_base_of_other_forms(model_type, tmp_path,
         assert "stack 'encoder' was asked for; HCGPT2Model has one list of layers" in capsys.readouterr().err
 
 
-def test_a_model_that_takes_no_text(tmp_path, capsys):
+def test_a_model_that_takes_no_text(tmp_path, refusal):
     convert_model(copy.deepcopy(tiny("whisper"))).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "text").write_text(PRINTABLE * 30)
-    assert main(["plot", str(tmp_path), "--text", str(tmp_path / "text")]) == 1
-    assert "takes input_features, not text. Draw its static weights, without --text" in capsys.readouterr().err
+    assert "takes input_features, not text. Draw its static weights, without --text" in refusal(
+        tmp_path, "--text", tmp_path / "text"
+    )
 
 
 def test_a_model_without_a_language_model_head(tmp_path, folder):
@@ -151,13 +152,12 @@ def test_a_model_without_a_language_model_head(tmp_path, folder):
             assert torch.equal(parameter, causal.model.get_parameter(name)), name
 
 
-def test_missing_weights_are_not_made_up(folder, tmp_path, capsys):
+def test_missing_weights_are_not_made_up(folder, tmp_path, refusal):
     tensors = load_file(folder / "model.safetensors")
     for name in ("model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp_hc.static_beta"):
         save_file({n: t for n, t in tensors.items() if n != name}, folder / "model.safetensors", {"format": "pt"})
-        options = ["--text", str(tmp_path / "text")] if "up_proj" in name else []
-        assert main(["plot", str(folder), *options]) == 1
-        assert f"holds no {name.removeprefix('model.')}. Copy or download" in capsys.readouterr().err
+        options = ["--text", tmp_path / "text"] if "up_proj" in name else []
+        assert f"holds no {name.removeprefix('model.')}. Copy or download" in refusal(folder, *options)
     assert not (folder / "figures").exists()
 
 
@@ -174,10 +174,9 @@ def test_only_the_beginning_of_a_long_text_is_read(tmp_path):
         (b"\x89PNG\r\n\x1a\n", "is not UTF-8 text (invalid start byte). Give a text file."),
     ],
 )
-def test_a_text_that_is_none(content, message, folder, tmp_path, capsys):
+def test_a_text_that_is_none(content, message, folder, tmp_path, refusal):
     (tmp_path / "text").write_bytes(content)
-    assert main(["plot", str(folder), "--text", str(tmp_path / "text")]) == 1
-    assert message in capsys.readouterr().err
+    assert message in refusal(folder, "--text", tmp_path / "text")
     assert not (folder / "figures").exists()
 
 
@@ -187,33 +186,32 @@ def test_five_tokens_are_enough(folder, tmp_path):
     assert len(list((tmp_path / "out").iterdir())) == 4
 
 
-def test_no_tokenizer(folder, tmp_path, capsys):
+def test_no_tokenizer(folder, tmp_path, refusal):
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    assert main(["plot", str(folder), "--text", str(tmp_path / "text")]) == 1
     message = "has no tokenizer to read the text with. Copy tokenizer.json and tokenizer_config.json from its base."
-    assert message in capsys.readouterr().err
+    assert message in refusal(folder, "--text", tmp_path / "text")
 
 
-def test_a_tokenizer_of_another_model(tmp_path, capsys):
+def test_a_tokenizer_of_another_model(tmp_path, refusal):
     hc_llama().save_pretrained(tmp_path / "model")
     byte_tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "text").write_text("0123456789 abc")
-    assert main(["plot", str(tmp_path / "model"), "--text", str(tmp_path / "text")]) == 1
-    assert "gives a token 99, and the model has 96 from 0. Copy the tokenizer's files" in capsys.readouterr().err
+    assert "gives a token 99, and the model has 96 from 0. Copy the tokenizer's files" in refusal(
+        tmp_path / "model", "--text", tmp_path / "text"
+    )
 
 
-def test_places_where_no_picture_can_be_put(folder, tmp_path, capsys, monkeypatch):
+def test_places_where_no_picture_can_be_put(folder, tmp_path, monkeypatch, refusal):
     (tmp_path / "taken.png").mkdir()
     (tmp_path / "file").write_text("kept")
-    command = ["plot", str(folder), "--kind", "connections", "-o"]
-    assert main([*command, str(tmp_path / "taken.png")]) == 1
-    assert "is a folder, where a picture should go" in capsys.readouterr().err
-    assert main([*command, str(tmp_path / "file" / "deeper" / "x.png")]) == 1
-    assert f"'{tmp_path / 'file'}' is a file, not a folder" in capsys.readouterr().err
+    command = [folder, "--kind", "connections", "-o"]
+    assert "is a folder, where a picture should go" in refusal(*command, tmp_path / "taken.png")
+    message = f"'{tmp_path / 'file'}' is a file, not a folder"
+    assert message in refusal(*command, tmp_path / "file" / "deeper" / "x.png")
     monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)
-    assert main([*command, str(tmp_path / "x.png")]) == 1
-    assert f"no permission to write in '{tmp_path}'. Choose another place with -o." in capsys.readouterr().err
+    message = f"no permission to write in '{tmp_path}'. Choose another place with -o."
+    assert message in refusal(*command, tmp_path / "x.png")
     assert (tmp_path / "file").read_text() == "kept"
 
 
@@ -224,12 +222,11 @@ def test_places_where_no_picture_can_be_put(folder, tmp_path, capsys, monkeypatc
         ({"num_hidden_layers": 2}, "it has model_type 'llama' and 2 layers, not 'llama' and 3."),
     ],
 )
-def test_what_is_not_the_base(changes, message, folder, llama_folder, tmp_path, capsys):
+def test_what_is_not_the_base(changes, message, folder, llama_folder, tmp_path, refusal):
     base = shutil.copytree(llama_folder, tmp_path / "other")
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, **changes}))
-    assert main(["plot", str(folder), "--text", str(tmp_path / "text"), "--against", str(base)]) == 1
-    assert message in capsys.readouterr().err
+    assert message in refusal(folder, "--text", tmp_path / "text", "--against", base)
 
 
 @pytest.mark.slow
@@ -249,10 +246,9 @@ def test_progress_on_a_terminal(folder, tmp_path):
     assert b"Studying: 100%" in shown
 
 
-def test_one_stream_of_keel(tmp_path, capsys):
+def test_one_stream_of_keel(tmp_path, refusal):
     hc_llama(connection="keel", hc_mult=1).save_pretrained(tmp_path)
-    assert main(["plot", str(tmp_path)]) == 1
-    assert "has connection 'keel', where no matrices read and mix streams: nothing to draw." in capsys.readouterr().err
+    assert "has connection 'keel', where no matrices read and mix streams: nothing to draw." in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -265,22 +261,24 @@ def test_one_stream_of_keel(tmp_path, capsys):
         (["--against", "base"], "--against base is only used for the picture of similarity, which was not asked for."),
     ],
 )
-def test_what_is_refused(options, message, folder, capsys, monkeypatch):
+def test_what_is_refused(options, message, folder, monkeypatch, refusal):
     monkeypatch.chdir(folder.parent)
     before = sorted(folder.parent.rglob("*"))
-    assert main(["plot", str(folder), *options]) == 1
-    assert message in capsys.readouterr().err
+    assert message in refusal(folder, *options)
     assert sorted(folder.parent.rglob("*")) == before
 
 
-def test_without_matplotlib(folder, capsys, monkeypatch):
+def test_without_matplotlib(folder, monkeypatch, refusal):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["plot", str(folder), "--kind", "connections"]) == 1
-    assert "which draws the pictures, is not installed. Run: pip install matplotlib" in capsys.readouterr().err
+    assert "which draws the pictures, is not installed. Run: pip install matplotlib" in refusal(
+        folder, "--kind", "connections"
+    )
 
 
-def test_a_base_is_refused(llama_folder, capsys):
-    assert main(["plot", str(llama_folder), "--kind", "connections"]) == 1
-    assert "is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert" in capsys.readouterr().err
-    assert main(["plot", str(llama_folder / "nowhere")]) == 1
-    assert f"there is no folder '{llama_folder / 'nowhere'}'. Give that of a checkpoint" in capsys.readouterr().err
+def test_a_base_is_refused(llama_folder, refusal):
+    assert "is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert" in refusal(
+        llama_folder, "--kind", "connections"
+    )
+    assert f"there is no folder '{llama_folder / 'nowhere'}'. Give that of a checkpoint" in refusal(
+        llama_folder / "nowhere"
+    )
