@@ -49,6 +49,12 @@ def draw(
     """
     if not os.path.isdir(folder):
         raise HyperConnError(f"there is no folder '{folder}'. Give that of a checkpoint with hyper-connections.")
+    checkpoint = open_conversion(folder)
+    if not kind_of(checkpoint.config).has_matrices:
+        raise HyperConnError(
+            f"'{folder}' has connection {checkpoint.config['connection']!r}, where no matrices read and mix streams: "
+            f"nothing to draw."
+        )
     if text is None and kind not in ("connections", "all"):
         raise HyperConnError(f"a picture of {kind} needs a model that runs over text. Give --text FILE.")
     kinds = (kind,) if kind != "all" else KINDS if text else ("connections",)
@@ -61,12 +67,6 @@ def draw(
     for path in files.values():
         _refuse_place(path)
     beginning = None if text is None else read_beginning(text)
-    checkpoint = open_conversion(folder)
-    if not kind_of(checkpoint.config).has_matrices:
-        raise HyperConnError(
-            f"'{folder}' has connection {checkpoint.config['connection']!r}, where no matrices read and mix streams: "
-            f"nothing to draw."
-        )
     try:
         import matplotlib
     except ImportError as error:

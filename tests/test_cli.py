@@ -1,4 +1,4 @@
-"""The command line: what goes where, and with which exit code."""
+"""The command line: its streams and exit codes."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What model cards say, and what the Hub reads of them."""
+"""The text of model cards, and their metadata as the Hub reads them."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""READMEs and results that would take hours or gigabytes to read, or hold what can't be written down."""
+"""READMEs and results that would take hours or gigabytes to read, or hold values that can't be written down."""
 
 import json
 import time

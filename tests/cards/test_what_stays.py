@@ -1,4 +1,4 @@
-"""What stays of what people and Trainer wrote into a card."""
+"""The text of people and of Trainer in a card, which stays."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""What a push sends, what the Hub copies, and what arrives."""
+"""The files that a push sends, that the Hub copies, and that arrive."""
 
 import json
 import shutil

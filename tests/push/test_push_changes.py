@@ -1,4 +1,4 @@
-"""A push asks before it publishes code, config or companions that are not what was written."""
+"""Changed code, config or companions, and malformed records, which a push does not publish unasked."""
 
 import json
 from pathlib import Path

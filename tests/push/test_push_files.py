@@ -1,4 +1,4 @@
-"""Which files go up, which stay, and how to see it before."""
+"""The files that go up, the files that stay, and the dry run that names them."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""What is not pushed, and what is said then."""
+"""Refusals of a push, by this package and by the Hub."""
 
 import errno
 import json
