@@ -14,7 +14,7 @@ from .checkpoint.fields import OPTIONS, add_options
 from .inspection import inspect_checkpoint
 from .interrupts import hearing_interrupts
 from .planning.plan import LINKS, plan_conversion
-from .plot import KINDS as PLOTS
+from .plot import PICTURES
 from .push import carry_out_push, plan_push
 from .terminal import open_streams, put, tell
 from .verification.comparison import ClosedFolderError, files_now, record_comparison
@@ -287,7 +287,7 @@ def _add_inspect(inspect: argparse.ArgumentParser) -> None:
 
 def _add_plot(plot: argparse.ArgumentParser) -> None:
     plot.add_argument("folder", metavar="DIR", help="folder of the checkpoint")
-    plot.add_argument("--kind", choices=(*PLOTS, "all"), default="all", help="which picture (default: all)")
+    plot.add_argument("--kind", choices=(*PICTURES, "all"), default="all", help="which picture (default: all)")
     plot.add_argument(
         "--text", metavar="FILE", help="text to run the model on; without it, only the static weights are shown"
     )

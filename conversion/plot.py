@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel
 
-KINDS = ("connections", "similarity", "streams", "coefficients")
+PICTURES = ("connections", "similarity", "streams", "coefficients")
 SHEET = "sheet"
 SUFFIXES = (".png", ".pdf", ".svg")
 CHARACTERS = 2**20  # of a text, more than are read by a model
@@ -36,10 +36,10 @@ def draw(
     """Draw a checkpoint's connections; one file for each kind of picture, or one sheet with all of them.
 
     folder: a converted checkpoint.
-    kind: one of `KINDS`, or "all".
+    kind: one of `PICTURES`, or "all".
     text: a text file that the model runs over; without one, the static weights alone are unfolded.
     against: its base, a folder or Hub id, whose similarity is drawn beside.
-    out: a file, for all kinds also a folder; by default `figures` inside `folder`.
+    out: a file, for all pictures also a folder; by default `figures` inside `folder`.
     stack: of an encoder-decoder "encoder" or "decoder"; None for the decoder.
 
     Returns the files that were written, in the place of files of their names.
@@ -57,9 +57,9 @@ def draw(
         )
     if text is None and kind not in ("connections", "all"):
         raise HyperConnError(f"a picture of {kind} needs a model that runs over text. Give --text FILE.")
-    kinds = (kind,) if kind != "all" else KINDS if text else ("connections",)
-    files = _files(Path(folder), kinds, kind == "all", out)
-    if against is not None and "similarity" not in kinds:
+    pictures = (kind,) if kind != "all" else PICTURES if text else ("connections",)
+    files = _files(Path(folder), pictures, kind == "all", out)
+    if against is not None and "similarity" not in pictures:
         raise HyperConnError(
             f"--against {against} is only used for the picture of similarity, which was not asked for. "
             f"Give --text FILE, and --kind similarity or all."
@@ -102,10 +102,10 @@ def read_beginning(file: str) -> str:
     return text
 
 
-def _files(folder: Path, kinds: tuple[str, ...], may_be_folder: bool, out: str | None) -> dict[str, Path]:
-    """Choose the file of each kind of picture; several kinds in one file are `SHEET`."""
+def _files(folder: Path, pictures: tuple[str, ...], may_be_folder: bool, out: str | None) -> dict[str, Path]:
+    """Choose the file of each picture; several pictures in one file are `SHEET`."""
     if out is not None and Path(out).suffix in SUFFIXES:
-        return {kinds[0] if len(kinds) == 1 else SHEET: Path(out)}
+        return {pictures[0] if len(pictures) == 1 else SHEET: Path(out)}
     place = folder / "figures" if out is None else Path(out)
     if out is not None and not may_be_folder:
         raise HyperConnError(f"'{out}' should end with one of {', '.join(SUFFIXES)}.")
@@ -117,9 +117,9 @@ def _files(folder: Path, kinds: tuple[str, ...], may_be_folder: bool, out: str |
     if os.path.isfile(place):
         raise HyperConnError(
             f"'{place}' is a file, and no picture. Give a folder, or a file that ends with one of "
-            f"{', '.join(SUFFIXES)}, which gets all kinds on one sheet."
+            f"{', '.join(SUFFIXES)}, which gets all pictures on one sheet."
         )
-    return {name: place / f"{name}.png" for name in kinds}
+    return {name: place / f"{name}.png" for name in pictures}
 
 
 def _refuse_place(path: Path) -> None:

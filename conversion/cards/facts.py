@@ -20,7 +20,7 @@ from ..files.reading import finite
 from ..inspection import Inspection, inspection_of
 from .licences import licence_of
 
-PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".webp")
+PICTURE_SUFFIXES = (".png", ".svg", ".jpg", ".jpeg", ".webp")
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 LICENCE_FILES = ("licen", "copying", "use_policy")  # beginnings of their names
 TRAINER_STATE = "trainer_state.json"
@@ -92,7 +92,9 @@ class Facts:
     def figures(self) -> list[tuple[str, str]]:
         """Title and path of every picture in `figures`."""
         paths = [Path(name) for name in sorted(self.files) if name.startswith("figures/")]
-        return [(path.stem, path.as_posix()) for path in paths if path.suffix in PICTURES and len(path.parts) == 2]
+        return [
+            (path.stem, path.as_posix()) for path in paths if path.suffix in PICTURE_SUFFIXES and len(path.parts) == 2
+        ]
 
     @property
     def command(self) -> str | None:
