@@ -3,35 +3,22 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import CardError
-from hf_hyperconn.families.reading.classes import auto_class
-from hf_hyperconn.kinds import kind_of
 
 from .cards.evaluation import Evaluation, hub_results, read_evaluation
-from .cards.facts import DTYPES, Facts, collect_facts, joined, metadata_of
+from .cards.facts import Facts, collect_facts
 from .cards.licences import licence_of, name_problem, terms_of
+from .cards.rendering import render
 from .checkpoint.base_card import README, licence_fields
-from .checkpoint.readme import (
-    is_by_trainer,
-    is_ours,
-    is_stamped,
-    merge,
-    read_card,
-    stamp,
-    stamp_file,
-    trainer_facts,
-    written_into,
-)
+from .checkpoint.readme import is_by_trainer, is_ours, is_stamped, read_card, stamp_file
 from .files.reading import read_text
 from .files.writing import leads_out, replace_file
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
 
-# `model_cards` lies beside this folder, in a checkout and in the installed package
-TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
 NOTICE = "Notice"
 HUB_RESULTS = ".eval_results/lm_eval.yaml"
 
@@ -60,16 +47,16 @@ def write_card(
     update: bool = False,
     name: str | None = None,
 ) -> WrittenCard:
-    """Write the README.md of a checkpoint with hyper-connections, or renew what was generated of it.
+    """Write the README.md of a checkpoint with hyper-connections, or renew its generated sections.
 
-    What a person wrote into it, or changed in the scores for the Hub, stays (see `card_text`). Each file is
-    replaced in one step.
+    A person's text, and a person's changes of the scores for the Hub, stay (see `readme`). Each file is replaced in
+    one step.
 
     folder: of the checkpoint.
     results: a results file of lm-eval for it.
     base_results: the same for its base, to show beside.
-    update: whether a README.md without any generated section, which somebody else wrote, is taken in.
-    name: of the model; by default that of the folder.
+    update: whether to take in a README.md without any generated section, which somebody else wrote.
+    name: of the model; by default the folder's.
 
     Raises `UnsupportedCheckpointError` when the folder holds no such checkpoint, and `CardError` when its README.md is
     somebody else's, it or the results can't be read, or writing fails.
@@ -80,114 +67,54 @@ def write_card(
     if not os.path.isdir(folder):
         raise CardError(f"there is no folder '{folder}'. Give that of a checkpoint with hyper-connections.")
     evaluation = read_evaluation(results) if results is not None else None
-    of_base = read_evaluation(base_results) if base_results is not None else None
-    _check_links(folder)
-    readme = folder / README
-    existing = read_card(readme) if os.path.isfile(readme) else None
-    if existing is not None and not update and not is_ours(existing.text):
-        author = "Transformers' Trainer" if is_by_trainer(existing.text) else "somebody else"
+    base_evaluation = read_evaluation(base_results) if base_results is not None else None
+    _refuse_links_out(folder)
+    existing = _existing_card(folder / README, update)
+    facts, warnings = collect_facts(folder, name)
+    if facts.licence is None and existing is not None:  # a person may know it
+        facts = replace(facts, inherited={**facts.inherited, **licence_fields(existing.data.to_dict())})
+    card, kept = render(facts, evaluation, base_evaluation, existing)
+    metadata = card.data.to_dict()
+    contents = {README: str(card), **_notice(facts), **_scores_for_the_hub(evaluation)}
+    if HUB_RESULTS in contents and _is_a_persons(path := folder / HUB_RESULTS, contents[HUB_RESULTS]):
+        del contents[HUB_RESULTS]
+        warnings.append(
+            f"'{path}' stays as it is, without these results: somebody has changed what a card wrote there. Edit it, "
+            f"or remove it to have it written again."
+        )
+    files = tuple(_write(folder / file, content) for file, content in contents.items())
+    return WrittenCard(files, metadata, kept, (*warnings, *_licence_warnings(facts, metadata)))
+
+
+def _refuse_links_out(folder: Path) -> None:
+    for path in (folder / README, (folder / HUB_RESULTS).parent):
+        if leads_out(folder, path):
+            raise CardError(f"'{path}' is a link to '{os.path.realpath(path)}', outside the folder. Remove it.")
+
+
+def _existing_card(readme: Path, update: bool) -> "ModelCard | None":
+    """Read the card that is there, if any; refuse somebody else's that is not to be updated."""
+    if not os.path.isfile(readme):
+        return None
+    card = read_card(readme)
+    if not update and not is_ours(card.text):
+        author = "Transformers' Trainer" if is_by_trainer(card.text) else "somebody else"
         raise CardError(
             f"'{readme}' was written by {author}. --update adds the sections of a card to it and keeps what a person "
             f"wrote."
         )
-    facts, warnings = collect_facts(folder, name)
-    if licence_of(facts.inherited) is None and existing is not None:  # a person may know it
-        facts = replace(facts, inherited={**facts.inherited, **licence_fields(existing.data.to_dict())})
-    card, kept = _render(facts, evaluation, of_base, existing)
-    metadata = card.data.to_dict()
-    contents = {README: str(card), **_notice(facts), **_for_the_hub(evaluation)}
-    if HUB_RESULTS in contents and _is_a_persons(path := folder / HUB_RESULTS, contents[HUB_RESULTS]):
-        del contents[HUB_RESULTS]
-        warnings = [
-            *warnings,
-            f"'{path}' stays as it is, without these results: somebody has changed what a card wrote there. Edit it, "
-            f"or remove it to have it written again.",
-        ]
-    files = tuple(_write(folder / file, content) for file, content in contents.items())
-    return WrittenCard(files, metadata, kept, (*warnings, *_to_see_to(facts, metadata)))
-
-
-def _render(
-    facts: Facts, evaluation: Evaluation | None, of_base: Evaluation | None, existing: "ModelCard | None"
-) -> "tuple[ModelCard, tuple[str, ...]]":
-    """The card, and the generated sections that stay as they were."""
-    from huggingface_hub import ModelCard
-
-    before = "" if existing is None else existing.text
-    data, values = metadata_of(facts, evaluation), _values(facts, evaluation, of_base)
-    card = ModelCard.from_template(data, template_path=str(TEMPLATE), trainer=trainer_facts(before), **values)
-    text = stamp(card.text)
-    kept: tuple[str, ...] = ()
-    if is_by_trainer(before):
-        text = f"{text}\n{written_into(before)}"
-    elif existing is not None:
-        text, kept = merge(before, text)
-    card.text = f"\n{text.strip()}\n"
-    if existing is not None:
-        theirs: Any = existing.data
-        card.data = joined(theirs, data, theirs_first=not is_by_trainer(before))
-    return card, kept
-
-
-def _values(facts: Facts, evaluation: Evaluation | None, of_base: Evaluation | None) -> dict:
-    """What the template shows besides the metadata."""
-    found = facts.inspection
-    kind = kind_of(found.fields)
-    base: str | None
-    if facts.base is not None:
-        base = f"[{facts.base}](https://huggingface.co/{facts.base})"
-    else:
-        base = facts.base_name and f"{facts.base_name} (a local checkpoint)"
-    return {
-        "facts": facts,
-        "found": found,
-        "base": base,
-        "kind": kind,
-        "kind_link": f"[{kind.title}](https://arxiv.org/abs/{kind.paper})",
-        "settings": ", ".join(kind.settings(found.fields)),
-        "streams": kind.streams(found.fields),
-        "handed_on": kind.handed_on(found.fields),
-        "exactness": f"bit for bit{' in 16 bits and within rounding in float32' * kind.is_rounded}",
-        "auto_class": auto_class(facts.head),
-        "generates": facts.head in facts.family.source.generative,
-        "dtype": DTYPES.get(found.dtype, found.dtype),
-        "added_parameters": _share(found.added_parameters, found.parameters),
-        "added_flops": _share(found.added_flops, found.flops),
-        "versions": facts.record.get("versions") or {},
-        "terms": terms_of(facts.inherited),
-        "evaluation": evaluation,
-        "compared": of_base is not None,
-        "scores": [] if evaluation is None else _rows(evaluation, of_base),
-    }
-
-
-def _share(added: int, whole: int | None) -> str:
-    if whole is None:  # of a quantised model
-        return f"{added:,}"
-    return f"{added:,}, {100 * added / (whole - added):.3g} % of the rest's {whole - added:,}"
-
-
-def _rows(evaluation: Evaluation, of_base: Evaluation | None) -> list[list[str]]:
-    """A row of the table for each score of the model, with its base's where there is one."""
-    theirs = {score.key: score for score in of_base.scores} if of_base is not None else {}
-    rows = []
-    for score in evaluation.scores:
-        row = [score.task, score.filtered_metric, "" if score.shots is None else str(score.shots), score.shown]
-        if of_base is not None:
-            row.append(theirs[score.key].shown if score.key in theirs else "")
-        rows.append(row)
-    return rows
+    return card
 
 
 def _notice(facts: Facts) -> dict[str, str]:
-    """The text file that some licences want beside the weights."""
+    """Return the text file that some licenses want beside the weights."""
     terms = terms_of(facts.inherited)
-    there = any(name.lower() in ("notice", "notice.txt", "notice.md") for name in facts.files)
-    return {} if terms is None or there else {NOTICE: f"{terms.notice}\n"}
+    is_there = any(name.lower() in ("notice", "notice.txt", "notice.md") for name in facts.files)
+    return {} if terms is None or is_there else {NOTICE: f"{terms.notice}\n"}
 
 
-def _for_the_hub(evaluation: Evaluation | None) -> dict[str, str]:
-    """Scores in the format of the Hub's leaderboards."""
+def _scores_for_the_hub(evaluation: Evaluation | None) -> dict[str, str]:
+    """Return a file of scores in the format of the Hub's leaderboards, of an evaluation of all samples."""
     from huggingface_hub import eval_result_entries_to_yaml
     from huggingface_hub.utils import yaml_dump
 
@@ -197,23 +124,22 @@ def _for_the_hub(evaluation: Evaluation | None) -> dict[str, str]:
 
 
 def _is_a_persons(path: Path, content: str) -> bool:
-    """Whether a file is there that no card wrote as it is now, and that holds something else than `content`.
+    """Return whether a person changed a file, so that it holds neither a card's text nor `content`.
 
     Raises `CardError` when it can't be read.
     """
     if path.is_symlink() or not os.path.isfile(path):
         return False
     try:
-        there = read_text(path)
+        text = read_text(path)
     except OSError as error:
         raise CardError(f"can't read '{path}': {error.strerror}. Allow that, or remove it.") from error
-    except ValueError:  # no text
+    except ValueError:  # not UTF-8
         return True
-    return not is_stamped(there) and there != content.partition("\n")[2]
+    return not is_stamped(text) and text != content.partition("\n")[2]
 
 
-def _to_see_to(facts: Facts, metadata: dict) -> list[str]:
-    """Warnings about the licence of the base."""
+def _licence_warnings(facts: Facts, metadata: dict) -> list[str]:
     if "license" not in metadata:
         if facts.base_name is None:
             return []
@@ -234,9 +160,3 @@ def _write(path: Path, content: str) -> Path:
     except OSError as error:
         raise CardError(f"can't write '{path}': {error.strerror}. Fix that and run it again.") from error
     return path
-
-
-def _check_links(folder: Path) -> None:
-    for path in (folder / README, (folder / HUB_RESULTS).parent):
-        if leads_out(folder, path):
-            raise CardError(f"'{path}' is a link to '{os.path.realpath(path)}', outside the folder. Remove it.")

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from .checkpoint.fields import OPTIONS, add_options
 from .inspection import inspect_checkpoint
 from .interrupts import hearing_interrupts
 from .planning.plan import LINKS, plan_conversion
-from .plot import KINDS as PLOTS
+from .plot import PICTURES
 from .push import carry_out_push, plan_push
 from .terminal import open_streams, put, tell
 from .verification.comparison import ClosedFolderError, files_now, record_comparison
@@ -21,45 +22,47 @@ from .verify import MODES, fault_of_mode, verify_checkpoint
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
 
-CONVERT_EXAMPLES = """examples:
+EXAMPLES = {
+    "convert": """
   hf-hyperconn convert meta-llama/Llama-3.2-1B -n 4
   hf-hyperconn convert ./llama ./llama-hc --connection shc -n 2 --link hard
   hf-hyperconn convert ./llama --start history
   hf-hyperconn convert ./llava --stack vision_tower
   hf-hyperconn convert ./llama --dry-run
-"""
-VERIFY_EXAMPLES = """examples:
+""",
+    "verify": """
   hf-hyperconn verify ./Llama-3.2-1B-HCx4 --against meta-llama/Llama-3.2-1B
   hf-hyperconn verify ./llama-hc --against ./llama --mode structure
-"""
-INSPECT_EXAMPLES = """examples:
+""",
+    "inspect": """
   hf-hyperconn inspect ./Llama-3.2-1B-HCx4
   hf-hyperconn inspect someone/Llama-3.2-1B-HCx4 --json
-"""
-PLOT_EXAMPLES = """examples:
+""",
+    "plot": """
   hf-hyperconn plot ./Llama-3.2-1B-HCx4 --text article.txt
   hf-hyperconn plot ./Llama-3.2-1B-HCx4 --text article.txt -o sheet.pdf
   hf-hyperconn plot ./llama-hc --kind similarity --text article.txt --against ./llama -o similarity.pdf
   hf-hyperconn plot ./llama-hc --kind connections -o static-weights.png
-"""
-CARD_EXAMPLES = """examples:
+""",
+    "card": """
   hf-hyperconn card ./Llama-3.2-1B-HCx4
   hf-hyperconn card ./Llama-3.2-1B-HCx4 --results results/results_2026-11-21.json
   hf-hyperconn card ./runs/first --update
-"""
-PUSH_EXAMPLES = """examples:
+""",
+    "push": """
   hf-hyperconn push ./Llama-3.2-1B-HCx4 me/Llama-3.2-1B-HCx4 --dry-run
   hf-hyperconn push ./Llama-3.2-1B-HCx4 me/Llama-3.2-1B-HCx4 --include 'notes/*.md'
   hf-hyperconn push ./llama-hc me/llama-hc --private --revision trained
   hf-hyperconn push ./llama-hc team/llama-hc --create-pr --json
-"""
-REFRESH_EXAMPLES = """examples:
+""",
+    "refresh": """
   hf-hyperconn refresh ./Llama-3.2-1B-HCx4 --dry-run
   hf-hyperconn refresh ./Llama-3.2-1B-HCx4
-"""
-DEMO_EXAMPLES = """example:
+""",
+    "demo": """
   hf-hyperconn demo --steps 100
-"""
+""",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,10 +77,11 @@ def main(arguments: list[str] | None = None) -> int:
         if options.quiet:
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
         with hearing_interrupts():
-            return options.run(options)
+            options.run(options)
+        return OK
     except KeyboardInterrupt:
-        goes_on = options is not None and options.run in GO_ON and not options.dry_run
-        tell("interrupted; run the same command again to continue" if goes_on else "interrupted")
+        is_resumable = options is not None and options.run in RESUMABLE and not options.dry_run
+        tell("interrupted; run the same command again to continue" if is_resumable else "interrupted")
         return INTERRUPTED
     except BaseException as error:  # a panic of Rust is no Exception
         if isinstance(error, SystemExit | GeneratorExit) or options is None or options.verbose:
@@ -87,95 +91,88 @@ def main(arguments: list[str] | None = None) -> int:
         return VERIFICATION_FAILED if isinstance(error, VerificationError) else FAILED
 
 
-def _convert(options: argparse.Namespace) -> int:
+def _convert(options: argparse.Namespace) -> None:
     from .convert import carry_out
 
     if fault := fault_of_mode(options.verify, options.layers, (*MODES, "off")):
         raise HyperConnError(fault)
-    given: Any = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
+    fields: Any = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     plan = plan_conversion(
         options.model,
         options.out,
-        fields=given,
+        fields=fields,
         stack=options.stack,
         revision=options.revision,
         link=options.link,
         force=options.force,
     )
     if options.dry_run:
-        put(json.dumps(plan.as_dict(), indent=2) if options.json else plan.describe())
-        return OK
+        _put(options, plan.as_dict(), plan.describe())
+        return
     result = carry_out(plan, verify=options.verify, layers=options.layers, say=_speaker(options))
-    if options.json:
-        verification = result.verification and result.verification.as_dict()
-        renamed = result.renamed and str(result.renamed)
-        put(json.dumps({**plan.as_dict(), "renamed": renamed, "verification": verification}, indent=2))
-        return OK
-    _speaker(options)(f"next          {plan.loading}\n              equals its base until you train it")
-    put(str(result.path), as_is=True)
-    return OK
+    if not options.json:
+        _speaker(options)(f"next          {plan.loading}\n              equals its base until you train it")
+    verification = result.verification and result.verification.as_dict()
+    facts = {**plan.as_dict(), "renamed": result.renamed and str(result.renamed), "verification": verification}
+    _put(options, facts, str(result.path), as_is=True)
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _verify(options: argparse.Namespace) -> None:
     if options.against is None:
         of_a_base = {"--revision": options.revision, "--layers": options.layers, "--mode full": options.mode == "full"}
         if option := next((option for option, given in of_a_base.items() if given), None):
             raise HyperConnError(f"{option} is of a comparison with the base: give --against MODEL, or leave it out.")
     folder = Path(options.folder)
-    compared = files_now(folder)
+    files = files_now(folder)
     report = verify_checkpoint(
         options.folder, options.against, revision=options.revision, mode=options.mode, layers=options.layers
     )
-    if options.json:
-        put(json.dumps({"folder": options.folder, "against": options.against, **report.as_dict()}, indent=2))
-    else:
-        put("\n".join(report.lines()))
+    facts = {"folder": options.folder, "against": options.against, **report.as_dict()}
+    _put(options, facts, "\n".join(report.lines()))
     if not report.passed:
         raise VerificationError(f"verification failed: {report.failure}.")
     try:
-        if record_comparison(folder, report.as_dict(), compared):
+        if record_comparison(folder, report.as_dict(), files):
             _speaker(options)("recorded      the comparison with the base, which was missing")
     except ClosedFolderError as error:
         _speaker(options)(f"not recorded  {error}")
-    return OK
 
 
-def _inspect(options: argparse.Namespace) -> int:
-    found = inspect_checkpoint(options.model, options.revision)
-    put(json.dumps(found.as_dict(), indent=2) if options.json else "\n".join(found.lines()))
-    return OK
+def _inspect(options: argparse.Namespace) -> None:
+    inspection = inspect_checkpoint(options.model, options.revision)
+    _put(options, inspection.as_dict(), "\n".join(inspection.lines()))
 
 
-def _plot(options: argparse.Namespace) -> int:
+def _plot(options: argparse.Namespace) -> None:
     from .plot import draw
 
-    asked = {name: getattr(options, name) for name in ("text", "against", "out", "stack")}
-    files = draw(options.folder, options.kind, **asked)
+    files = draw(
+        options.folder,
+        options.kind,
+        text=options.text,
+        against=options.against,
+        out=options.out,
+        stack=options.stack,
+    )
     paths = [str(path) for path in files]
-    put(json.dumps({"files": paths}, indent=2) if options.json else "\n".join(paths), as_is=True)
-    return OK
+    _put(options, {"files": paths}, "\n".join(paths), as_is=True)
 
 
-def _card(options: argparse.Namespace) -> int:
+def _card(options: argparse.Namespace) -> None:
     from .card import write_card
 
-    written = write_card(
+    card = write_card(
         options.folder, results=options.results, base_results=options.base_results, update=options.update
     )
-    for section in written.kept:
+    for section in card.kept:
         _speaker(options)(f"kept          the section {section!r} as it is")
-    for warning in written.warnings:
+    for warning in card.warnings:
         _speaker(options)(f"warning: {warning}")
-    files = [str(path) for path in written.files]
-    if options.json:
-        facts = {**vars(written), "files": files}
-        put(json.dumps(facts, indent=2, default=str))  # metadata may hold dates
-    else:
-        put("\n".join(files), as_is=True)
-    return OK
+    paths = [str(path) for path in card.files]
+    _put(options, {**vars(card), "files": paths}, "\n".join(paths), as_is=True)
 
 
-def _push(options: argparse.Namespace) -> int:
+def _push(options: argparse.Namespace) -> None:
     plan = plan_push(
         options.folder,
         options.repo,
@@ -187,40 +184,37 @@ def _push(options: argparse.Namespace) -> int:
         say=_speaker(options),
     )
     if options.dry_run:
-        put(json.dumps({"folder": options.folder, **plan.as_dict()}, indent=2) if options.json else plan.describe())
-        return OK
+        _put(options, {"folder": options.folder, **plan.as_dict()}, plan.describe())
+        return
     result = carry_out_push(plan, say=_speaker(options))
-    facts = {"folder": options.folder, "repo": options.repo, **result.as_dict()}
-    put(json.dumps(facts, indent=2) if options.json else result.url)
-    return OK
+    _put(options, {"folder": options.folder, "repo": options.repo, **result.as_dict()}, result.url)
 
 
-def _refresh(options: argparse.Namespace) -> int:
+def _refresh(options: argparse.Namespace) -> None:
     from .refresh import refresh
 
-    found = refresh(options.folder, dry_run=options.dry_run, accept_changes=options.accept_changes)
-    put(
-        json.dumps({"folder": options.folder, **found.as_dict()}, indent=2)
-        if options.json
-        else "\n".join(found.lines())
-    )
-    if found.forgets_verification and not found.is_current and not options.dry_run:
+    result = refresh(options.folder, dry_run=options.dry_run, accept_changes=options.accept_changes)
+    _put(options, {"folder": options.folder, **result.as_dict()}, "\n".join(result.lines()))
+    if result.forgets_verification and not result.is_current and not options.dry_run:
         _speaker(options)(f"next          hf-hyperconn verify {options.folder} --against BASE, as the code is new")
-    return OK
 
 
-def _demo(options: argparse.Namespace) -> int:
+def _demo(options: argparse.Namespace) -> None:
     from .demo import run_demo
 
     run_demo(options.folder, steps=options.steps, say=_speaker(options))
-    return OK
 
 
-GO_ON = (_convert, _push)  # these keep what an interrupted one has done
+RESUMABLE = (_convert, _push)
 
 
-def _speaker(options: argparse.Namespace):
+def _speaker(options: argparse.Namespace) -> Callable[[str], None]:
     return (lambda line: None) if options.quiet else tell
+
+
+def _put(options: argparse.Namespace, facts: dict, text: str, *, as_is: bool = False) -> None:
+    """Print a result, as facts in JSON or as text; `as_is` is for text with paths, see `put`."""
+    put(json.dumps(facts, indent=2, default=str) if options.json else text, as_is=as_is)  # metadata may hold dates
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -233,24 +227,23 @@ def _parser() -> argparse.ArgumentParser:
         prog="hf-hyperconn", description="Hyper-Connections for Transformers checkpoints.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"hf-hyperconn {hf_hyperconn.__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-
-    def command(name: str, run, text: str, examples: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (run, add_arguments, text) in COMMANDS.items():
+        command = subparsers.add_parser(
             name,
             help=text,
             description=text[0].upper() + text[1:] + ".",
-            epilog=examples,
+            epilog=f"examples:{EXAMPLES[name]}",
             parents=[common],
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        sub.set_defaults(run=run)
-        return sub
+        command.set_defaults(run=run)
+        add_arguments(command)
+    return parser
 
-    convert = command(
-        "convert", _convert, "convert a checkpoint, exactly, to one with n residual streams", CONVERT_EXAMPLES
-    )
+
+def _add_convert(convert: argparse.ArgumentParser) -> None:
     convert.add_argument("model", metavar="MODEL", help="local folder or Hub id")
     convert.add_argument("out", metavar="OUT", nargs="?", help="folder to create (default: ./<name>-HCx<n>)")
     add_options(convert)
@@ -278,22 +271,23 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     convert.add_argument("--force", action="store_true", help="rename an OUT that exists, to a name with the time")
 
-    verify = command("verify", _verify, "check a converted checkpoint, against its base if given", VERIFY_EXAMPLES)
+
+def _add_verify(verify: argparse.ArgumentParser) -> None:
     verify.add_argument("folder", metavar="OUT", help="folder of the converted checkpoint")
     verify.add_argument("--against", metavar="MODEL", help="its base: local folder or Hub id")
     verify.add_argument("--revision", help="branch, tag or commit of MODEL")
     verify.add_argument("--mode", "--verify", choices=MODES, default="auto", help="as in convert")
     verify.add_argument("--layers", type=_positive, metavar="K", help="run the first K layers only")
 
-    inspect = command(
-        "inspect", _inspect, "show what a converted checkpoint is and what its connections cost", INSPECT_EXAMPLES
-    )
+
+def _add_inspect(inspect: argparse.ArgumentParser) -> None:
     inspect.add_argument("model", metavar="MODEL", help="local folder or Hub id; no weights are downloaded")
     inspect.add_argument("--revision", help="branch, tag or commit of MODEL")
 
-    plot = command("plot", _plot, "draw what the connections of a converted checkpoint do", PLOT_EXAMPLES)
+
+def _add_plot(plot: argparse.ArgumentParser) -> None:
     plot.add_argument("folder", metavar="DIR", help="folder of the checkpoint")
-    plot.add_argument("--kind", choices=(*PLOTS, "all"), default="all", help="which picture (default: all)")
+    plot.add_argument("--kind", choices=(*PICTURES, "all"), default="all", help="which picture (default: all)")
     plot.add_argument(
         "--text", metavar="FILE", help="text to run the model on; without it, only the static weights are shown"
     )
@@ -301,7 +295,8 @@ def _parser() -> argparse.ArgumentParser:
     plot.add_argument("--stack", help="encoder or decoder, of a model with both (default: decoder)")
     plot.add_argument("-o", "--out", help="file to write, or folder for all kinds (default: DIR/figures)")
 
-    card = command("card", _card, "write or update the model card of a checkpoint", CARD_EXAMPLES)
+
+def _add_card(card: argparse.ArgumentParser) -> None:
     card.add_argument("folder", metavar="DIR", help="folder of the checkpoint")
     card.add_argument("--results", metavar="FILE", help="results_*.json of lm-eval, to show in the card")
     card.add_argument("--base-results", metavar="FILE", help="the same for the base, for comparison")
@@ -309,7 +304,8 @@ def _parser() -> argparse.ArgumentParser:
         "--update", action="store_true", help="also update a README.md that you or Trainer wrote, and keep its text"
     )
 
-    push = command("push", _push, "push a checkpoint to the Hub, in one commit", PUSH_EXAMPLES)
+
+def _add_push(push: argparse.ArgumentParser) -> None:
     push.add_argument("folder", metavar="DIR", help="folder of a conversion, or of a model saved after training")
     push.add_argument("repo", metavar="REPO", help="owner/name on the Hub; created if it doesn't exist")
     push.add_argument("--private", action="store_true", help="make the repo private")
@@ -331,22 +327,18 @@ def _parser() -> argparse.ArgumentParser:
         help="push even if code, config or other files have changed since they were written",
     )
 
-    update = command("refresh", _refresh, "update the code of an older folder to this release", REFRESH_EXAMPLES)
-    update.add_argument("folder", metavar="DIR", help="folder of the checkpoint; its weights stay as they are")
-    update.add_argument("--dry-run", action="store_true", help="print what would change, and change nothing")
-    update.add_argument(
+
+def _add_refresh(refresh: argparse.ArgumentParser) -> None:
+    refresh.add_argument("folder", metavar="DIR", help="folder of the checkpoint; its weights stay as they are")
+    refresh.add_argument("--dry-run", action="store_true", help="print what would change, and change nothing")
+    refresh.add_argument(
         "--accept-changes", action="store_true", help="also replace code that has changed since it was written"
     )
 
-    demo = command(
-        "demo",
-        _demo,
-        "train a tiny Llama, convert it, verify it and train both further; offline, in minutes",
-        DEMO_EXAMPLES,
-    )
+
+def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("folder", metavar="DIR", nargs="?", help="where to keep the models (default: they are not kept)")
     demo.add_argument("--steps", type=_positive, default=300, metavar="K", help="training steps (default: 300)")
-    return parser
 
 
 def _positive(text: str) -> int:
@@ -354,3 +346,19 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
+
+
+COMMANDS = {
+    "convert": (_convert, _add_convert, "convert a checkpoint, exactly, to one with n residual streams"),
+    "verify": (_verify, _add_verify, "check a converted checkpoint, against its base if given"),
+    "inspect": (_inspect, _add_inspect, "show what a converted checkpoint is and what its connections cost"),
+    "plot": (_plot, _add_plot, "draw what the connections of a converted checkpoint do"),
+    "card": (_card, _add_card, "write or update the model card of a checkpoint"),
+    "push": (_push, _add_push, "push a checkpoint to the Hub, in one commit"),
+    "refresh": (_refresh, _add_refresh, "update the code of an older folder to this release"),
+    "demo": (
+        _demo,
+        _add_demo,
+        "train a tiny Llama, convert it, verify it and train both further; offline, in minutes",
+    ),
+}

@@ -1,4 +1,4 @@
-"""The main job on a model small enough to train here: train, convert, verify, load elsewhere, train on."""
+"""`hf-hyperconn demo`: training, conversion, verification and further training of a model that is small enough."""
 
 import os
 import subprocess
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 from huggingface_hub.utils import tqdm
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils import logging
@@ -42,7 +43,7 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=48, do_sample=False,
 def run_demo(folder: str | None = None, *, steps: int = 300, say: Callable[[str], None] = print) -> None:
     """Train a tiny byte-level Llama on the standard library's source and take it through the converter.
 
-    Prints what happens with `say` and a table of held-out losses on stdout. Needs no network.
+    Prints its progress with `say` and a table of held-out losses on stdout. Needs no network.
 
     folder: a new folder that keeps the models; by default they are removed.
     steps: training steps of the base; the continuation takes half as many.
@@ -52,25 +53,20 @@ def run_demo(folder: str | None = None, *, steps: int = 300, say: Callable[[str]
     """
     register_auto_classes()
     logging.disable_progress_bar()
-    if folder is not None:
-        _make(folder)
-    with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
-        _demonstrate(Path(place), steps, say)
-
-
-def _make(folder: str) -> None:
-    """Raises `ConversionError` when there is something, or no folder can be made."""
     try:
-        Path(folder).mkdir(parents=True)
+        if folder is not None:
+            Path(folder).mkdir(parents=True)
     except FileExistsError as error:
         raise ConversionError(f"'{folder}' already exists. Choose another DIR.") from error
     except (OSError, ValueError) as error:  # a name with a null character is no OSError
         reason = getattr(error, "strerror", None) or error
         raise ConversionError(f"can't make the folder '{folder:.200}': {reason}. Choose another DIR.") from error
+    with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
+        _demonstrate(Path(place), steps, say)
 
 
 def _demonstrate(place: Path, steps: int, say: Callable[[str], None]) -> None:
-    training, held_out = _standard_library_bytes()
+    training, held_out = map(_tokens, standard_library())
     base = byte_llama()
     say(f"1. a Llama of {base.num_parameters():,} parameters, trained on the standard library's source")
     _train([base], training, steps, learning_rate=3e-3, seed=1)
@@ -84,18 +80,17 @@ def _demonstrate(place: Path, steps: int, say: Callable[[str], None]) -> None:
     say("   " + _generate_elsewhere(converted).replace("\n", "\n   "))
 
     say("4. both trained further, on the same data")
-    model = LlamaForCausalLM.from_pretrained(place / "base")
-    hc_model = AutoModelForCausalLM.from_pretrained(converted)
-    before = [_loss(each, held_out) for each in (model, hc_model)]
-    _train([model, hc_model], training, max(steps // 2, 1), learning_rate=1e-3, seed=2)
-    after = [_loss(each, held_out) for each in (model, hc_model)]
+    models = [LlamaForCausalLM.from_pretrained(place / "base"), AutoModelForCausalLM.from_pretrained(converted)]
+    before = [_loss(model, held_out) for model in models]
+    _train(models, training, max(steps // 2, 1), learning_rate=1e-3, seed=2)
+    after = [_loss(model, held_out) for model in models]
     put(f"{'held-out loss':<16}{'converted':>12}{'trained on':>12}")
     for name, *losses in zip(("Llama", f"Llama DHC×{STREAMS}"), before, after, strict=True):
         put(f"{name:<16}" + "".join(f"{loss:>12.4f}" for loss in losses))
 
 
 def byte_llama(eos_token_id: int | None = None) -> LlamaForCausalLM:
-    """An untrained Llama over bytes, of 0.8M parameters; always the same."""
+    """Return an untrained Llama over bytes, of 0.8M parameters; always the same."""
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -114,16 +109,16 @@ def byte_llama(eos_token_id: int | None = None) -> LlamaForCausalLM:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer in which each byte is a token, with the byte's value as its id."""
+    """Return a tokenizer in which each byte is a token, with the byte's value as its id."""
     vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 def standard_library() -> tuple[list[Path], list[Path]]:
-    """The standard library's top-level modules: nine files in ten to train on, the others held out.
+    """Return the standard library's top-level modules: nine files in ten to train on, the others held out.
 
     Raises `HyperConnError` when this Python comes without them.
     """
@@ -133,28 +128,23 @@ def standard_library() -> tuple[list[Path], list[Path]]:
     return [path for i, path in enumerate(files) if i % 10], files[::10]
 
 
-def _standard_library_bytes() -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids of both parts of the standard library."""
-
-    def ids(part: list[Path]) -> torch.Tensor:
-        return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in part)), dtype=torch.uint8).long()
-
-    training, held_out = standard_library()
-    return ids(training), ids(held_out)
+def _tokens(files: list[Path]) -> torch.Tensor:
+    """Return the bytes of files as token ids."""
+    return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in files)), dtype=torch.uint8).long()
 
 
 def _train(
-    trained: list[PreTrainedModel], tokens: torch.Tensor, steps: int, *, learning_rate: float, seed: int
+    models: list[PreTrainedModel], tokens: torch.Tensor, steps: int, *, learning_rate: float, seed: int
 ) -> None:
     """Train each model on the same batches, in order of steps."""
     generator = torch.Generator().manual_seed(seed)
-    optimizers = [torch.optim.AdamW(m.train().parameters(), lr=learning_rate, weight_decay=0.0) for m in trained]
+    optimizers = [torch.optim.AdamW(m.train().parameters(), lr=learning_rate, weight_decay=0.0) for m in models]
     with tqdm(total=steps, desc="Training", unit="step", disable=None) as bar:
         for _ in range(steps):
             starts = torch.randint(len(tokens) - LENGTH, (BATCH, 1), generator=generator)
             batch = tokens[starts + torch.arange(LENGTH)]
             losses = []
-            for model, optimizer in zip(trained, optimizers, strict=True):
+            for model, optimizer in zip(models, optimizers, strict=True):
                 loss = model(input_ids=batch, labels=batch).loss
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

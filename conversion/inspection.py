@@ -1,6 +1,8 @@
-"""`hf-hyperconn inspect`: what a hyper-connection checkpoint is, from its config and the headers of its weights."""
+"""`hf-hyperconn inspect`: facts of a checkpoint with connections, from its config and the headers of its weights."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hf_hyperconn.analysis.costs import (
@@ -32,7 +34,7 @@ from .planning.plan import gigabytes
 if TYPE_CHECKING:
     from .verification.start import Drift
 
-ITEM_SIZES = {"F64": 8, "F32": 4}  # of others, 2: what is quantised computes in 16 bits
+ITEM_SIZES = {"F64": 8, "F32": 4}  # of others, 2: quantized models compute in 16 bits
 CAPTION = "Largest change of static weights: alpha reads or mixes, beta writes. Size of the dynamic part of either."
 TITLES = {"mlp": "MLP", "attn": "attention", "cross_attn": "cross-attention"}
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -40,26 +42,26 @@ UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a hyper-connection checkpoint is.
+    """Facts of a checkpoint with connections.
 
     name: as the user gave it.
     family: as Transformers spells it in class names.
     stack: the model in it that has the connections, where `--stack` chose it.
-    connection, hc_mult, layers, hidden_size: as in its config; its layers are those that have connections.
-    fields: all fields of its connections, those that its config lacks at their defaults.
+    layers: number of those with connections.
+    fields: all fields of its connections, with defaults where its config lacks them.
     dtype: that of most of its weights, as safetensors spells it.
-    quantised: the method, of a quantised checkpoint; None otherwise.
-    base, commit: what it was converted from, where that is recorded.
-    code_files, code_lines: how many files of code it brings, and how many lines of these are not empty.
+    quantised: the method of a quantized checkpoint; None otherwise.
+    base, commit: the base and its commit, where they are recorded.
+    code_files, code_lines: number of its files of code, and of the lines in them that are not empty.
     cut_from: the releases of Transformers that its code was cut from; empty where its branches are of no release.
-    parameters: stored ones, all of them; None when they are packed by quantisation.
-    added_parameters: those of the connections among them.
+    parameters: number of all stored ones; None when they are packed by quantization.
+    added_parameters: number of those of the connections.
     flops: operations of one token's forward; None like `parameters`.
-    added_flops: those of the connections among them, see `connection_flops`.
+    added_flops: operations of the connections among them, see `connection_flops`.
     added_memory: bytes for a token that the connections keep for the backward, see `kept_bytes`.
-    trained: whether the connections have left the equivalent initialisation; None when that is not known.
-    not_known: why it is not known.
-    drift: how far, by sub-layer; None where values were not read.
+    trained: whether the connections have left the equivalent initialization; None when that is not known.
+    not_known: the reason why it is not known.
+    drift: distance from that start by sub-layer; None where values were not read.
     readout_drift: the largest change of the readout's parameters; None, too, when it has none.
     """
 
@@ -90,19 +92,23 @@ class Inspection:
     readout_drift: float | None
 
     def lines(self) -> list[str]:
-        """The inspection for people."""
+        """Return the inspection for people."""
         commit = f"@{self.commit[:7]}" if self.commit else ""
         where = f" ({self.stack})" if self.stack else ""
         model = f"{self.name}: {self.family}{where}, {self.layers} layers, hidden {self.hidden_size}, {self.dtype}"
+        if self.trained is None:
+            state = f"not known: {self.not_known}"
+        else:
+            state = f"the hyper-connections are {'trained' if self.trained else 'at the equivalent initialisation'}"
         rows = [
             ("model", f"{model}, quantised by {self.quantised}" if self.quantised else model),
             ("connection", ", ".join([self.connection, *kind_of(self.fields).settings(self.fields)])),
             ("base", f"{self.base}{commit}" if self.base else "not recorded"),
-            ("code", f"{self.code_files} files, {self.code_lines:,} lines, {code_origin(self.cut_from)}"),
-            ("parameters", _share(self.parameters, self.added_parameters, lambda count: f"{count:,}")),
-            ("FLOPs", f"{_share(self.flops, self.added_flops, _scaled)}, a token, forward"),
+            ("code", f"{self.code_files} files, {self.code_lines:,} lines, {_code_origin(self.cut_from)}"),
+            ("parameters", _with_share(self.parameters, self.added_parameters, "{:,}".format)),
+            ("FLOPs", f"{_with_share(self.flops, self.added_flops, _scaled)}, a token, forward"),
             ("activations", f"+{gigabytes(self.added_memory)} a token kept for the backward, without recomputation"),
-            ("state", self._state()),
+            ("state", state),
         ]
         lines = [f"{name:<13} {text}" for name, text in rows]
         if not (self.trained and self.drift):
@@ -111,24 +117,19 @@ class Inspection:
         return [*lines, *_table(self.drift), *readout]
 
     def as_dict(self) -> dict:
-        """The inspection for machines."""
+        """Return the inspection for machines."""
         return asdict(self)
 
-    def _state(self) -> str:
-        if self.trained is None:
-            return f"not known: {self.not_known}"
-        return f"the hyper-connections are {'trained' if self.trained else 'at the equivalent initialisation'}"
 
-
-def code_origin(cut_from: tuple[str, ...]) -> str:
-    """Which releases of Transformers run the code of a checkpoint."""
+def _code_origin(cut_from: tuple[str, ...]) -> str:
+    """Name the releases of Transformers that run the code of a checkpoint."""
     if not cut_from:
         return "of no release of Transformers: all that it supports run it"
     return f"cut from Transformers {', '.join(cut_from)}; releases with the same layers run it, others refuse it"
 
 
 def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
-    """Say what a hyper-connection checkpoint is.
+    """Inspect a checkpoint with hyper-connections.
 
     model: local folder or Hub id. Of a Hub repo only headers of weights, small JSON files and code are fetched.
     revision: branch, tag or commit of a Hub repo.
@@ -139,18 +140,18 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
 
 
 def inspection_of(checkpoint: Checkpoint) -> Inspection:
-    """Say what an open checkpoint is; errors as for `inspect_checkpoint`."""
+    """Inspect an open checkpoint; errors as for `inspect_checkpoint`."""
     config, family, weights, record = checkpoint.config, checkpoint.family, checkpoint.weights, checkpoint.record
-    quantised = _quantisation(config)
+    quantised = _quantization_method(config)
     _check_experts(checkpoint)
-    of_base = base_flops(config, {name: tensor.shape for name, tensor in weights.tensors.items()})
-    if of_base == 0:
+    flops = base_flops(config, {name: tensor.shape for name, tensor in weights.tensors.items()})
+    if flops == 0:
         raise UnsupportedCheckpointError(
             f"the weights of {checkpoint.name!r} are those of connections alone. Give a complete checkpoint."
         )
     base, commit = base_of(config, record)
     added_flops = connection_flops(config)
-    trained, not_known, drift, readout_drift = _state_of(checkpoint)
+    trained, not_known, drift, readout_drift = _training_of(checkpoint)
     code_files, code_lines = size_of_code(checkpoint)
     return Inspection(
         name=checkpoint.name,
@@ -160,7 +161,7 @@ def inspection_of(checkpoint: Checkpoint) -> Inspection:
         connection=config["connection"],
         hc_mult=config["hc_mult"],
         fields={name: config.get(name, default) for name, default in FIELDS.items()},
-        layers=sum(each["num_hidden_layers"] for each in configs_of_stacks(config)),
+        layers=sum(stack["num_hidden_layers"] for stack in configs_of_stacks(config)),
         hidden_size=config["hidden_size"],
         dtype=weights.dtype,
         quantised=quantised,
@@ -171,7 +172,7 @@ def inspection_of(checkpoint: Checkpoint) -> Inspection:
         cut_from=tuple(dict.fromkeys(cut.release for cut in cuts_of(checkpoint))),
         parameters=None if quantised else weights.parameters,
         added_parameters=sum(tensor.size for name, tensor in weights.tensors.items() if is_of_connection(name)),
-        flops=None if quantised else of_base + added_flops,
+        flops=None if quantised else flops + added_flops,
         added_flops=added_flops,
         added_memory=kept_bytes(config, ITEM_SIZES.get(weights.dtype, 2)),
         trained=trained,
@@ -192,45 +193,43 @@ def _check_experts(checkpoint: Checkpoint) -> None:
         )
 
 
-def _quantisation(config: dict) -> str | None:
-    quantised = config.get("quantization_config")
-    if quantised is None:
+def _quantization_method(config: dict) -> str | None:
+    settings = config.get("quantization_config")
+    if settings is None:
         return None
-    return str(quantised.get("quant_method")) if isinstance(quantised, dict) else "an unnamed method"
+    return str(settings.get("quant_method")) if isinstance(settings, dict) else "an unnamed method"
 
 
-def _state_of(
+def _training_of(
     checkpoint: Checkpoint,
 ) -> "tuple[bool | None, str | None, tuple[Drift, ...] | None, float | None]":
-    """`trained`, `not_known`, `drift` and `readout_drift` of an `Inspection`."""
+    """Return `trained`, `not_known`, `drift` and `readout_drift` of an `Inspection`."""
     if reason := inequivalence(checkpoint.config):
         return None, f"this is trained from scratch and has no equivalent initialisation ({reason})", None, None
     from .verification.start import fault, measure_drift
 
-    if found := fault(checkpoint):
-        return None, found, None, None
+    if reason := fault(checkpoint):
+        return None, reason, None, None
     if isinstance(checkpoint.source, LocalSource):
         with open_tensors(checkpoint.source, checkpoint.weights, "numpy") as read:
-            trained, drift, of_readout = measure_drift(read, checkpoint)
-        return trained, None, drift, of_readout
-    differ = _by_digest(checkpoint)
-    return differ, "that would need its weights, which were not downloaded" if differ is None else None, None, None
+            trained, drift, readout_drift = measure_drift(read, checkpoint)
+        return trained, None, drift, readout_drift
+    if (is_trained := _is_trained_by_digest(checkpoint)) is None:
+        return None, "that would need its weights, which were not downloaded", None, None
+    return is_trained, None, None, None
 
 
-def _by_digest(checkpoint: Checkpoint) -> bool | None:
-    """Whether the connections have changed since the conversion, if they are alone in the file that it recorded."""
-    source, weights, record = checkpoint.source, checkpoint.weights, checkpoint.record
-    if record is None:
-        return None
-    file, recorded = record.get("hyper_connection_shard"), record.get("hyper_connection_sha256")
+def _is_trained_by_digest(checkpoint: Checkpoint) -> bool | None:
+    """Return whether the file of the connections, which holds nothing else, differs from its recorded digest."""
+    digests, weights, record = checkpoint.source.sha256, checkpoint.weights, checkpoint.record or {}
+    file, digest = record.get("hyper_connection_shard"), record.get("hyper_connection_sha256")
     held = {name for name, tensor in weights.tensors.items() if tensor.file == file}
-    connections = {name for name in weights.tensors if is_of_connection(name)}
-    if recorded is None or held != connections or file not in source.sha256:
+    if digest is None or file not in digests or held != set(filter(is_of_connection, weights.tensors)):
         return None
-    return source.sha256[file] != recorded
+    return digests[file] != digest
 
 
-def _share(total: int | None, added: int, shown) -> str:
+def _with_share(total: int | None, added: int, shown: Callable[[int], str]) -> str:
     if total is None:
         return f"+{shown(added)} by the connections (the base's are not known: it is quantised)"
     return f"{shown(total)}, +{100 * added / (total - added):.3g} % by the connections ({shown(added)})"
@@ -242,17 +241,14 @@ def _scaled(count: int) -> str:
 
 
 def _table(drift: "tuple[Drift, ...]") -> list[str]:
-    """A line a layer, columns for each of its sub-layers; a table for each list of layers."""
+    """Return a table for each list of layers: a line for a layer, columns for each of its sub-layers."""
     head, lines = f"{'alpha':>9} {'beta':>9} {'dynamic':>9}", ["", CAPTION]
-    for stack in dict.fromkeys(each.stack for each in drift):
-        layers: dict[int, list[Drift]] = {}
-        for each in drift:
-            if each.stack == stack:
-                layers.setdefault(each.layer, []).append(each)
-        names = [TITLES.get(each.sub_layer, each.sub_layer) for each in layers[0]]
+    for stack, stack_drift in groupby(drift, lambda part: part.stack):
+        layers = [(layer, list(parts)) for layer, parts in groupby(stack_drift, lambda part: part.layer)]
+        names = [TITLES.get(part.sub_layer, part.sub_layer) for part in layers[0][1]]
         lines += ["", f"{stack or 'drift':<5} " + " ".join(f"{name:>29}" for name in names)]
         lines.append(" ".join(["layer", *[head] * len(names)]))
-        for layer, parts in layers.items():
-            values = (getattr(part, name) for part in parts for name in ("alpha", "beta", "dynamic"))
+        for layer, parts in layers:
+            values = (value for part in parts for value in (part.alpha, part.beta, part.dynamic))
             lines.append(f"{layer:<5} " + " ".join(f"{value:>9.3g}" for value in values))
     return lines

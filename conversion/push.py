@@ -1,6 +1,7 @@
-"""A checkpoint goes to the Hub: one commit, in which the Hub itself copies what it has of the base's weights."""
+"""Publication of a checkpoint on the Hub by one commit, in which the Hub itself copies its weights of the base."""
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,10 +11,11 @@ import hf_hyperconn
 from hf_hyperconn.errors import PushError
 
 from .cards.licences import name_problem
+from .checkpoint.base_card import is_term
 from .planning.plan import gigabytes
 from .publishing.folder import CheckedFolder, Say, open_checked
 from .publishing.hub_refusals import explained, refuses_copies
-from .publishing.push_plan import FATES, PushPlan, check_terms
+from .publishing.push_plan import FATES, PushPlan
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationCopy, HfApi, ModelInfo
@@ -21,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PushResult:
-    """What a push did.
+    """Result of a push.
 
     url: of the commit or pull request; of the newest commit when the repo held everything already.
     commit: its full id.
     copied: files that the Hub copied from the base's repo.
     uploaded: size in bytes of each file that was sent from here.
     unchanged: files that the repo held already.
-    removed: weight files of the repo that the folder hasn't got.
+    removed: weight files of the repo that the folder lacks.
     left: files of the folder that are no part of the model and stayed here.
     """
 
@@ -41,7 +43,7 @@ class PushResult:
     left: tuple[str, ...]
 
     def as_dict(self) -> dict:
-        """The result for machines."""
+        """Return the result for machines."""
         return asdict(self)
 
 
@@ -98,7 +100,7 @@ def plan_push(
     accept_changes: bool = False,
     say: Say = lambda line: None,
 ) -> PushPlan:
-    """Decide what a push does with each file, and refuse what may not be published; the Hub is only read.
+    """Plan the fate of each file in a push, and refuse what may not be published; the Hub is only read.
 
     Arguments and errors as for `push_checkpoint`.
     """
@@ -110,20 +112,17 @@ def plan_push(
 
     api = HfApi(library_name="hf_hyperconn", library_version=hf_hyperconn.__version__)
     with explained(repo_id):
-        base, present = _info(api, checked.base) if checked.base else None, _info(api, repo_id)
-        if present and base and present.id == base.id and not create_pr and revision in (None, "main"):
+        base, repo = _info(api, checked.base) if checked.base else None, _info(api, repo_id)
+        if repo and base and repo.id == base.id and not create_pr and revision in (None, "main"):
             raise PushError(
                 f"{repo_id!r} is the base, whose weights would be replaced. Give another repo, or a branch of this "
                 f"one with --revision."
             )
-        if present and private and not present.private:
+        if repo and private and not repo.private:
             raise PushError(f"{repo_id!r} exists and is public. Drop --private, or give another repo.")
-        is_open = not (present.private or present.gated if present else private)
-        if checked.base and is_open:
-            check_terms(checked.base, base, repo_id, checked.metadata, say)
-        if is_open and (problem := name_problem(repo_id.partition("/")[2], checked.metadata)):
-            say(f"name          {problem}")
-        target, new_branch = _branch(api, repo_id, revision, make=not create_pr) if present else (None, False)
+        if not (repo.private or repo.gated if repo else private):
+            _check_publication(checked, base, repo_id, say)
+        target, new_branch = _branch(api, repo_id, revision, make=not create_pr) if repo else (None, False)
         return PushPlan(
             folder=checked,
             repo_id=repo_id,
@@ -138,22 +137,21 @@ def plan_push(
 
 
 def carry_out_push(plan: PushPlan, *, say: Say = lambda line: None) -> PushResult:
-    """Do what `plan` says; errors as for `push_checkpoint`."""
+    """Carry out a plan; errors as for `push_checkpoint`."""
     api, repo_id, revision = plan.api, plan.repo_id, plan.revision
     with explained(repo_id):
-        if plan.target is None:
+        target, new_branch = plan.target, plan.new_branch
+        if target is None:
             api.create_repo(repo_id, private=plan.private or None, exist_ok=True)
             target, new_branch = _branch(api, repo_id, revision, make=not plan.create_pr)
-            plan = replace(plan, target=target, new_branch=new_branch)
-        if plan.new_branch:
+        if new_branch:
             api.create_branch(repo_id, branch=str(revision), exist_ok=True)
             target, _ = _branch(api, repo_id, revision, make=False)
-            plan = replace(plan, target=target, new_branch=False)
-        return _commit(plan, say)
+        return _commit(replace(plan, target=target, new_branch=False), say)
 
 
 def _info(api: "HfApi", repo_id: str) -> "ModelInfo | None":
-    """What the Hub says of a repo; None when it has none, or none for this user."""
+    """Ask the Hub for a repo; return None when it has none, or none for this user."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
@@ -163,9 +161,9 @@ def _info(api: "HfApi", repo_id: str) -> "ModelInfo | None":
 
 
 def _branch(api: "HfApi", repo_id: str, revision: str | None, make: bool) -> "tuple[ModelInfo, bool]":
-    """The newest commit of a branch, with its files, and whether the branch has to be made.
+    """Return the newest commit of a branch, with its files, and whether the branch has to be made.
 
-    make: whether one that is missing is to begin where `main` is.
+    make: whether a missing branch is to begin at `main`.
     """
     from huggingface_hub.errors import RevisionNotFoundError
 
@@ -177,33 +175,72 @@ def _branch(api: "HfApi", repo_id: str, revision: str | None, make: bool) -> "tu
         return api.model_info(repo_id, files_metadata=True), True
 
 
-def _copies(api: "HfApi", checked: CheckedFolder, say: Say) -> "dict[str, CommitOperationCopy]":
-    """The files that the base's repo holds at the commit of the conversion, as copies for the Hub to make."""
+def _check_publication(folder: CheckedFolder, base: "ModelInfo | None", repo_id: str, say: Say) -> None:
+    """Refuse a public repo that lacks the terms of its base, and speak of its name under the license.
+
+    The card of a conversion of a gated, private or unreadable base must name a license. It must also carry over the
+    license and the gating fields (`extra_gated_*`) of the base's own card, as far as the Hub shows that card.
+
+    base: None when the Hub shows this user none.
+    """
+    metadata = folder.metadata
+    if folder.base and (base is None or base.gated or base.private):
+        base_card = base.card_data.to_dict() if base and base.card_data else {}
+        lacking = [] if metadata.get("license") else ["license"]
+        lacking += [
+            name
+            for name, value in base_card.items()
+            if is_term(name) and not _is_carried_over(folder.base, name, value, metadata)
+        ]
+        state = "can't be read" if base is None else "is gated" if base.gated else "is private"
+        if lacking:
+            raise PushError(
+                f"the base {folder.base!r} {state}, and {repo_id!r} would be public. Give --private, or a README.md "
+                f"whose metadata carries the base's terms over (missing or different: "
+                f"{', '.join(dict.fromkeys(lacking))}); `hf-hyperconn card` writes what is missing."
+            )
+        if base and base.gated:
+            say(f"gated base    a card doesn't gate a repo: switch gating on in the settings of {repo_id!r}")
+    if problem := name_problem(repo_id.partition("/")[2], metadata):
+        say(f"name          {problem}")
+
+
+def _is_carried_over(base: str, name: str, value: Any, metadata: dict) -> bool:
+    """Whether a card holds a term of the base's card: the same license, or any value of a gating field."""
+    if name not in metadata or not name.startswith("license"):
+        return name in metadata
+    if metadata[name] == value:
+        return True
+    # where no copy of the license lies beside the weights, a card links to the base's
+    link = rf"https://huggingface\.co/{re.escape(base)}/blob/[^/]+/{re.escape(str(value))}"
+    return name == "license_link" and re.fullmatch(link, str(metadata[name])) is not None
+
+
+def _copies(api: "HfApi", folder: CheckedFolder, say: Say) -> "dict[str, CommitOperationCopy]":
+    """Return copies, for the Hub to make, of the files that the base's repo holds at the commit of the conversion."""
     from huggingface_hub import CommitOperationCopy
     from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
-    files, base, commit, record = checked.source.files, checked.base, checked.commit, checked.record
-    assert base is not None
-    assert commit is not None
-    assert record is not None
-    shards = {s["source"]: s["file"] for s in record["base_shards"] if s["file"] in checked.names}
+    base, commit, record = str(folder.base), str(folder.commit), folder.record or {}
+    shards = {shard["source"]: shard["file"] for shard in record["base_shards"] if shard["file"] in folder.names}
     if not shards:
         return {}
     if "src_repo_id" not in CommitOperationCopy.__dataclass_fields__:
         say("base weights  uploaded: this release of huggingface_hub can't have them copied")
         return {}
     try:
-        theirs: list[Any] = api.get_paths_info(base, list(shards), revision=commit)
+        base_files: list[Any] = api.get_paths_info(base, list(shards), revision=commit)
     except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
         say(f"base weights  uploaded: {base!r} can't be read at the commit {commit[:7]}")
         return {}
     copies = {}
-    for file in theirs:
-        ours = shards[file.path]
+    for file in base_files:
+        name = shards[file.path]
         # the Hub copies only what is in its Xet storage
-        if file.lfs and file.xet_hash and file.size == files[ours] and file.lfs.sha256 == checked.digest(ours):
-            copies[ours] = CommitOperationCopy(
-                file.path, ours, src_revision=commit, src_repo_id=base, src_repo_type="model"
+        is_there = file.lfs and file.xet_hash and file.size == folder.source.files[name]
+        if is_there and file.lfs.sha256 == folder.digest(name):
+            copies[name] = CommitOperationCopy(
+                file.path, name, src_revision=commit, src_repo_id=base, src_repo_type="model"
             )
     if not copies:
         say(f"base weights  uploaded: {base!r} has none of them that the Hub can copy")
@@ -211,47 +248,47 @@ def _copies(api: "HfApi", checked: CheckedFolder, say: Say) -> "dict[str, Commit
 
 
 def _commit(plan: PushPlan, say: Say) -> PushResult:
-    """Commit what the branch lacks, and take away weights that would be loaded instead."""
+    """Commit the files that the branch lacks, and remove weights that would be loaded instead."""
     from huggingface_hub import CommitOperationDelete
 
     target: Any = plan.target
-    api, checked, files = plan.api, plan.folder, plan.files
+    api, folder, files = plan.api, plan.folder, plan.files
     uploaded, copied, unchanged, removed, left = ([f.name for f in files if f.fate == fate] for fate in FATES)
 
-    def result(url: str, commit: str) -> PushResult:
-        sizes = checked.source.files
-        say(f"copied        {len(copied)} file(s), {gigabytes(sum(sizes[name] for name in copied))}")
-        say(f"uploaded      {len(uploaded)} file(s), {gigabytes(sum(sizes[name] for name in uploaded))}")
-        return PushResult(
-            url=url,
-            commit=commit,
-            copied=tuple(copied),
-            uploaded={name: sizes[name] for name in uploaded},
-            unchanged=tuple(unchanged),
-            removed=tuple(removed),
-            left=tuple(left),
-        )
-
-    def commit(operations: list) -> PushResult:
+    def commit(copied: list[str]) -> tuple[str, str]:
         info = api.create_commit(
             target.id,
-            operations,
+            [*changes, *(plan.base_copies[name] for name in copied)],
             commit_message=f"Upload with hf-hyperconn {hf_hyperconn.__version__}",
             revision=plan.revision,
             create_pr=plan.create_pr,
             parent_commit=target.sha,
         )
-        return result(info.pr_url or info.commit_url, info.oid)
+        return info.pr_url or info.commit_url, info.oid
 
-    changes = [*map(checked.addition, uploaded), *(CommitOperationDelete(name, is_folder=False) for name in removed)]
+    changes: list[Any] = [*map(folder.addition, uploaded)]
+    changes += (CommitOperationDelete(name, is_folder=False) for name in removed)
     if not (changes or copied):
-        return result(f"{api.endpoint}/{target.id}/commit/{target.sha}", target.sha)
-    try:
-        return commit([*changes, *(plan.base_copies[name] for name in copied)])
-    except Exception as error:
-        if not (copied and refuses_copies(error, str(checked.base))):
-            raise
-        say(f"base weights  uploaded: the Hub doesn't copy them from {checked.base!r}")
-        changes += map(checked.addition, copied)
-        uploaded, copied = sorted([*uploaded, *copied]), []
-        return commit(changes)
+        url, oid = f"{api.endpoint}/{target.id}/commit/{target.sha}", target.sha
+    else:
+        try:
+            url, oid = commit(copied)
+        except Exception as error:
+            if not (copied and refuses_copies(error, str(folder.base))):
+                raise
+            say(f"base weights  uploaded: the Hub doesn't copy them from {folder.base!r}")
+            changes += map(folder.addition, copied)
+            uploaded, copied = sorted([*uploaded, *copied]), []
+            url, oid = commit(copied)
+    sizes = folder.source.files
+    for fate, names in (("copied", copied), ("uploaded", uploaded)):
+        say(f"{fate:<14}{len(names)} file(s), {gigabytes(sum(sizes[name] for name in names))}")
+    return PushResult(
+        url=url,
+        commit=oid,
+        copied=tuple(copied),
+        uploaded={name: sizes[name] for name in uploaded},
+        unchanged=tuple(unchanged),
+        removed=tuple(removed),
+        left=tuple(left),
+    )

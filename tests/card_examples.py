@@ -7,6 +7,7 @@ writes them anew.
 
 import json
 import tempfile
+from math import prod
 from pathlib import Path
 
 from huggingface_hub import constants
@@ -18,24 +19,19 @@ CARDS = Path(__file__).resolve().parents[1] / "model_cards"
 COMMIT = "0" * 40  # stands for the base's
 VERSIONS = {"hf_hyperconn": "0.1.0", "safetensors": "0.8.0", "torch": "2.13.0", "transformers": "5.23.0"}
 
+# without the fields that hold the defaults of their model type
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
     "bos_token_id": 128000,
     "eos_token_id": 128001,
     "head_dim": 64,
-    "hidden_act": "silu",
     "hidden_size": 2048,
-    "initializer_range": 0.02,
     "intermediate_size": 8192,
     "max_position_embeddings": 131072,
-    "mlp_bias": False,
     "model_type": "llama",
     "num_attention_heads": 32,
     "num_hidden_layers": 16,
     "num_key_value_heads": 8,
-    "pretraining_tp": 1,
     "rms_norm_eps": 1e-05,
     "rope_scaling": {
         "factor": 32.0,
@@ -47,28 +43,14 @@ LLAMA = {
     "rope_theta": 500000.0,
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
-    "use_cache": True,
     "vocab_size": 128256,
 }
-# without extra_gated_prompt, which holds the text of the licence
+# without extra_gated_prompt, which holds the text of the license
 LLAMA_CARD = """---
-language:
-- en
-- de
-- fr
-- it
-- pt
-- hi
-- es
-- th
+language: [en, de, fr, it, pt, hi, es, th]
 library_name: transformers
 pipeline_tag: text-generation
-tags:
-- facebook
-- meta
-- pytorch
-- llama
-- llama-3
+tags: [facebook, meta, pytorch, llama, llama-3]
 license: llama3.2
 extra_gated_fields:
   First Name: text
@@ -84,44 +66,27 @@ extra_gated_button_content: Submit
 """
 OLMOE = {
     "architectures": ["OlmoeForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "clip_qkv": None,
     "eos_token_id": 50279,
-    "hidden_act": "silu",
     "hidden_size": 2048,
-    "initializer_range": 0.02,
     "intermediate_size": 1024,
     "max_position_embeddings": 4096,
     "model_type": "olmoe",
-    "norm_topk_prob": False,
     "num_attention_heads": 16,
     "num_experts": 64,
     "num_experts_per_tok": 8,
     "num_hidden_layers": 16,
     "num_key_value_heads": 16,
-    "output_router_logits": False,
-    "pad_token_id": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
     "rope_theta": 10000.0,
-    "router_aux_loss_coef": 0.01,
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
-    "use_cache": True,
     "vocab_size": 50304,
 }
 OLMOE_CARD = """---
 license: apache-2.0
-language:
-- en
-tags:
-- moe
-- olmo
-- olmoe
+language: [en]
+tags: [moe, olmo, olmoe]
 co2_eq_emissions: 1
-datasets:
-- allenai/OLMoE-mix-0924
+datasets: [allenai/OLMoE-mix-0924]
 library_name: transformers
 ---
 
@@ -129,7 +94,7 @@ library_name: transformers
 """
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
-# of each card: the base's id, config and card, and files that it has besides
+# by card: the base's id, config and card, and its other files
 EXAMPLES = {
     "Llama-3.2-1B-HCx4": ("meta-llama/Llama-3.2-1B", LLAMA, LLAMA_CARD, ("LICENSE.txt", "USE_POLICY.md", *TOKENIZER)),
     "OLMoE-1B-7B-HCx4": ("allenai/OLMoE-1B-7B-0924", OLMOE, OLMOE_CARD, TOKENIZER),
@@ -137,7 +102,7 @@ EXAMPLES = {
 
 
 def shapes_of(config: dict) -> dict[str, list[int]]:
-    """Names and shapes of the weights on disk of a Llama or OLMoE config."""
+    """Return names and shapes of the weights on disk of a Llama or OLMoE config."""
     d, f, v = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     key_value = d // config["num_attention_heads"] * config["num_key_value_heads"]
     mlp = {"gate_proj": [f, d], "up_proj": [f, d], "down_proj": [d, f]}
@@ -156,13 +121,10 @@ def shapes_of(config: dict) -> dict[str, list[int]]:
 
 
 def write_weights(path: Path, shapes: dict[str, list[int]]) -> None:
-    """A safetensors file of bfloat16 zeros, which take no space on disk."""
+    """Write a safetensors file of bfloat16 zeros, which take no space on disk."""
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for name, shape in shapes.items():
-        size = 2
-        for length in shape:
-            size *= length
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end := end + size]}
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end := end + 2 * prod(shape)]}
     text = json.dumps(header).encode()
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
@@ -184,7 +146,7 @@ def cache(folder: Path, base: str, config: dict, card: str, files: tuple[str, ..
 
 
 def render(name: str, place: Path) -> str:
-    """The card of an example, which is converted in the folder `place` from a cache that is made there."""
+    """Return the card of an example, converted in the folder `place` from a cache that is made there."""
     base, config, card, files = EXAMPLES[name]
     snapshot = cache(place / "hub", base, config, card, files)
     write_weights(snapshot / "model.safetensors", shapes_of(config))

@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face Hub on this machine: serves folders as model repos and records what it is asked."""
+"""A stand-in for the Hugging Face Hub on this machine: serves folders as model repos and records requests."""
 
 import hashlib
 import json
@@ -71,11 +71,11 @@ class Hub(ThreadingHTTPServer):
         return commit
 
     def may_write(self, repo: str, token: str | None) -> bool:
-        """Whether the holder of an access token may write to a repo: here nobody."""
+        """Return whether the holder of an access token may write to a repo: here nobody."""
         return False
 
     def find(self, repo: str, revision: str, token: str | None = None) -> tuple[str, Path]:
-        """The commit and the folder of a revision. Raises `HubError`."""
+        """Return the commit and the folder of a revision. Raises `HubError`."""
         if repo not in self._commits or (repo in self.private and not self.may_write(repo, token)):
             raise HubError(401, "RepoNotFound", "Invalid username or password.")  # what the Hub tells the anonymous
         commit = self._refs[repo].get(revision, revision)
@@ -83,12 +83,12 @@ class Hub(ThreadingHTTPServer):
             raise HubError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return commit, self._commits[repo][commit]
 
-    def asked(self, repo: str) -> set[str]:
-        """The files of a repo that any request named and that exist."""
+    def files_requested(self, repo: str) -> set[str]:
+        """Return the existing files of a repo that requests named."""
         return {request.file for request in self.requests if request.repo == repo and request.file}
 
     def sent(self, repo: str, file: str) -> int:
-        """How many bytes of a file went out, over all requests."""
+        """Return how many bytes of a file went out, over all requests."""
         return sum(request.sent for request in self.requests if (request.repo, request.file) == (repo, file))
 
 
@@ -132,7 +132,6 @@ class Handler(BaseHTTPRequestHandler):
                 raise HubError(404, "EntryNotFound", f"{path} does not exist on {revision!r}")
             answer = [path_info(name, file) for name, file in inside.items()]
         else:
-            blobs = "blobs" in self.query
             answer = {
                 "id": repo,
                 "sha": commit,
@@ -141,7 +140,8 @@ class Handler(BaseHTTPRequestHandler):
                 "tags": [],
                 "cardData": metadata_load(files["README.md"]) if "README.md" in files else None,
                 "siblings": [
-                    {"rfilename": name, **(_sibling(name, file) if blobs else {})} for name, file in files.items()
+                    {"rfilename": name, **(_sibling(name, file) if "blobs" in self.query else {})}
+                    for name, file in files.items()
                 ],
             }
         return 200, json.dumps(answer).encode(), {"Content-Type": "application/json"}
@@ -182,16 +182,14 @@ def _unquoted(match: re.Match) -> dict[str, str | None]:
 
 
 def _sibling(name: str, file: Path) -> dict:
-    """What the info of a repo says of a file."""
+    """Return the entry of a file in the info of a repo."""
     info = path_info(name, file)
     sibling = {"size": info["size"], "blobId": info["oid"]}
-    if lfs := info.get("lfs"):
-        sibling["lfs"] = {"size": lfs["size"], "sha256": lfs["oid"], "pointerSize": lfs["pointerSize"]}
-    return sibling
+    return {**sibling, "lfs": {**info["lfs"], "sha256": info["lfs"]["oid"]}} if "lfs" in info else sibling
 
 
 def path_info(name: str, file: Path) -> dict:
-    """What the tree of a repo says of a file: git's digest of it, or of the pointer that stands for a large one."""
+    """Return the entry of a file in the tree of a repo, with git's digest of it, or of the pointer to a large one."""
     size = file.stat().st_size
     info = {"type": "file", "path": name, "size": size}
     if not is_large(name, size):
@@ -203,23 +201,19 @@ def path_info(name: str, file: Path) -> dict:
 
 
 def files_in(folder: Path) -> dict[str, Path]:
-    """All files of a folder by their names in a repo."""
+    """Return all files of a folder by their names in a repo."""
     return {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
 def is_large(name: str, size: int) -> bool:
-    """Whether a file is kept by LFS."""
+    """Return whether LFS keeps a file."""
     return name.endswith(LARGE) or size > LARGEST_OUTSIDE_LFS
 
 
 def sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while part := opened.read(2**20):
-            digest.update(part)
-    return digest.hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def xet_hash(digest: str) -> str:
-    """Of a file with that SHA-256; only equality matters here."""
+    """Return the Xet hash of a file with a SHA-256; only equality matters here."""
     return hashlib.sha256(f"xet {digest}".encode()).hexdigest()

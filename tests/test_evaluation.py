@@ -1,4 +1,4 @@
-"""lm-eval by its own command line, where hf_hyperconn can't be imported: a conversion scores what its base scores."""
+"""Scores of a conversion by lm-eval's own command line, where hf_hyperconn can't be imported: those of its base."""
 
 import json
 import re
@@ -24,16 +24,16 @@ CONVERTED = "Llama-3.2-1B-HCx4"  # on the page
 
 @pytest.fixture(scope="module")
 def place(stories, text, tmp_path_factory) -> Path:
-    """A folder with a base, its conversion under the name on the page, and what the local tasks ask."""
+    """A folder with a base, its conversion under the name on the page, and the questions of the local tasks."""
     place = tmp_path_factory.mktemp("evaluation")
     (place / "base").symlink_to(stories)
     convert_checkpoint(str(stories), place / CONVERTED, verify="off")
     passages = [" ".join(text[start : start + 2500].split()) for start in range(10_000, 90_000, 10_000)]
     words = [passage.split() for passage in passages]
-    endings = [" ".join(each[60:70]) for each in words]
+    endings = [" ".join(passage[60:70]) for passage in words]
     questions = [
-        {"beginning": " ".join(each[:60]), "endings": [endings[i - 1], endings[i], endings[i - 2]], "answer": 1}
-        for i, each in enumerate(words)
+        {"beginning": " ".join(passage[:60]), "endings": [endings[i - 1], endings[i], endings[i - 2]], "answer": 1}
+        for i, passage in enumerate(words)
     ]
     for name, rows in (("endings", questions), ("passages", [{"text": passage} for passage in passages])):
         (place / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -41,39 +41,25 @@ def place(stories, text, tmp_path_factory) -> Path:
 
 
 def command(model: str, dtype: str, output: Path) -> list[str]:
-    """The page's command, for another model and dtype, on the local tasks."""
+    """Return the page's command for another model and dtype, on the local tasks."""
     (line,) = [code for language, code in snippets("docs/serving.md") if code.startswith("lm-eval")]
-    for old, new in (
-        (CONVERTED, model),
-        ("dtype=bfloat16", f"dtype={dtype}"),
-        ("hellaswag", "endings,passages"),
-        ("results", str(output)),
-    ):
+    changes = {CONVERTED: model, "=bfloat16": f"={dtype}", "hellaswag": "endings,passages", "results": str(output)}
+    for old, new in changes.items():
         assert line.count(old) == 1
         line = line.replace(old, new)
-    program, *arguments = shlex.split(line)
+    program, *arguments = shlex.split(f"{line} --include_path {TASKS} --device cpu --log_samples")
     assert program == "lm-eval"
-    return [
-        sys.executable,
-        "-m",
-        "lm_eval",
-        *arguments,
-        "--include_path",
-        str(TASKS),
-        "--device",
-        "cpu",
-        "--log_samples",
-    ]
+    return [sys.executable, "-m", "lm_eval", *arguments]
 
 
 def report(folder: Path) -> dict:
-    """Scores, and every sample with its log-likelihoods."""
+    """Return scores, and every sample with its log-likelihoods."""
     (results,) = folder.rglob("results_*.json")
-    found = {"results": json.loads(results.read_text(encoding="utf-8"))["results"]}
+    facts = {"results": json.loads(results.read_text(encoding="utf-8"))["results"]}
     for task in ("endings", "passages"):
         (samples,) = folder.rglob(f"samples_{task}_*.jsonl")
-        found[task] = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
-    return found
+        facts[task] = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
+    return facts
 
 
 @pytest.mark.slow

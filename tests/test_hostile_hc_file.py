@@ -30,7 +30,7 @@ SAVED = {
 
 @pytest.fixture
 def write(llama, tmp_path):
-    """Writes a file with the metadata given, which changes that of a good one, and the tensors of a good one."""
+    """A function that writes a file with metadata, which change those of a good one, and tensors."""
     tensors = load_file(save_hc(convert_model(llama), tmp_path / "good.safetensors"))
 
     def written(metadata, tensors=tensors):
@@ -42,7 +42,7 @@ def write(llama, tmp_path):
 
 
 def assert_refused(file, llama, message):
-    """By a base and by a conversion."""
+    """Load a file into a base and into a conversion, and expect its refusal."""
     start = time.monotonic()
     for model in (llama, hc_llama()):
         with pytest.raises(HyperConnectionFileError, match=message):
@@ -106,22 +106,24 @@ def test_fields_that_no_conversion_has(fields, write, llama):
         load_hc(llama, write(fields, tensors))
 
 
+NO_JSON, NO_METADATA = "can't be read as a safetensors file", "was not written by save_hc"
+
+
 @pytest.mark.parametrize(
-    "metadata",
-    ["[" * 100_000, '{"hc_eps": NaN}', '{"hc_eps": -Infinity}', '{"hc_mult": ' + "9" * 5000 + "}", "{", ""],
-    ids=["deep", "nan", "infinite", "long", "cut", "empty"],
+    ("metadata", "message"),
+    [
+        pytest.param("[" * 100_000, NO_JSON, id="deep"),
+        pytest.param('{"hc_eps": NaN}', NO_JSON, id="nan"),
+        pytest.param('{"hc_eps": -Infinity}', NO_JSON, id="infinite"),
+        pytest.param('{"hc_mult": ' + "9" * 5000 + "}", NO_JSON, id="long"),
+        ("{", NO_JSON),
+        ("", NO_JSON),
+        *((metadata, NO_METADATA) for metadata in ("3", "null", "[]", '"text"')),
+        (json.dumps(SAVED).replace("1e-06", "1e999"), "'hc_eps': inf; accepted is a finite"),
+    ],
 )
-def test_metadata_that_is_no_json(metadata, write, llama):
-    assert_refused(write(metadata), llama, "can't be read as a safetensors file")
-
-
-def test_an_infinite_number_spelt_as_a_large_one(write, llama):
-    assert_refused(write(json.dumps(SAVED).replace("1e-06", "1e999")), llama, "'hc_eps': inf; accepted is a finite")
-
-
-@pytest.mark.parametrize("metadata", ["3", "null", "[]", '"text"'])
-def test_metadata_of_another_kind(metadata, write, llama):
-    assert_refused(write(metadata), llama, "was not written by save_hc")
+def test_metadata_that_save_hc_did_not_write(metadata, message, write, llama):
+    assert_refused(write(metadata), llama, message)
 
 
 def test_whole_numbers_in_the_place_of_tensors_of_reals(write, llama):

@@ -1,4 +1,4 @@
-"""Converting, verifying and loading from the Hub, and what is said when it refuses, against a stand-in on loopback."""
+"""Conversion, verification, inspection and loading from the Hub, and its refusals, against a stand-in on loopback."""
 
 import json
 import os
@@ -216,13 +216,6 @@ def assert_converted(out: Path, base: Path, repo: str, commit: str):
     assert {shard["source"] for shard in record["base_shards"]} == {file.name for file in base.glob("*.safetensors")}
 
 
-def unreachable(repo: str, reason: str) -> str:
-    return (
-        f"'{repo}' is not a local folder, and the Hub can't be reached for it ({reason}). Go online, or give a local "
-        f"folder."
-    )
-
-
 def test_convert(converted, work, bases, commits):
     assert converted.code == 0, converted.err
     assert converted.out == "tiny-hc\n"
@@ -239,12 +232,12 @@ def test_convert_sharded(online, work, bases, commits):
 
 
 def test_only_what_is_copied_is_downloaded(online, hub, work, bases):
-    assert hub.asked("org/tiny") == {"config.json", "model.safetensors", READ, *COPIED}
+    assert hub.files_requested("org/tiny") == {"config.json", "model.safetensors", READ, *COPIED}
     for out, base in (("tiny-hc", "tiny"), ("sharded-hc", "sharded")):
         files = {file.relative_to(work / out).as_posix() for file in (work / out).rglob("*") if file.is_file()}
         assert files >= COPIED
         assert not files & LEFT_BEHIND
-        assert not hub.asked(f"org/{base}") & LEFT_BEHIND
+        assert not hub.files_requested(f"org/{base}") & LEFT_BEHIND
         card = (work / out / READ).read_text()
         assert f"base_model: org/{base}\n" in card
         assert "license: apache-2.0\n" in card
@@ -258,7 +251,7 @@ def test_dry_run_downloads_no_weights_and_writes_nothing(online, hub, work, comm
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"Plan: org/dry@{commits['dry'][:7]} (llama, 2 layers, hidden 32, F32)")
     configs = {name for name in COPIED if name.endswith("config.json")}  # which may name code of their own
-    assert hub.asked("org/dry") == {"config.json", "model.safetensors", *configs}
+    assert hub.files_requested("org/dry") == {"config.json", "model.safetensors", *configs}
     assert hub.sent("org/dry", "model.safetensors") == FIRST_REQUEST
     assert list((work / "dry").iterdir()) == []
 
@@ -272,36 +265,29 @@ def test_revision(online, work, bases, commits):
 def test_verify_against_the_hub(online):
     assert online["verify"].code == 0, online["verify"].err
     assert "base tensors  the same bytes as the base's" in online["verify"].out
-
-
-def test_verify_against_another_revision_fails(online):
     assert online["verify v1"].code == 3
     assert "tensors differ from the base's" in online["verify v1"].err
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("unknown revision", "'org/tiny' has no revision 'v2'. Check --revision."),
-        (
-            "unknown repo",
-            "there is no folder 'org/nothing' and no such repo on the Hub. Check the name; if it is private, log in "
-            "with `hf auth login`.",
-        ),
-        (
-            "unknown name",
-            "there is no folder 'nothing' and no such repo on the Hub. Check the name; if it is private, log in "
-            "with `hf auth login`.",
-        ),
-        (
-            "gated",
-            "access to 'org/gated' is gated. Ask for it on the model's page, then log in with `hf auth login`.",
-        ),
-    ],
-    ids=("revision", "repo", "name", "gated"),
-)
-def test_refused_by_the_hub(online, work, name, message):
-    assert_refused(online[name], message, work)
+NOWHERE = "and no such repo on the Hub. Check the name; if it is private, log in with `hf auth login`."
+UNREACHABLE = "is not a local folder, and the Hub can't be reached for it ({}). Go online, or give a local folder."
+REFUSALS = {
+    "unknown revision": "'org/tiny' has no revision 'v2'. Check --revision.",
+    "unknown repo": f"there is no folder 'org/nothing' {NOWHERE}",
+    "unknown name": f"there is no folder 'nothing' {NOWHERE}",
+    "gated": "access to 'org/gated' is gated. Ask for it on the model's page, then log in with `hf auth login`.",
+    "inspect unknown revision": "'org/fresh' has no revision 'v2'. Check --revision.",
+    "inspect plain": "'org/dry' is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert org/dry",
+    "inspect liar": (
+        "model.safetensors of 'org/liar' is not a safetensors file (a tensor of 4000000000000 bytes lies from 0 to 4, "
+        "after 0). Do not trust this checkpoint."
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals(name, online, work):
+    assert_refused(online[name], REFUSALS[name], work)
 
 
 def test_unreachable_hub(work):
@@ -309,11 +295,11 @@ def test_unreachable_hub(work):
         port = server.getsockname()[1]
     arguments = ["-m", "hf_hyperconn.conversion", "convert", "org/tiny", "refused/out"]
     result = run(work, *arguments, endpoint=f"http://127.0.0.1:{port}", home="empty-home")
-    assert_refused(result, unreachable("org/tiny", "ConnectError"), work)
+    assert_refused(result, f"'org/tiny' {UNREACHABLE.format('ConnectError')}", work)
 
 
 def test_offline_without_the_repo(offline, work):
-    assert_refused(offline["not cached"], unreachable("org/nothing", "OfflineModeIsEnabled"), work)
+    assert_refused(offline["not cached"], f"'org/nothing' {UNREACHABLE.format('OfflineModeIsEnabled')}", work)
 
 
 @pytest.mark.parametrize(
@@ -339,37 +325,24 @@ def test_from_prenorm(loaded, hub, bases):
 def test_inspect_takes_no_weights(online, hub, work):
     shards = {"model-00001-of-00002.safetensors", HC_SHARD}
     code = {path.name for path in (work / "fresh").glob("*.py")}
-    assert hub.asked("org/fresh") == {"config.json", RECORD, "model.safetensors.index.json", *code, *shards}
+    assert hub.files_requested("org/fresh") == {"config.json", RECORD, "model.safetensors.index.json", *code, *shards}
     assert {hub.sent("org/fresh", shard) for shard in shards} == {2 * FIRST_REQUEST}  # of two commands
     here = inspect_checkpoint(str(work / "fresh")).as_dict()
-    there = json.loads(online["inspect fresh"].out)
-    differing = {name for name, value in json.loads(json.dumps(here)).items() if there[name] != value}
+    by_hub = json.loads(online["inspect fresh"].out)
+    differing = {name for name, value in json.loads(json.dumps(here)).items() if by_hub[name] != value}
     assert differing == {"name", "drift"}
 
 
-@pytest.mark.parametrize(("name", "trained"), [("fresh", False), ("trained", True), ("unrecorded", None)])
+@pytest.mark.parametrize(
+    ("name", "trained"), [("fresh", False), ("trained", True), ("unrecorded", None), ("resaved", None)]
+)
 def test_inspect_knows_by_the_digest(online, name, trained):
-    found = json.loads(online[f"inspect {name}"].out)
-    assert (found["trained"], found["drift"]) == (trained, None)
-    assert (found["not_known"] is None) == (trained is not None)
-
-
-def test_inspect_of_what_was_saved_over_a_conversion(online):
-    """Its record is of another file, so nothing is concluded from it."""
-    assert json.loads(online["inspect resaved"].out)["trained"] is None
+    """The record of what was saved over a conversion is of another file, so nothing is concluded from it."""
+    facts = json.loads(online[f"inspect {name}"].out)
+    assert (facts["trained"], facts["drift"]) == (trained, None)
+    assert (facts["not_known"] is None) == (trained is not None)
 
 
 def test_inspect_for_people(online):
     assert (online["inspect for people"].code, online["inspect for people"].err) == (0, "")
     assert "the hyper-connections are at the equivalent initialisation" in online["inspect for people"].out
-
-
-def test_inspect_refuses(online, work):
-    assert_refused(online["inspect unknown revision"], "'org/fresh' has no revision 'v2'. Check --revision.", work)
-    message = "'org/dry' is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert org/dry"
-    assert_refused(online["inspect plain"], message, work)
-    message = (
-        "model.safetensors of 'org/liar' is not a safetensors file (a tensor of 4000000000000 bytes lies from 0 to 4, "
-        "after 0). Do not trust this checkpoint."
-    )
-    assert_refused(online["inspect liar"], message, work)

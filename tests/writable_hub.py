@@ -1,4 +1,4 @@
-"""The stand-in for the Hub, taking repos, branches, large files and commits as huggingface_hub sends them over HTTP.
+"""The stand-in for the Hub that takes repos, branches, large files and commits, as huggingface_hub sends them.
 
 Not here: Xet, whose storage has a protocol of its own, and uploads in several parts.
 """
@@ -66,14 +66,14 @@ class WritableHub(Hub):
         return repo.partition("/")[0] in self.tokens.get(token, ())
 
     def check_write(self, repo: str, token: str | None) -> None:
-        """Raises `HubError` for who may not write to a repo."""
+        """Refuse with `HubError` who may not write to a repo."""
         if token not in self.tokens:
             raise HubError(401, None, "Invalid username or password.")
         if not self.may_write(repo, token):
             raise HubError(403, None, f"You don't have the rights to write to {repo}")
 
     def folder(self, repo: str, revision: str = "main") -> Path:
-        """The files of a repo."""
+        """Return the folder with the files of a repo."""
         return self._commits[repo][self._refs[repo].get(revision, revision)]
 
     def exists(self, repo: str) -> bool:
@@ -84,11 +84,11 @@ class WritableHub(Hub):
         del self._commits[repo], self._refs[repo]
 
     def refs(self, repo: str) -> dict[str, str]:
-        """The commit of every branch and pull request of a repo."""
+        """Return the commit of every branch and pull request of a repo."""
         return self._refs[repo]
 
     def holds(self, repo: str, oid: str) -> bool:
-        """Whether a large file is in the storage of a repo."""
+        """Return whether a large file is in the storage of a repo."""
         return oid in self._objects[repo]
 
     def store(self, repo: str, oid: str, content: bytes) -> None:
@@ -98,7 +98,7 @@ class WritableHub(Hub):
         self._objects[repo][oid] = file
 
     def duplicate(self, source: str, target: str, oid: str) -> bool:
-        """Give a large file of one repo to another; whether the one has it."""
+        """Give a large file of one repo to another; return whether the first one has it."""
         for folder in self._commits[source].values():
             for name, file in files_in(folder).items():
                 if is_large(name, file.stat().st_size) and sha256(file) == oid:
@@ -116,7 +116,7 @@ class WritableHub(Hub):
             self.private.add(repo)
 
     def commit(self, repo: str, operations: list[dict], parent: str) -> str:
-        """A commit on top of another, on no branch yet. Raises `HubError` for an operation that can't be done."""
+        """Make a commit on top of another, on no branch yet. Raises `HubError` for an operation that can't be done."""
         number = next(self._numbers)
         folder = self._place / f"commit {number}"
         shutil.copytree(self._commits[repo][parent], folder, copy_function=os.link)
@@ -151,18 +151,17 @@ class WritingHandler(Handler):
     do_PUT = do_POST
 
     def _create(self):
-        asked = json.loads(self.body)
-        namespace = asked["organization"] or self.server.tokens.get(self.token, ("nobody",))[0]
-        repo = f"{namespace}/{asked['name']}"
+        request = json.loads(self.body)
+        namespace = request["organization"] or self.server.tokens.get(self.token, ("nobody",))[0]
+        repo = f"{namespace}/{request['name']}"
         self.server.check_write(repo, self.token)
         answer = {"url": f"{self.server.url}/{repo}", "name": repo}
         if self.server.exists(repo):
             return _json({**answer, "error": "You already created this model repo"}, 409)
         # older releases of huggingface_hub send `private`
-        visibility = asked.get("visibility", {True: "private", False: "public"}.get(asked.get("private")))
-        self.server.begin(
-            repo, private=namespace in self.server.discreet if visibility is None else visibility == "private"
-        )
+        visibility = request.get("visibility", {True: "private", False: "public"}.get(request.get("private")))
+        usual = "private" if namespace in self.server.discreet else "public"
+        self.server.begin(repo, private=(visibility or usual) == "private")
         return _json(answer)
 
     def _validate(self):
@@ -201,20 +200,20 @@ class WritingHandler(Handler):
     def _paths(self, repo: str, revision: str):
         _, folder = self.server.find(repo, revision, self.token)
         files = files_in(folder)
-        asked = parse_qs(self.body.decode())["paths"]
-        return _json([path_info(name, files[name]) for name in asked if name in files])
+        names = parse_qs(self.body.decode())["paths"]
+        return _json([path_info(name, files[name]) for name in names if name in files])
 
     def _batch(self, repo: str):
-        asked = json.loads(self.body)
-        self._check(repo, pull_request="ref" not in asked)  # huggingface_hub names a branch only to commit to it
-        assert "basic" in asked["transfers"]
+        request = json.loads(self.body)
+        self._check(repo, pull_request="ref" not in request)  # huggingface_hub names a branch only to commit to it
+        assert "basic" in request["transfers"]
         answers = []
-        for wanted in asked["objects"]:
-            answer = {"oid": wanted["oid"], "size": wanted["size"]}
+        for item in request["objects"]:
+            answer = {"oid": item["oid"], "size": item["size"]}
             if repo.partition("/")[0] in self.server.full:
                 answer["error"] = {"code": 403, "message": FULL}
-            elif not self.server.holds(repo, wanted["oid"]):
-                store = f"{self.server.url}/lfs/{quote(repo, safe='')}/{wanted['oid']}"
+            elif not self.server.holds(repo, item["oid"]):
+                store = f"{self.server.url}/lfs/{quote(repo, safe='')}/{item['oid']}"
                 verify = f"{self.server.url}/{repo}.git/info/lfs/objects/verify"
                 answer["actions"] = {"upload": {"href": store}, "verify": {"href": verify}}
             answers.append(answer)
@@ -234,20 +233,19 @@ class WritingHandler(Handler):
         return _json({})
 
     def _duplicate(self, repo: str):
-        asked = json.loads(self.body)
-        target = asked["target"]["name"]
+        request = json.loads(self.body)
+        target = request["target"]["name"]
         self.server.check_write(target, self.token)
         self.server.find(repo, "main", self.token)
         if repo in self.server.gated:
             raise HubError(403, "GatedRepo", f"Access to model {repo} is restricted.")
         failed = []
-        for file in asked["files"]:
+        for file in request["files"]:
+            digest = file["sha256"]
             if repo in self.server.elsewhere:
-                failed.append({"sha256": file["sha256"], "error": "the repos are in different storage regions"})
-            elif file["xetHash"] != xet_hash(file["sha256"]) or not self.server.duplicate(
-                repo, target, file["sha256"]
-            ):
-                failed.append({"sha256": file["sha256"], "error": "there is no such file"})
+                failed.append({"sha256": digest, "error": "the repos are in different storage regions"})
+            elif file["xetHash"] != xet_hash(digest) or not self.server.duplicate(repo, target, digest):
+                failed.append({"sha256": digest, "error": "there is no such file"})
         return _json({"failed": failed})
 
     def _commit(self, repo: str, revision: str):
@@ -277,7 +275,7 @@ class WritingHandler(Handler):
         return _json({"commitUrl": url, "commitOid": commit, "pullRequestUrl": pull_request})
 
     def _check(self, repo: str, pull_request: bool):
-        """Anyone known may send what is for a pull request."""
+        """Refuse who may not write; anyone known may send files of a pull request."""
         if not (pull_request and self.token in self.server.tokens):
             self.server.check_write(repo, self.token)
 

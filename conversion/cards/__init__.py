@@ -1,1 +1,1 @@
-"""Facts of a model card."""
+"""The facts and the text of a model card."""

@@ -1,5 +1,6 @@
 """The results that lm-eval writes, as a model card and the Hub want them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,19 +13,19 @@ from ..files.reading import finite, read_json
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, EvalResultEntry
 
-# which of a task's metrics stands for it where there may be but one, best first
-CHOSEN = ("acc_norm", "exact_match", "acc")
+# rank of the metrics that may stand for a task where there is room for one
+RANKS = {"acc_norm": 0, "exact_match": 1, "acc": 2}
 
 
 @dataclass(frozen=True)
 class Score:
     """One metric of one task.
 
-    filter: of lm-eval, that made answers out of responses; "none" for most tasks.
+    filter: lm-eval's extraction of answers from responses; "none" for most tasks.
     shots: examples in the prompt; None where lm-eval does not say.
     error: standard error, where there is one.
-    dataset, subset, split: what was scored; `dataset` is a Hub id or the name of a builder; None for a group of
-        tasks, and for files.
+    dataset: a Hub id or the name of a builder; None for a group of tasks, and for files.
+    subset, split: of the data set.
     """
 
     task: str
@@ -39,7 +40,7 @@ class Score:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What scores of two models have in common that can be compared."""
+        """The identity of the score, to compare two models."""
         return self.task, self.metric, self.filter
 
     @property
@@ -52,12 +53,17 @@ class Score:
         """The value for people, with its standard error."""
         return f"{self.value:.4f}" if self.error is None else f"{self.value:.4f} ± {self.error:.4f}"
 
+    @property
+    def description(self) -> str:
+        """The metric and the shots for people."""
+        return self.filtered_metric if self.shots is None else f"{self.filtered_metric}, {self.shots}-shot"
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores, and how they came about.
+    """Scores and the settings of their run.
 
-    settings: what lm-eval records of the run, for people.
+    settings: names and values, for people.
     limited: whether only some samples of each task were scored.
     """
 
@@ -67,7 +73,7 @@ class Evaluation:
 
 
 def read_evaluation(path: str | Path) -> Evaluation:
-    """What a results file of lm-eval says; of a group of tasks only its own scores.
+    """Read a results file of lm-eval; of a group of tasks only its own scores.
 
     Raises `CardError` when the file can't be read, or is none of lm-eval's.
     """
@@ -80,9 +86,11 @@ def read_evaluation(path: str | Path) -> Evaluation:
         raise CardError(f"'{path}' is not JSON ({error}). {advice}") from error
     try:
         scores = tuple(_scores(content))
-        config = content["config"]
+        config, version = content["config"], content["lm_eval_version"]
+        if not isinstance(version, str):
+            raise KeyError("lm_eval_version")
         settings = {
-            "lm-eval": _version(content),
+            "lm-eval": version,
             "Transformers": content.get("transformers_version"),
             "dtype": str(config["model_dtype"]).removeprefix("torch.") if config.get("model_dtype") else None,
             "batch size": config.get("batch_size"),
@@ -98,7 +106,7 @@ def read_evaluation(path: str | Path) -> Evaluation:
 
 
 def model_index(evaluation: Evaluation) -> "list[EvalResult]":
-    """Every score of a task with a data set, for `model-index` in a card's metadata."""
+    """Return every score of a task with a data set, for `model-index` in a card's metadata."""
     from huggingface_hub import EvalResult
 
     return [
@@ -109,7 +117,7 @@ def model_index(evaluation: Evaluation) -> "list[EvalResult]":
             dataset_config=score.subset,
             dataset_split=score.split,
             metric_type=score.metric,
-            metric_name=_described(score),
+            metric_name=score.description,
             metric_value=score.value,
         )
         for score in evaluation.scores
@@ -118,29 +126,28 @@ def model_index(evaluation: Evaluation) -> "list[EvalResult]":
 
 
 def hub_results(evaluation: Evaluation) -> "list[EvalResultEntry]":
-    """One score of each task whose data set is on the Hub, for `.eval_results`."""
+    """Return one score of each task whose data set is on the Hub, for `.eval_results`."""
     from huggingface_hub import EvalResultEntry
 
-    chosen: dict[str, Score] = {}
+    scores_by_task: dict[str, list[Score]] = {}
     for score in evaluation.scores:
-        if score.dataset is None or "/" not in score.dataset:
-            continue
-        if score.task not in chosen or _rank(score) < _rank(chosen[score.task]):
-            chosen[score.task] = score
+        if score.dataset is not None and "/" in score.dataset:
+            scores_by_task.setdefault(score.task, []).append(score)
+    chosen = [min(scores, key=lambda score: RANKS.get(score.metric, len(RANKS))) for scores in scores_by_task.values()]
     return [
         EvalResultEntry(
             dataset_id=str(score.dataset),
             task_id=score.subset or "default",
             value=score.value,
-            notes=f"{score.task}, {_described(score)}, lm-eval {evaluation.settings['lm-eval']}",
+            notes=f"{score.task}, {score.description}, lm-eval {evaluation.settings['lm-eval']}",
         )
-        for score in chosen.values()
+        for score in chosen
     ]
 
 
-def _scores(content: dict):
-    members = content.get("group_subtasks", {})
-    subtasks = {name for group in content.get("groups", {}) for name in members.get(group, ())}
+def _scores(content: dict) -> Iterator[Score]:
+    groups = content.get("group_subtasks", {})
+    subtasks = {task for group in content.get("groups", {}) for task in groups.get(group, ())}
     for task, metrics in content["results"].items():
         if task in subtasks:
             continue
@@ -149,40 +156,20 @@ def _scores(content: dict):
             metric, _, filter = name.partition(",")
             if not filter or metric.endswith("_stderr") or finite(value) is None:
                 continue
-            error, shots = metrics.get(f"{metric}_stderr,{filter}"), content.get("n-shot", {}).get(task)
+            dataset = _text(config.get("dataset_path"))
             yield Score(
                 task=task,
                 metric=metric,
                 filter=filter,
-                shots=finite(shots),
+                shots=finite(content.get("n-shot", {}).get(task)),
                 value=value,
-                error=finite(error),
-                dataset=_named(config.get("dataset_path")),
+                error=finite(metrics.get(f"{metric}_stderr,{filter}")),
+                # the place of a data set on somebody's disk is not published
+                dataset=dataset if dataset and REPO_ID.fullmatch(dataset) else None,
                 subset=_text(config.get("dataset_name")),
                 split=_text(config.get("test_split")) or _text(config.get("validation_split")),
             )
 
 
-def _version(content: dict) -> str:
-    """Of lm-eval. Raises `KeyError` where there is none."""
-    if not isinstance(version := content["lm_eval_version"], str):
-        raise KeyError("lm_eval_version")
-    return version
-
-
-def _named(dataset: object) -> str | None:
-    """A data set that has a name: where one lies on somebody's disk is not published."""
-    return dataset if isinstance(dataset, str) and REPO_ID.fullmatch(dataset) else None
-
-
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _described(score: Score) -> str:
-    shots = "" if score.shots is None else f", {score.shots}-shot"
-    return f"{score.filtered_metric}{shots}"
-
-
-def _rank(score: Score) -> int:
-    return CHOSEN.index(score.metric) if score.metric in CHOSEN else len(CHOSEN)

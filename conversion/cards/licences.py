@@ -1,7 +1,4 @@
-"""What the licences of bases ask of those who pass on a model that was made from one.
-
-Only what a card can say or check stands here; docs/publishing.md has the rest.
-"""
+"""Duties under the licenses of bases, as far as a card can state or check them; docs/publishing.md has the rest."""
 
 import re
 from dataclasses import dataclass
@@ -12,12 +9,12 @@ ALIBABA = "Copyright (c) Alibaba Cloud. All Rights Reserved."
 
 @dataclass(frozen=True)
 class Terms:
-    """Of one licence.
+    """Duties under one license.
 
     notice: the line for a text file "Notice" that goes with the weights.
     display: words to display prominently.
-    prefix: how the name of the model has to begin.
-    restrictions: where the restrictions of use are that have to be passed on.
+    prefix: the required beginning of the model's name.
+    restrictions: the page of the restrictions of use that have to be passed on.
     """
 
     notice: str
@@ -27,7 +24,7 @@ class Terms:
 
 
 def _llama(version: str) -> Terms:
-    """Llama 3.1, 3.2 and 3.3 Community License Agreements, Section 1.b."""
+    """Return the terms of the Llama 3.1, 3.2 and 3.3 Community License Agreements, Section 1.b."""
     return Terms(
         f"Llama {version} is licensed under the Llama {version} Community License, Copyright © {META}",
         display="Built with Llama",
@@ -67,7 +64,7 @@ LICENCES = {
 
 
 def licence_of(metadata: dict) -> str | None:
-    """The name of the licence in a card's metadata, as the Hub or the base's publisher spells it."""
+    """Return the name of the license in a card's metadata, as the Hub or the base's publisher spells it."""
     licence = metadata.get("license")
     if isinstance(licence, list):
         licence = licence[0] if len(licence) == 1 else ", ".join(map(str, licence))
@@ -75,12 +72,12 @@ def licence_of(metadata: dict) -> str | None:
 
 
 def terms_of(metadata: dict) -> Terms | None:
-    """What the licence in a card's metadata asks for, where that is in `LICENCES`."""
+    """Return the terms of the license in a card's metadata; None for a license that is not in `LICENCES`."""
     return LICENCES.get(str(licence_of(metadata)).lower())
 
 
 def name_problem(name: str, metadata: dict) -> str | None:
-    """What is wrong with a model's name under its licence, and what to do, or None."""
+    """Explain why the license forbids a model's name; None if it doesn't."""
     terms = terms_of(metadata)
     if terms is None or terms.prefix is None or _letters(name).startswith(_letters(terms.prefix)):
         return None
@@ -91,5 +88,5 @@ def name_problem(name: str, metadata: dict) -> str | None:
 
 
 def _letters(name: str) -> str:
-    """A name without what separates its words."""
+    """Return a name without the separators of its words."""
     return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -1,1 +1,1 @@
-"""Checks and plans before a push."""
+"""A folder that is fit for pushing, the plan of a push, and the Hub's refusals."""

@@ -1,4 +1,4 @@
-"""A folder that is fit for pushing: what of it goes up, and the bytes that were checked."""
+"""A folder that is fit for pushing: the files that go up, and the bytes that were checked."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.hf_api import RepoSibling
 
-HELD = 2**26  # bytes of a file that is kept in memory, so that what goes up is what was checked
+HELD = 2**26  # bytes of a file that is kept in memory, so that the checked bytes go up
 NAMED = 5  # of the files that stay, in a message
 
 Say = Callable[[str], None]
@@ -36,7 +36,7 @@ class CheckedFolder:
     """A folder that is fit for pushing.
 
     names: its files that go up.
-    left: those that stay here, but for git's and of downloads.
+    left: its files that stay here, but for git's and of downloads.
     base, commit: id and commit of the Hub repo that it was converted from, as far as they are known.
     metadata: of its card; empty when there is none.
     """
@@ -55,7 +55,7 @@ class CheckedFolder:
         self.metadata = read_card(self.source.path(README), lenient=True).data.to_dict() if has_card else {}
 
     def digest(self, name: str) -> str:
-        """The SHA-256 of a file."""
+        """Return the SHA-256 of a file."""
         from huggingface_hub.utils import tqdm
 
         if name not in self._digests:
@@ -69,7 +69,7 @@ class CheckedFolder:
         return self._digests[name]
 
     def equals(self, name: str, sibling: "RepoSibling") -> bool:
-        """Whether a file of the Hub has the content of ours."""
+        """Return whether a file of the Hub has the content of the folder's."""
         from huggingface_hub.utils.sha import git_hash
 
         if sibling.size != self.source.files[name]:
@@ -77,26 +77,26 @@ class CheckedFolder:
         if sibling.lfs:
             return sibling.lfs.sha256 == self.digest(name)
         self.digest(name)
-        content = self._contents.get(name)
-        return sibling.blob_id == git_hash(self.source.path(name).read_bytes() if content is None else content)
+        return sibling.blob_id == git_hash(self._contents.get(name) or self.source.path(name).read_bytes())
 
     def addition(self, name: str) -> "CommitOperationAdd":
-        """The operation that uploads a file. Raises `PushError` when it isn't what was checked any more."""
+        """Return the operation that uploads a file. Raises `PushError` when it has changed since it was checked."""
         from huggingface_hub import CommitOperationAdd
 
         if name not in self.weights:
             self.digest(name)
         addition = CommitOperationAdd(name, self._contents.get(name, str(self.source.path(name))))
-        if addition.upload_info.sha256.hex() != self._digests.get(name, addition.upload_info.sha256.hex()):
+        uploaded = addition.upload_info.sha256.hex()
+        if uploaded != self._digests.get(name, uploaded):
             raise PushError(f"{name} of {self.source.name!r} was changed while it was being pushed. Push it again.")
         return addition
 
 
 def open_checked(folder: Path, include: Iterable[str], accept_changes: bool, say: Say) -> CheckedFolder:
-    """The folder, once it is known to be fit for pushing.
+    """Open a folder, and refuse one that is not fit for pushing.
 
     include: patterns of files to push besides those of a model.
-    accept_changes: whether it goes up though code, config or companions aren't as they were written.
+    accept_changes: whether it goes up though code, config or companions differ from how they were written.
 
     Raises as `push_checkpoint` does.
     """
@@ -132,12 +132,12 @@ def open_checked(folder: Path, include: Iterable[str], accept_changes: bool, say
 
 
 def shown(name: str) -> str:
-    """The name of a file for people, in characters that a terminal prints."""
+    """Return the name of a file for people, in characters that a terminal prints."""
     return name if name.isprintable() else ascii(name)
 
 
 def _names(checkpoint: Checkpoint) -> frozenset[str]:
-    """What of a folder is the model: config, weights, code, and what goes with them."""
+    """Return the files of the model: config, weights, code, and those that go with them."""
     source, weights, code = checkpoint.source, checkpoint.weights.files, code_of(checkpoint)
     index = () if weights == (WEIGHTS,) else (INDEX,)
     files = (checkpoint.record or {}).get("files") or {}
@@ -148,8 +148,8 @@ def _names(checkpoint: Checkpoint) -> frozenset[str]:
 
 
 def _included(source: Source, patterns: Iterable[str]) -> frozenset[str]:
-    """The files that patterns name. Raises `PushError` for one that names none."""
-    found = set()
+    """Return the files that patterns name. Raises `PushError` for a pattern that names none."""
+    names = set()
     for pattern in patterns:
         parts = Path(pattern).parts
         matching = {name for name in source.files if _matches(name.split("/"), parts) and may_be_added(name)}
@@ -158,12 +158,12 @@ def _included(source: Source, patterns: Iterable[str]) -> frozenset[str]:
                 f"--include {pattern!r} names no file of '{source.name}' that can be added. Give a path or a pattern "
                 f"relative to it, such as 'notes/*.md'; other weights, adapters and hidden folders of git stay."
             )
-        found |= matching
-    return frozenset(found)
+        names |= matching
+    return frozenset(names)
 
 
 def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a path is meant by a pattern, as `glob` has them; that would follow links to folders, too."""
+    """Return whether a path matches a pattern as in `glob`, which would follow links to folders, too."""
     if not pattern:
         return not names
     if pattern[0] == "**":
@@ -178,7 +178,7 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
 def _check_changes(
     folder: Path, checked: CheckedFolder, report: VerificationReport, accept_changes: bool, say: Say
 ) -> None:
-    """Refuse what differs from how it was written, by the bytes that will be uploaded, unless that is accepted."""
+    """Refuse files that differ from how they were written, by the bytes to upload, unless that is accepted."""
     changes, notes = find_changes(checked.checkpoint, as_converted=report.as_converted, digest_of=checked.digest)
     changes = tuple(change for change in changes if change.name in checked.names)
     if changes and not accept_changes:

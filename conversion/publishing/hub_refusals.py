@@ -1,4 +1,4 @@
-"""What the Hub's refusals of a push mean, and what to do then."""
+"""The Hub's refusals of a push, with advice."""
 
 import errno
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ AGAIN = "Run the same command again; what was uploaded stays there."
 
 @contextmanager
 def explained(repo_id: str) -> Iterator[None]:
-    """Turn what huggingface_hub raises into a `PushError` that says what to do.
+    """Raise the errors of huggingface_hub as a `PushError` with advice.
 
     repo_id: the repo that is written to.
     """
@@ -36,7 +36,7 @@ def explained(repo_id: str) -> Iterator[None]:
 
 
 def refuses_copies(error: Exception, base: str) -> bool:
-    """Whether what a commit raised is about copying from `base`, and not about the repo that is written to."""
+    """Return whether the error of a commit is about copying from `base`, not about the repo that is written to."""
     from huggingface_hub.errors import FileDuplicationError, HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):

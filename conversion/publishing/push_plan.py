@@ -1,13 +1,9 @@
-"""What a push will do, file by file."""
+"""The plan of a push, file by file."""
 
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hf_hyperconn.errors import PushError
-
-from ..checkpoint.base_card import is_term
 from ..checkpoint.checkpoint_files import INDEX, WEIGHTS
 from ..planning.plan import gigabytes
 from .folder import CheckedFolder, shown
@@ -21,7 +17,7 @@ FATES = ("uploaded", "copied", "unchanged", "removed", "left")
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """What becomes of a file.
+    """A file and its fate.
 
     fate: "uploaded" from here, "copied" on the Hub from the base's repo, "unchanged" where the repo holds it already,
         "removed" from the repo, or "left" here.
@@ -38,8 +34,7 @@ class PushPlan:
     """A checked push, of which nothing is done yet.
 
     folder: what is pushed.
-    target: what the Hub says of the branch that is committed to, or of the one that a new branch begins at; None where
-        there is no repo yet.
+    target: the branch that is committed to, or the one that a new branch begins at; None where there is no repo yet.
     base_copies: files of the base's repo that the Hub is asked to copy.
     new_branch: whether `revision` has to be made.
     """
@@ -70,66 +65,15 @@ class PushPlan:
         return tuple(sorted(planned, key=lambda file: (FATES.index(file.fate), file.name)))
 
     def as_dict(self) -> dict:
-        """The plan for machines."""
+        """Return the plan for machines."""
         facts = {"repo": self.repo_id, "new_repo": self.target is None, "revision": self.revision}
         return {**facts, "create_pr": self.create_pr, "files": [asdict(file) for file in self.files]}
 
     def describe(self) -> str:
-        """The plan for people."""
+        """Return the plan for people."""
         files = self.files
-        where = f"{self.repo_id}{f'@{self.revision}' * (self.revision is not None)}"
-        state = "a new repo" if self.target is None else "a pull request" * self.create_pr
-        rows = [f"  {file.fate:<10} {gigabytes(file.size):>10}  {shown(file.name)}" for file in files]
+        where = self.repo_id if self.revision is None else f"{self.repo_id}@{self.revision}"
+        state = " (a new repo)" if self.target is None else " (a pull request)" * self.create_pr
         sent = sum(file.size for file in files if file.fate == "uploaded")
-        head = f"Plan: {where}{f' ({state})' * bool(state)}, {gigabytes(sent)} to upload"
-        return "\n".join([head, *rows])
-
-
-if TYPE_CHECKING:
-    from huggingface_hub import ModelInfo
-
-LICENCE = "license"
-
-
-def check_terms(base: str, info: "ModelInfo | None", repo_id: str, metadata: dict, say: Callable[[str], None]) -> None:
-    """Make sure that a public repo may hold a conversion of `base`.
-
-    Of a gated, private or unreadable base, the card must name a licence, and must carry over the licence and the
-    gating fields (`extra_gated_*`) of the base's own card, as far as the Hub shows it.
-
-    base: Hub id; `info` is what the Hub says of it, None when it says nothing to this user.
-    repo_id: the public repo.
-    metadata: of its card; empty when it has none.
-    say: called with a line of advice when a gated base goes on.
-
-    Raises `PushError` when it mayn't.
-    """
-    if info and not (info.gated or info.private):
-        return
-    theirs = info.card_data.to_dict() if info and info.card_data else {}
-    lacking = [LICENCE] if not metadata.get(LICENCE) else []
-    lacking += [
-        field
-        for field, value in theirs.items()
-        if is_term(field) and not _is_carried_over(base, field, value, metadata)
-    ]
-    state = "can't be read" if info is None else "is gated" if info.gated else "is private"
-    if lacking:
-        raise PushError(
-            f"the base {base!r} {state}, and {repo_id!r} would be public. Give --private, or a README.md whose "
-            f"metadata carries the base's terms over (missing or different: {', '.join(dict.fromkeys(lacking))}); "
-            f"`hf-hyperconn card` writes what is missing."
-        )
-    if info and info.gated:
-        say(f"gated base    a card doesn't gate a repo: switch gating on in the settings of {repo_id!r}")
-
-
-def _is_carried_over(base: str, field: str, value: Any, metadata: dict) -> bool:
-    """Whether the metadata of a card holds a term of the base's: a licence is the same, what gates is there."""
-    if field not in metadata or not field.startswith(LICENCE):
-        return field in metadata
-    if metadata[field] == value:
-        return True
-    # where no copy of the licence lies beside the weights, a card links to the base's
-    link = rf"https://huggingface\.co/{re.escape(base)}/blob/[^/]+/{re.escape(str(value))}"
-    return field == f"{LICENCE}_link" and re.fullmatch(link, str(metadata[field])) is not None
+        rows = [f"  {file.fate:<10} {gigabytes(file.size):>10}  {shown(file.name)}" for file in files]
+        return "\n".join([f"Plan: {where}{state}, {gigabytes(sent)} to upload", *rows])

@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from transformers import Trainer, TrainingArguments
 
 from hf_hyperconn import HCLlamaForCausalLM
-from hf_hyperconn.conversion.checkpoint.checkpoint import readme as card_text
+from hf_hyperconn.conversion.checkpoint import readme
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from tests.card_examples import cache
 
@@ -109,7 +109,7 @@ def text_of(folder: Path) -> str:
 
 
 def sections(text: str) -> dict[str, str]:
-    return {match["name"]: match["text"] for match in card_text.SECTION.finditer(text)}
+    return {match["name"]: match["text"] for match in readme.SECTION.finditer(text)}
 
 
 def results_file(place: Path, **changes) -> str:

@@ -1,4 +1,4 @@
-"""What model cards say, and what the Hub reads of them."""
+"""The text of model cards, and their metadata as the Hub reads them."""
 
 import json
 import re
@@ -13,21 +13,16 @@ from huggingface_hub import ModelCard, constants
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
 from hf_hyperconn.conversion.card import write_card
 from hf_hyperconn.conversion.cards.licences import name_problem
-from hf_hyperconn.conversion.checkpoint.checkpoint import readme as card_text
+from hf_hyperconn.conversion.checkpoint import readme
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.demo import byte_tokenizer
-from hf_hyperconn.errors import CardError, UnsupportedCheckpointError
+from hf_hyperconn.errors import CardError
 from hf_hyperconn.kinds import CONVERTIBLE, KINDS
 from tests.card_examples import CARDS, COMMIT, EXAMPLES, render
 from tests.conftest import llama_config
 
 from .conftest import BASE, BASE_CARD, results_file, sections, text_of
-
-# a list of ten times the one before it, ten times
-BOMB = "---\nlicense: mit\na0: &a0 [x]\n"
-BOMB += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 11))
-BOMB += "extra_gated_fields: *a10\n---\n"
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -199,8 +194,6 @@ def test_names_under_a_licence(name, licence, accepted):
         "---\nlicense: {x: 1}\ntags: 3\n---\n",
         b"\xff\xfe",
         "---\nlicense: {x: 1}\n---\n",
-        "---\nlicense: mit\nextra_gated_fields: &all {all: *all}\n---\n",
-        BOMB,
     ],
 )
 def test_a_base_whose_card_says_nothing(card, llama_folder, tmp_path):
@@ -229,13 +222,13 @@ def test_the_command(folder, tmp_path, capsys):
 def test_errors_are_one_line_and_change_nothing(folder, llama_folder, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for arguments in (
-        ["card", str(tmp_path / "nowhere")],
-        ["card", str(tmp_path / "empty")],
-        ["card", str(llama_folder)],
-        ["card", str(folder), "--results", str(tmp_path / "nowhere.json")],
-        ["card", str(folder), "--base-results", results_file(tmp_path)],
+        [tmp_path / "nowhere"],
+        [tmp_path / "empty"],
+        [llama_folder],
+        [folder, "--results", tmp_path / "nowhere.json"],
+        [folder, "--base-results", results_file(tmp_path)],
     ):
-        assert main(arguments) == 1
+        assert main(["card", *map(str, arguments)]) == 1
         printed = capsys.readouterr()
         assert printed.out == ""
         assert printed.err.startswith("error: ")
@@ -253,11 +246,6 @@ def test_a_licence_that_can_not_be_read_is_said(run, monkeypatch, tmp_path):
     unreadable, unknown = write_card(run, update=True).warnings
     assert "the card of the base, which names its licence, can't be read" in unreadable
     assert "no licence is known" in unknown
-
-
-def test_a_plain_model_is_refused(llama_folder):
-    with pytest.raises(UnsupportedCheckpointError):
-        write_card(llama_folder)
 
 
 def test_tags_are_those_that_push_to_hub_gives(converted):
@@ -311,7 +299,7 @@ def test_a_card_that_is_a_folder_or_can_not_be_read(folder, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(card_text, "read_text", refuse)
+        patch.setattr(readme, "read_text", refuse)
         with pytest.raises(CardError, match="can't read '.*README.md': Permission denied. Allow that, or remove it."):
             write_card(folder)
     assert text_of(folder) == before
@@ -320,32 +308,3 @@ def test_a_card_that_is_a_folder_or_can_not_be_read(folder, monkeypatch):
     with pytest.raises(CardError, match="can't write '.*README.md': Is a directory"):
         write_card(folder)
     assert not list(folder.glob(".*"))
-
-
-COMPARISON = {"dtype": "float32", "logits": True, "hidden_states": True, "continuation": None, "kl": 0.0, "top1": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"base_shards": None}, "base_shards is None"),
-        ({"base_shards": [{"file": "a", "source": "a", "sha256": None}]}, "size of base_shards is None"),
-        ({"base": {"model": BASE, "commit": "../main"}}, "commit of base is '../main'"),
-        ({"arguments": {"hc_mult": 4}}, "connection of arguments is None"),
-        ({"versions": ["0.1.0"]}, r"versions is \['0.1.0'\]"),
-        ({"base_card": "llama3.2"}, "base_card is 'llama3.2'"),
-        ({"verification": {"tensors": 3, "layers": None}}, "comparisons of verification is None"),
-        (
-            {"verification": {"tensors": 3, "layers": None, "comparisons": [COMPARISON]}},
-            "max_difference of comparisons is None",
-        ),
-    ],
-    ids=lambda value: "" if isinstance(value, str) else str(*value),
-)
-def test_a_record_that_the_converter_did_not_write(changes, message, folder, capsys):
-    before = text_of(folder)
-    record = folder / "hyperconn_conversion.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), **changes}))
-    with pytest.raises(UnsupportedCheckpointError, match=rf"is not what the converter writes \({message}\). Convert"):
-        write_card(folder)
-    assert text_of(folder) == before

@@ -31,7 +31,7 @@ def test_evaluation(folder, tmp_path):
     )
     data = ModelCard.load(folder / "README.md").data
     assert data.model_name == folder.name
-    assert [(each.dataset_type, each.metric_type, each.metric_value) for each in data.eval_results] == [
+    assert [(result.dataset_type, result.metric_type, result.metric_value) for result in data.eval_results] == [
         ("allenai/ai2_arc", "acc", 0.65),
         ("allenai/ai2_arc", "acc_norm", 0.6125),
         ("json", "exact_match", 0.05),
@@ -60,13 +60,13 @@ def test_scores_of_some_samples_are_shown_but_not_reported(folder, tmp_path):
 
 
 def test_where_a_data_set_lies_is_not_published(folder, tmp_path):
-    """A path, or what a script of somebody's takes for one."""
+    """A path, or the argument of somebody's script."""
     for place in ("/home/me/questions", "./questions", {"path": "/home/me"}):
         configs = {**RESULTS["configs"], "arc_easy": {"dataset_path": place}}
         write_card(folder, results=results_file(tmp_path, configs=configs), update=True)
         assert "| arc_easy | acc | 0 | 0.6500" in text_of(folder)
         data = ModelCard.load(folder / "README.md").data
-        assert [each.dataset_type for each in data.eval_results] == ["json"]
+        assert [result.dataset_type for result in data.eval_results] == ["json"]
         assert "/home/me" not in text_of(folder)
 
 
@@ -78,6 +78,13 @@ def test_where_a_data_set_lies_is_not_published(folder, tmp_path):
         ("{}", "is not a results file of lm-eval"),
         (json.dumps({**RESULTS, "results": {}}), "holds no scores"),
         (json.dumps({**RESULTS, "results": {"arc_easy": 3}}), "is not a results file of lm-eval"),
+        *(
+            (
+                json.dumps({**RESULTS, "lm_eval_version": version}),
+                r"is not a results file of lm-eval: it lacks 'lm_eval_version'. Give the",
+            )
+            for version in (None, 5, [])
+        ),
     ],
 )
 def test_results_that_are_none(content, message, folder, tmp_path):
@@ -94,13 +101,13 @@ def test_results_for_the_hub_that_a_person_changed(folder, tmp_path, capsys):
     assert main(arguments) == main(arguments) == 0
     assert "stays as it is" not in capsys.readouterr().err
     changed = for_the_hub.read_text().replace("ARC-Easy", "arc_easy")
-    for theirs in (changed, changed.partition("\n")[2], "- not: ours\n"):
-        for_the_hub.write_text(theirs)
+    for text in (changed, changed.partition("\n")[2], "- not: ours\n"):
+        for_the_hub.write_text(text)
         assert main(arguments) == 0
         printed = capsys.readouterr()
         assert f"warning: '{for_the_hub}' stays as it is, without these results" in printed.err
         assert str(for_the_hub) not in printed.out
-        assert for_the_hub.read_text() == theirs
+        assert for_the_hub.read_text() == text
     for_the_hub.unlink()
     assert main(arguments) == 0
     written = for_the_hub.read_text()
@@ -110,9 +117,3 @@ def test_results_for_the_hub_that_a_person_changed(folder, tmp_path, capsys):
     better = results_file(tmp_path, results={"arc_easy": {"alias": "arc_easy", "acc,none": 0.7}})
     assert main([*arguments[:-1], better]) == 0
     assert "value: 0.7" in for_the_hub.read_text()
-
-
-@pytest.mark.parametrize("version", [None, 5, []])
-def test_results_without_a_version(version, folder, tmp_path):
-    with pytest.raises(CardError, match=r"is not a results file of lm-eval: it lacks 'lm_eval_version'. Give the"):
-        write_card(folder, results=results_file(tmp_path, lm_eval_version=version))

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from hf_hyperconn import HCLlamaForCausalLM, HCLlamaModel, convert_model
 from hf_hyperconn.analysis.unfolding import unfold_static
-from hf_hyperconn.conversion.checkpoint.source import LocalSource
+from hf_hyperconn.conversion.checkpoint.checkpoint import open_conversion
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.demo import byte_tokenizer
-from hf_hyperconn.conversion.plot import CHARACTERS, read_text
+from hf_hyperconn.conversion.plot import CHARACTERS, read_beginning
 from hf_hyperconn.conversion.plot_models import load_connections, load_model
 from hf_hyperconn.families.family import find_family
 from hf_hyperconn.models.sub_layers import is_of_connection
@@ -29,6 +29,7 @@ from tests.marks import few
 from tests.other_families import tiny
 
 KINDS = ("connections", "similarity", "streams", "coefficients")
+PRINTABLE = "0123456789 !#$%"  # characters below the 96 tokens of the model
 
 
 def test_all_pictures_of_a_text(folder, tmp_path, capsys):
@@ -58,28 +59,18 @@ def test_without_a_text_static_weights_alone(folder, capsys):
     assert unfold_static(hc_llama()).tokens == 0
 
 
-def test_similarity_beside_the_base(tmp_path, llama, llama_folder):
-    convert_model(llama).save_pretrained(tmp_path / "hc")
-    byte_tokenizer().save_pretrained(tmp_path / "hc")
-    (tmp_path / "text").write_text("0123456789 !#$%" * 30)  # characters below the 96 tokens of the model
-    picture = tmp_path / "similarity.svg"
-    command = ["plot", str(tmp_path / "hc"), "--kind", "similarity", "--text", str(tmp_path / "text")]
-    assert main([*command, "--against", str(llama_folder), "-o", str(picture)]) == 0
-    svg = picture.read_text()
-    assert "<!-- hc -->" in svg
-    assert "<!-- tiny-llama -->" in svg
-
-
-def test_two_folders_of_one_name(tmp_path, llama, llama_folder):
-    """Base and conversion both have a curve."""
-    folder = tmp_path / llama_folder.name
+@pytest.mark.parametrize("name", ["hc", "tiny-llama"])
+def test_similarity_beside_the_base(name, tmp_path, llama, llama_folder):
+    """Base and conversion both have a curve, also where their folders have one name."""
+    folder = tmp_path / name
     convert_model(llama).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
-    (tmp_path / "text").write_text("0123456789 !#$%" * 30)
+    (tmp_path / "text").write_text(PRINTABLE * 30)
     picture = tmp_path / "similarity.svg"
     command = ["plot", str(folder), "--kind", "similarity", "--text", str(tmp_path / "text"), "-o", str(picture)]
     assert main([*command, "--against", str(llama_folder)]) == 0
-    for label in (folder.name, llama_folder):
+    assert llama_folder.name == "tiny-llama"
+    for label in (name, llama_folder if name == llama_folder.name else llama_folder.name):
         assert f"<!-- {label} -->" in picture.read_text()
 
 
@@ -88,11 +79,11 @@ def test_static_weights_of_every_connection_without_those_of_the_base(connection
     """What is drawn is what the whole model's connections unfold to; the base's weights are not read."""
     model = randomise_connections(hc_llama(connection=connection, hc_mult=2))
     model.save_pretrained(tmp_path)
-    alone = load_connections(LocalSource(tmp_path))
+    alone = load_connections(open_conversion(tmp_path))
     assert all(parameter.is_meta != is_of_connection(name) for name, parameter in alone.named_parameters())
-    expected, found = unfold_static(model), unfold_static(alone)
-    assert torch.equal(found.inputs, expected.inputs)
-    assert found.tokens == 0
+    expected, matrices = unfold_static(model), unfold_static(alone)
+    assert torch.equal(matrices.inputs, expected.inputs)
+    assert matrices.tokens == 0
     assert main(["plot", str(tmp_path)]) == 0
 
 
@@ -101,23 +92,23 @@ def test_static_weights_of_every_form(model_type, tmp_path):
     """Whatever the list of layers is called, and wherever the model has it."""
     model = randomise_connections(convert_model(copy.deepcopy(tiny(model_type))))
     model.save_pretrained(tmp_path)
-    alone = load_connections(LocalSource(tmp_path))
+    alone = load_connections(open_conversion(tmp_path))
     for stack in find_family(model_type).source.inner or (None,):
         name = stack and stack.attribute
-        expected, found = unfold_static(model, name), unfold_static(alone, name)
-        assert torch.equal(found.inputs, expected.inputs)
-        assert found.attention == expected.attention
+        expected, matrices = unfold_static(model, name), unfold_static(alone, name)
+        assert torch.equal(matrices.inputs, expected.inputs)
+        assert matrices.attention == expected.attention
     assert main(["plot", str(tmp_path)]) == 0
 
 
 @pytest.mark.slow
 def test_which_sub_layers_have_attention():
     """As in the paper's figures where a layer has two sub-layers; one of three, two of three, all, none."""
-    found = {
+    sub_layers = {
         model_type: unfold_static(convert_model(copy.deepcopy(tiny(model_type)))).attention
         for model_type in ("gpt2", "gemma4_text", "t5", "gpt_neox", "mamba2")
     }
-    assert found == {
+    assert sub_layers == {
         "gpt2": (0, 2, 4, 6),
         "gemma4_text": (0, 3, 6, 9),
         "t5": (0, 1, 3, 4, 6, 7, 9, 10),
@@ -132,7 +123,7 @@ def test_pictures_of_a_text_beside_the_base_of_other_forms(model_type, tmp_path,
     tiny(model_type).save_pretrained(tmp_path / "base")
     convert_model(copy.deepcopy(tiny(model_type))).save_pretrained(tmp_path / "hc")
     byte_tokenizer().save_pretrained(tmp_path / "hc")
-    (tmp_path / "text").write_text("0123456789 !#$%" * 30)
+    (tmp_path / "text").write_text(PRINTABLE * 30)
     command = ["plot", str(tmp_path / "hc"), "--text", str(tmp_path / "text"), "--against", str(tmp_path / "base")]
     assert main(command) == 0
     encoder = main([*command, "--stack", "encoder", "-o", str(tmp_path / "encoder.png")])
@@ -141,12 +132,13 @@ def test_pictures_of_a_text_beside_the_base_of_other_forms(model_type, tmp_path,
         assert "stack 'encoder' was asked for; HCGPT2Model has one list of layers" in capsys.readouterr().err
 
 
-def test_a_model_that_takes_no_text(tmp_path, capsys):
+def test_a_model_that_takes_no_text(tmp_path, refusal):
     convert_model(copy.deepcopy(tiny("whisper"))).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "text").write_text("0123456789 !#$%" * 30)
-    assert main(["plot", str(tmp_path), "--text", str(tmp_path / "text")]) == 1
-    assert "takes input_features, not text. Draw its static weights, without --text" in capsys.readouterr().err
+    (tmp_path / "text").write_text(PRINTABLE * 30)
+    assert "takes input_features, not text. Draw its static weights, without --text" in refusal(
+        tmp_path, "--text", tmp_path / "text"
+    )
 
 
 def test_a_model_without_a_language_model_head(tmp_path, folder):
@@ -154,25 +146,24 @@ def test_a_model_without_a_language_model_head(tmp_path, folder):
     causal = HCLlamaForCausalLM.from_pretrained(folder)
     HCLlamaModel.from_pretrained(folder).save_pretrained(tmp_path / "headless")
     for place in (folder, tmp_path / "headless"):
-        model = load_model(LocalSource(place))
+        model = load_model(open_conversion(place))
         assert type(model) is HCLlamaModel
         for name, parameter in model.named_parameters():
             assert torch.equal(parameter, causal.model.get_parameter(name)), name
 
 
-def test_missing_weights_are_not_made_up(folder, tmp_path, capsys):
+def test_missing_weights_are_not_made_up(folder, tmp_path, refusal):
     tensors = load_file(folder / "model.safetensors")
     for name in ("model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp_hc.static_beta"):
         save_file({n: t for n, t in tensors.items() if n != name}, folder / "model.safetensors", {"format": "pt"})
-        options = ["--text", str(tmp_path / "text")] if "up_proj" in name else []
-        assert main(["plot", str(folder), *options]) == 1
-        assert f"holds no {name.removeprefix('model.')}. Copy or download" in capsys.readouterr().err
+        options = ["--text", tmp_path / "text"] if "up_proj" in name else []
+        assert f"holds no {name.removeprefix('model.')}. Copy or download" in refusal(folder, *options)
     assert not (folder / "figures").exists()
 
 
 def test_only_the_beginning_of_a_long_text_is_read(tmp_path):
     (tmp_path / "text").write_bytes(b"word " * (CHARACTERS // 4) + b"\xff")
-    assert len(read_text(str(tmp_path / "text"))) == CHARACTERS
+    assert len(read_beginning(str(tmp_path / "text"))) == CHARACTERS
 
 
 @pytest.mark.parametrize(
@@ -183,10 +174,9 @@ def test_only_the_beginning_of_a_long_text_is_read(tmp_path):
         (b"\x89PNG\r\n\x1a\n", "is not UTF-8 text (invalid start byte). Give a text file."),
     ],
 )
-def test_a_text_that_is_none(content, message, folder, tmp_path, capsys):
+def test_a_text_that_is_none(content, message, folder, tmp_path, refusal):
     (tmp_path / "text").write_bytes(content)
-    assert main(["plot", str(folder), "--text", str(tmp_path / "text")]) == 1
-    assert message in capsys.readouterr().err
+    assert message in refusal(folder, "--text", tmp_path / "text")
     assert not (folder / "figures").exists()
 
 
@@ -196,33 +186,32 @@ def test_five_tokens_are_enough(folder, tmp_path):
     assert len(list((tmp_path / "out").iterdir())) == 4
 
 
-def test_no_tokenizer(folder, tmp_path, capsys):
+def test_no_tokenizer(folder, tmp_path, refusal):
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    assert main(["plot", str(folder), "--text", str(tmp_path / "text")]) == 1
     message = "has no tokenizer to read the text with. Copy tokenizer.json and tokenizer_config.json from its base."
-    assert message in capsys.readouterr().err
+    assert message in refusal(folder, "--text", tmp_path / "text")
 
 
-def test_a_tokenizer_of_another_model(tmp_path, capsys):
+def test_a_tokenizer_of_another_model(tmp_path, refusal):
     hc_llama().save_pretrained(tmp_path / "model")
     byte_tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "text").write_text("0123456789 abc")
-    assert main(["plot", str(tmp_path / "model"), "--text", str(tmp_path / "text")]) == 1
-    assert "gives a token 99, and the model has 96 from 0. Copy the tokenizer's files" in capsys.readouterr().err
+    assert "gives a token 99, and the model has 96 from 0. Copy the tokenizer's files" in refusal(
+        tmp_path / "model", "--text", tmp_path / "text"
+    )
 
 
-def test_places_where_no_picture_can_be_put(folder, tmp_path, capsys, monkeypatch):
+def test_places_where_no_picture_can_be_put(folder, tmp_path, monkeypatch, refusal):
     (tmp_path / "taken.png").mkdir()
     (tmp_path / "file").write_text("kept")
-    command = ["plot", str(folder), "--kind", "connections", "-o"]
-    assert main([*command, str(tmp_path / "taken.png")]) == 1
-    assert "is a folder, where a picture should go" in capsys.readouterr().err
-    assert main([*command, str(tmp_path / "file" / "deeper" / "x.png")]) == 1
-    assert f"'{tmp_path / 'file'}' is a file, not a folder" in capsys.readouterr().err
+    command = [folder, "--kind", "connections", "-o"]
+    assert "is a folder, where a picture should go" in refusal(*command, tmp_path / "taken.png")
+    message = f"'{tmp_path / 'file'}' is a file, not a folder"
+    assert message in refusal(*command, tmp_path / "file" / "deeper" / "x.png")
     monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)
-    assert main([*command, str(tmp_path / "x.png")]) == 1
-    assert f"no permission to write in '{tmp_path}'. Choose another place with -o." in capsys.readouterr().err
+    message = f"no permission to write in '{tmp_path}'. Choose another place with -o."
+    assert message in refusal(*command, tmp_path / "x.png")
     assert (tmp_path / "file").read_text() == "kept"
 
 
@@ -233,12 +222,11 @@ def test_places_where_no_picture_can_be_put(folder, tmp_path, capsys, monkeypatc
         ({"num_hidden_layers": 2}, "it has model_type 'llama' and 2 layers, not 'llama' and 3."),
     ],
 )
-def test_what_is_not_the_base(changes, message, folder, llama_folder, tmp_path, capsys):
+def test_what_is_not_the_base(changes, message, folder, llama_folder, tmp_path, refusal):
     base = shutil.copytree(llama_folder, tmp_path / "other")
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, **changes}))
-    assert main(["plot", str(folder), "--text", str(tmp_path / "text"), "--against", str(base)]) == 1
-    assert message in capsys.readouterr().err
+    assert message in refusal(folder, "--text", tmp_path / "text", "--against", base)
 
 
 @pytest.mark.slow
@@ -258,10 +246,9 @@ def test_progress_on_a_terminal(folder, tmp_path):
     assert b"Studying: 100%" in shown
 
 
-def test_one_stream_of_keel(tmp_path, capsys):
+def test_one_stream_of_keel(tmp_path, refusal):
     hc_llama(connection="keel", hc_mult=1).save_pretrained(tmp_path)
-    assert main(["plot", str(tmp_path)]) == 1
-    assert "has connection 'keel', where no matrices read and mix streams: nothing to draw." in capsys.readouterr().err
+    assert "has connection 'keel', where no matrices read and mix streams: nothing to draw." in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -274,22 +261,24 @@ def test_one_stream_of_keel(tmp_path, capsys):
         (["--against", "base"], "--against base is only used for the picture of similarity, which was not asked for."),
     ],
 )
-def test_what_is_refused(options, message, folder, capsys, monkeypatch):
+def test_what_is_refused(options, message, folder, monkeypatch, refusal):
     monkeypatch.chdir(folder.parent)
     before = sorted(folder.parent.rglob("*"))
-    assert main(["plot", str(folder), *options]) == 1
-    assert message in capsys.readouterr().err
+    assert message in refusal(folder, *options)
     assert sorted(folder.parent.rglob("*")) == before
 
 
-def test_without_matplotlib(folder, capsys, monkeypatch):
+def test_without_matplotlib(folder, monkeypatch, refusal):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["plot", str(folder), "--kind", "connections"]) == 1
-    assert "which draws the pictures, is not installed. Run: pip install matplotlib" in capsys.readouterr().err
+    assert "which draws the pictures, is not installed. Run: pip install matplotlib" in refusal(
+        folder, "--kind", "connections"
+    )
 
 
-def test_a_base_is_refused(llama_folder, capsys):
-    assert main(["plot", str(llama_folder), "--kind", "connections"]) == 1
-    assert "is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert" in capsys.readouterr().err
-    assert main(["plot", str(llama_folder / "nowhere")]) == 1
-    assert "is not a checkpoint" in capsys.readouterr().err
+def test_a_base_is_refused(llama_folder, refusal):
+    assert "is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert" in refusal(
+        llama_folder, "--kind", "connections"
+    )
+    assert f"there is no folder '{llama_folder / 'nowhere'}'. Give that of a checkpoint" in refusal(
+        llama_folder / "nowhere"
+    )

@@ -71,31 +71,38 @@ def folder(converted, tmp_path) -> Path:
 
 
 def shards(folder: Path) -> dict[str, Path]:
-    """The base's shards, and under `hc` the shard of hyper-connections."""
+    """Return the base's shards, and under `hc` the shard of hyper-connections."""
     record = json.loads((folder / RECORD).read_text())
-    found = {shard["file"]: folder / shard["file"] for shard in record["base_shards"]}
-    return {**found, "hc": folder / record["hyper_connection_shard"]}
+    base_shards = {shard["file"]: folder / shard["file"] for shard in record["base_shards"]}
+    return {**base_shards, "hc": folder / record["hyper_connection_shard"]}
 
 
 def assert_holds(hub: WritableHub, repo: str, folder: Path, names: set[str] | None = None, revision: str = "main"):
-    """The repo holds the folder's files, byte for byte, and no others but the Hub's own."""
-    there, here = files_in(hub.folder(repo, revision)), files_in(folder)
-    assert there.pop(".gitattributes").read_text() == ATTRIBUTES
-    assert there.keys() == (here.keys() if names is None else names)
-    for name, file in there.items():
-        assert file.read_bytes() == here[name].read_bytes(), name
+    """Require that a repo holds the folder's files, byte for byte, and no others but the Hub's own."""
+    pushed, local = files_in(hub.folder(repo, revision)), files_in(folder)
+    assert pushed.pop(".gitattributes").read_text() == ATTRIBUTES
+    assert pushed.keys() == (local.keys() if names is None else names)
+    for name, file in pushed.items():
+        assert file.read_bytes() == local[name].read_bytes(), name
 
 
 def writes(hub: WritableHub) -> list[str]:
-    """What the Hub was asked to change."""
+    """Return the requests to change the Hub."""
     return [r.url for r in hub.requests if r.method in ("POST", "PUT") and "paths-info" not in r.url]
 
 
 def with_card(folder: Path, **metadata) -> Path:
-    """The folder, with a card of that metadata."""
+    """Write a card of some metadata into a folder, and return the folder."""
     lines = "".join(f"{name}: {json.dumps(value)}\n" for name, value in metadata.items())
     (folder / "README.md").write_text(f"---\n{lines}---\n# A model\n")
     return folder
+
+
+def put_beside(folder: Path, *names: str) -> None:
+    """Put files into a folder that are no part of a model."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("mine")
 
 
 def flip_last_byte(file: Path) -> None:

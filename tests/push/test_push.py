@@ -1,4 +1,4 @@
-"""What a push sends, what the Hub copies, and what arrives."""
+"""The files that a push sends, that the Hub copies, and that arrive."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ from tests.conftest import TINY, randomise_connections
 from tests.families import FAMILIES
 from tests.hub import files_in, sha256
 
-from .conftest import assert_holds, connected, flip_last_byte, shards, with_card, writes
+from .conftest import assert_holds, connected, flip_last_byte, put_beside, shards, with_card, writes
 
 
 @pytest.fixture(scope="module")
@@ -114,39 +114,32 @@ def test_weights_that_would_be_loaded_instead_go(hub, base, converted, tmp_path)
     assert_holds(hub, "me/old", converted)
 
 
-def refuse_gated(hub, patch):
-    hub.gated.add("org/base")
+BESIDE = ("checkpoint-1/config.json", "checkpoint-1/model.safetensors")
 
 
-def refuse_regions(hub, patch):
-    hub.elsewhere.add("org/base")
+@dataclass
+class OldCopy:
+    """`CommitOperationCopy` of an older huggingface_hub."""
+
+    src_path_in_repo: str
+    path_in_repo: str
+    src_revision: str | None = None
 
 
-def refuse_gone(hub, patch):
-    hub.remove("org/base")
+NOT_COPIED = {
+    "gated": (lambda hub, patch: hub.gated.add("org/base"), "the Hub doesn't copy them from 'org/base'"),
+    "regions": (lambda hub, patch: hub.elsewhere.add("org/base"), "the Hub doesn't copy them from 'org/base'"),
+    "gone": (lambda hub, patch: hub.remove("org/base"), "'org/base' can't be read at the commit "),
+    "client": (
+        lambda hub, patch: patch.setattr(huggingface_hub, "CommitOperationCopy", OldCopy),
+        "this release of huggingface_hub can't have them copied",
+    ),
+}
 
 
-def refuse_old_client(hub, patch):
-    @dataclass
-    class CommitOperationCopy:
-        src_path_in_repo: str
-        path_in_repo: str
-        src_revision: str | None = None
-
-    patch.setattr(huggingface_hub, "CommitOperationCopy", CommitOperationCopy)
-
-
-@pytest.mark.parametrize(
-    ("refuse", "reason"),
-    [
-        (refuse_gated, "the Hub doesn't copy them from 'org/base'"),
-        (refuse_regions, "the Hub doesn't copy them from 'org/base'"),
-        (refuse_gone, "'org/base' can't be read at the commit "),
-        (refuse_old_client, "this release of huggingface_hub can't have them copied"),
-    ],
-    ids=("gated", "regions", "gone", "client"),
-)
-def test_what_is_not_copied_is_uploaded(refuse, reason, hub, converted, monkeypatch):
+@pytest.mark.parametrize("case", NOT_COPIED)
+def test_what_is_not_copied_is_uploaded(case, hub, converted, monkeypatch):
+    refuse, reason = NOT_COPIED[case]
     refuse(hub, monkeypatch)
     said = []
     result = push_checkpoint(converted, "me/whole", private=True, say=said.append)
@@ -196,9 +189,7 @@ def test_a_model_saved_over_its_conversion(hub, folder):
 
 def test_of_a_trainer_s_checkpoint_the_model_goes_up(hub, trained, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "folder")
-    for name in (".git/HEAD", ".cache/huggingface/x", "checkpoint-1/config.json", "checkpoint-1/model.safetensors"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("not the model")
+    put_beside(folder, ".git/HEAD", ".cache/huggingface/x", *BESIDE)
     left = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json"}
     assert left <= files_in(trained).keys()
     said = []
@@ -211,7 +202,7 @@ def test_of_a_trainer_s_checkpoint_the_model_goes_up(hub, trained, tmp_path):
         "left here     checkpoint-1/config.json, checkpoint-1/model.safetensors, optimizer.pt, rng_state.pth, "
         "scheduler.pt and 2 more (--dry-run lists all, --include adds)"
     )
-    assert set(result.left) == left | {"checkpoint-1/config.json", "checkpoint-1/model.safetensors"}
+    assert set(result.left) == left | {*BESIDE}
     assert "the hyper-connections are trained" in said[0]
 
 
@@ -257,25 +248,25 @@ def test_stdout_carries_the_url_alone(hub, converted, capsys):
     assert "me/json" in hub.private
 
 
-@pytest.mark.parametrize("made", ["from_prenorm", "convert_model"])
-def test_push_to_hub_of_a_model(made, hub, base, converted):
+@pytest.mark.parametrize("how", ["from_prenorm", "convert_model"])
+def test_push_to_hub_of_a_model(how, hub, base, converted):
     """Transformers' own push gives a repo of the same layout: code, classes, weights, tags."""
-    if made == "from_prenorm":
+    if how == "from_prenorm":
         model = HCLlamaForCausalLM.from_prenorm(base, hc_mult=2)
     else:
         model = convert_model(LlamaForCausalLM.from_pretrained(base), hc_mult=2)
     model.push_to_hub("me/model")
-    there = files_in(hub.folder("me/model"))
-    assert {name for name in there if name.endswith(".py")} == set(FAMILIES["llama"].code({}))
+    pushed = files_in(hub.folder("me/model"))
+    assert {name for name in pushed if name.endswith(".py")} == set(FAMILIES["llama"].code({}))
     for name in FAMILIES["llama"].code({}):
-        assert there[name].read_bytes() == (converted / name).read_bytes()
-    config = json.loads(there["config.json"].read_text())
+        assert pushed[name].read_bytes() == (converted / name).read_bytes()
+    config = json.loads(pushed["config.json"].read_text())
     assert config["auto_map"] == FAMILIES["llama"].auto_map
     assert config["architectures"] == ["HCLlamaForCausalLM"]
-    assert there.keys() - FAMILIES["llama"].code({}).keys() == {
+    assert pushed.keys() - FAMILIES["llama"].code({}).keys() == {
         *(".gitattributes", "README.md", "config.json", "generation_config.json", "model.safetensors")
     }
-    assert ModelCard.load(there["README.md"]).data.tags == ["hyper-connections", "hf-hyperconn", "hc-x2"]
+    assert ModelCard.load(pushed["README.md"]).data.tags == ["hyper-connections", "hf-hyperconn", "hc-x2"]
     ids = torch.arange(24).reshape(1, -1)
     with torch.no_grad():
         loaded = AutoModelForCausalLM.from_pretrained("me/model", trust_remote_code=True)
@@ -287,9 +278,9 @@ def test_code_that_is_no_file_here_is_one_on_the_hub(hub):
     model.push_to_hub("me/helium")
     model.config.push_to_hub("me/config")
     for repo in ("me/helium", "me/config"):
-        there = files_in(hub.folder(repo))
-        assert {name for name in there if name.endswith(".py")} == set(find_family("helium").code({}))
-        assert there["modeling_hc_helium.py"].read_text() == code_text("modeling_hc_helium.py")
+        pushed = files_in(hub.folder(repo))
+        assert {name for name in pushed if name.endswith(".py")} == set(find_family("helium").code({}))
+        assert pushed["modeling_hc_helium.py"].read_text() == code_text("modeling_hc_helium.py")
 
 
 def test_a_class_of_ones_own_makes_no_repo(hub):

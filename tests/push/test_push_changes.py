@@ -1,4 +1,4 @@
-"""A push asks before it publishes code, config or companions that are not what was written."""
+"""Changed code, config or companions, and malformed records, which a push does not publish unasked."""
 
 import json
 from pathlib import Path
@@ -135,62 +135,69 @@ def test_a_conversion_from_before_files_were_recorded(hub, folder):
     assert_holds(hub, "me/older", folder)
 
 
+COMPARISON = {
+    **{"dtype": "float32", "logits": True, "hidden_states": True, "continuation": None},
+    **{"max_difference": 0, "kl": 0, "top1": 1},
+}
+SHARD = {"file": "a", "source": "a", "size": 1, "sha256": None}
+VERIFICATION = {"tensors": 1, "layers": None, "comparisons": [COMPARISON]}
+ARGUMENTS = {"hc_mult": 4, "connection": "dhc", "hc_tanh": True}
+
+
+def without(part: dict, name: str) -> dict:
+    return {key: value for key, value in part.items() if key != name}
+
+
+# changes of a record, by the fault that is named
 MALFORMED = {
-    "nothing": {},
-    "base": {"base": None},
-    "base that lacks its commit": {"base": {"model": "org/base"}},
-    "shards": {"base_shards": {"a": 1}},
-    "shard without digest": {"base_shards": [{"file": "a", "source": "a", "size": 1}]},
-    "size": {"base_shards": [{"file": "a", "source": "a", "size": True, "sha256": None}]},
-    "connections": {"hyper_connection_shard": ["a"]},
-    "digest of connections": {"hyper_connection_sha256": 3},
-    "files": {"files": ["config.json"]},
-    "digest": {"files": {"config.json": None}},
-    "versions": {"versions": {"hf_hyperconn": []}},
-    "digest of a shard": {"base_shards": [{"file": "a", "source": "a", "size": 1, "sha256": 3}]},
-    "arguments": {"arguments": {"hc_mult": True, "connection": "dhc", "hc_tanh": True}},
-    "layers": {
-        "verification": {
-            "tensors": 1,
-            "layers": None,
-            "comparisons": [
-                {
-                    **{"dtype": "float32", "logits": True, "hidden_states": True, "continuation": None},
-                    **{"max_difference": 0, "kl": 0, "top1": 1},
-                }
-            ],
-        }
+    "base_shards is None": {"base_shards": None},
+    "base_shards is {'a': 1}": {"base_shards": {"a": 1}},
+    "file of base_shards is None": {"base_shards": [{}]},
+    "base_shards has no sha256": {"base_shards": [without(SHARD, "sha256")]},
+    "size of base_shards is None": {"base_shards": [without(SHARD, "size")]},
+    "size of base_shards is True": {"base_shards": [{**SHARD, "size": True}]},
+    "sha256 of base_shards is 3": {"base_shards": [{**SHARD, "sha256": 3}]},
+    "base is None": {"base": None},
+    "base has no commit": {"base": {"model": "org/base"}},
+    "model of base is 3": {"base": {"model": 3, "commit": None}},
+    "commit of base is '../main'": {"base": {"model": "org/base", "commit": "../main"}},
+    "hyper_connection_shard is ['a']": {"hyper_connection_shard": ["a"]},
+    "hyper_connection_sha256 is 3": {"hyper_connection_sha256": 3},
+    "files is ['config.json']": {"files": ["config.json"]},
+    "'config.json' of files is None": {"files": {"config.json": None}},
+    "'config.json' of files is '1'": {"files": {"config.json": "1"}},
+    "versions is ['0.1.0']": {"versions": ["0.1.0"]},
+    "hf_hyperconn of versions is []": {"versions": {"hf_hyperconn": []}},
+    "hc_mult of arguments is True": {"arguments": {**ARGUMENTS, "hc_mult": True}},
+    "connection of arguments is None": {"arguments": without(ARGUMENTS, "connection")},
+    "base_card is 'llama3.2'": {"base_card": "llama3.2"},
+    "comparisons of verification is None": {"verification": without(VERIFICATION, "comparisons")},
+    "max_difference of comparisons is None": {
+        "verification": {**VERIFICATION, "comparisons": [without(COMPARISON, "max_difference")]}
     },
+    "layers of verification is None": {"verification": VERIFICATION},
 }
 
 
-@pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_record_is_said_to_be_one(case, hub, folder, capsys):
-    if MALFORMED[case]:
-        change_record(folder, **MALFORMED[case])
-    else:
-        (folder / RECORD).write_text("{}")
+@pytest.mark.parametrize("fault", MALFORMED)
+def test_a_malformed_record_is_refused_by_every_command(fault, hub, folder, capsys):
+    change_record(folder, **MALFORMED[fault])
     before = {name: sha256(file) for name, file in files_in(folder).items()}
     for command, *arguments in (["push", "me/malformed"], ["verify"], ["card"], ["inspect"]):
         assert main([command, str(folder), *arguments]) == 1
-        error = capsys.readouterr().err.splitlines()[-1]
-        assert f"{RECORD} of '{folder}' is not what the converter writes (" in error
-        assert error.endswith("). Convert the base again.")
+        assert (
+            capsys.readouterr()
+            .err.splitlines()[-1]
+            .endswith(f"{RECORD} of '{folder}' is not what the converter writes ({fault}). Convert the base again.")
+        )
     assert writes(hub) == []
     assert {name: sha256(file) for name, file in files_in(folder).items()} == before
 
 
 METADATA = [
     *("license: 3", "license: [1, 2]", "license: {a: b}", "license_name: [x]\nlicense: other", "1: 2", "tags: 3"),
-    *(
-        "model-index: [1]",
-        "model-index: {a: b}",
-        "language: {a: b}",
-        "eval_results: 3",
-        "eval_results: [{a: b}]",
-        "model_name: [1]",
-        "- a",
-    ),
+    *("model-index: [1]", "model-index: {a: b}", "language: {a: b}", "eval_results: 3", "eval_results: [{a: b}]"),
+    *("model_name: [1]", "- a"),
     *("base_model: {a: 1}", "extra_gated_prompt: [1, {a: b}]", "datasets: 2020-01-01", "null: null", "text"),
     *("license_link: {a: b}", "self: 1", "ignore_metadata_errors: 1", "content: 1", "license: 2020-01-01"),
 ]

@@ -32,7 +32,7 @@ except ImportError:
 else:
     raise SystemExit("hf_hyperconn can be imported")
 ids = torch.arange(48).reshape(2, 24)
-found = {}
+facts = {}
 for repo, folder in json.loads(sys.argv[1]).items():
     snapshot = Path(snapshot_download(repo))
     names = {file.relative_to(folder).as_posix() for file in Path(folder).rglob("*") if file.is_file()}
@@ -41,14 +41,14 @@ for repo, folder in json.loads(sys.argv[1]).items():
         model = transformers.AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True)
         with torch.no_grad():
             logits[place] = model(ids).logits
-    found[repo] = {
+    facts[repo] = {
         "class": type(model).__module__.partition(".")[0],
         "streams": model.config.hc_mult,
         "equal": torch.equal(logits[repo], logits[folder]),
         "differing": [n for n in names if (snapshot / n).read_bytes() != (Path(folder) / n).read_bytes()],
         "files": len(names),
     }
-print(json.dumps(found))
+print(json.dumps(facts))
 """
 PATIENCE = 60
 
@@ -80,10 +80,10 @@ def test_pushed_repos_load_elsewhere(hub, base, converted, tmp_path):
     command = [sys.executable, "-c", LOAD, json.dumps(jobs)]
     done = subprocess.run(command, capture_output=True, text=True, env=clean, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    facts = json.loads(done.stdout.splitlines()[-1])
     for repo, streams in {"me/pushed": 2, "me/model": 3}.items():
-        assert found[repo].pop("files") > 15
-        assert found[repo] == {"class": "transformers_modules", "streams": streams, "equal": True, "differing": []}
+        assert facts[repo].pop("files") > 15
+        assert facts[repo] == {"class": "transformers_modules", "streams": streams, "equal": True, "differing": []}
 
 
 @pytest.mark.slow

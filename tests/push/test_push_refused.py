@@ -1,4 +1,4 @@
-"""What is not pushed, and what is said then."""
+"""Refusals of a push, by this package and by the Hub."""
 
 import errno
 import json
@@ -34,52 +34,42 @@ def link_out(folder: Path) -> None:
 TERMS = {"license": "llama3.2", "license_link": "LICENSE", "extra_gated_prompt": "Accept this.\nAll of it.\n"}
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda folder: folder / "nothing", "there is no folder '"),
-        (lambda folder: shutil.rmtree(folder), "there is no folder '"),
-        (lambda folder: folder.rename(folder.with_name(".out.incomplete")), "is an unfinished conversion. Run"),
-        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-        (
-            lambda folder: (folder / "config.json").write_text('{"model_type": "llama"}'),
-            "is a plain Llama, without hyper-connections",
-        ),
-        (lambda folder: (folder / "hyper_connections.py").unlink(), "the code file hyper_connections.py is missing"),
-        (lambda folder: shards(folder)["hc"].unlink(), "which is missing. Copy or download the checkpoint again."),
-        (lambda folder: flip_last_byte(next(iter(shards(folder).values()))), "is not what the conversion wrote"),
-        (lambda folder: change_record(folder, verification=None), "has never been compared with its base (--verify"),
-        (
-            lambda folder: change_record(folder, base_shards=[{}]),
-            "is not what the converter writes (file of base_shards is None)",
-        ),
-        (lambda folder: change_record(folder, base={"model": 3, "commit": None}), "(model of base is 3). Convert"),
-        (lambda folder: change_record(folder, base={"model": "org/base"}), "(base has no commit). Convert"),
-        (lambda folder: change_record(folder, files={"config.json": "1"}), "('config.json' of files is '1')"),
-        (lambda folder: change_record(folder, hyper_connection_shard=[]), "(hyper_connection_shard is [])"),
-        (lambda folder: (folder / "README.md").write_text("---\nlicense: [mit\n---\n"), "README.md' can't be read: "),
-        (link_out, "LICENSE.txt' is a link to '"),
-    ],
-    ids=(
-        "nowhere",
-        "removed",
-        "unfinished",
-        "empty",
-        "base",
-        "code",
-        "shard",
-        "damaged",
-        "unverified",
-        "record",
-        "name",
-        "commit",
-        "digests",
-        "connections",
-        "card",
-        "link",
+# what is done to a folder, and what is said then
+SPOILED = {
+    "removed": (shutil.rmtree, "there is no folder '"),
+    "unfinished": (lambda folder: folder.rename(folder.with_name(".out.incomplete")), "is an unfinished conversion."),
+    "empty": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+    "base": (
+        lambda folder: (folder / "config.json").write_text('{"model_type": "llama"}'),
+        "is a plain Llama, without hyper-connections",
     ),
-)
-def test_refused_before_the_hub_is_asked(spoil, message, hub, folder):
+    "code": (
+        lambda folder: (folder / "hyper_connections.py").unlink(),
+        "the code file hyper_connections.py is missing",
+    ),
+    "shard": (
+        lambda folder: shards(folder)["hc"].unlink(),
+        "which is missing. Copy or download the checkpoint again.",
+    ),
+    "damaged": (
+        lambda folder: flip_last_byte(next(iter(shards(folder).values()))),
+        "is not what the conversion wrote",
+    ),
+    "unverified": (
+        lambda folder: change_record(folder, verification=None),
+        "has never been compared with its base (--verify",
+    ),
+    "card": (
+        lambda folder: (folder / "README.md").write_text("---\nlicense: [mit\n---\n"),
+        "README.md' can't be read: ",
+    ),
+    "link": (link_out, "LICENSE.txt' is a link to '"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_refused_before_the_hub_is_asked(case, hub, folder):
+    spoil, message = SPOILED[case]
     spoiled = spoil(folder)
     with pytest.raises(HyperConnError) as error:
         push_checkpoint(spoiled if isinstance(spoiled, Path) else folder, "me/refused")
