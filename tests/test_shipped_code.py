@@ -16,7 +16,7 @@ from hf_hyperconn.families.modules import MODELS
 from hf_hyperconn.kinds import CONVERTIBLE, KINDS
 from hf_hyperconn.models import chosen_code
 from hf_hyperconn.models.connection_fields import CHOICES, CONNECTIONS
-from hf_hyperconn.models.shipped_code import CHOOSING, CHOSEN, ROW, written_for
+from hf_hyperconn.models.shipped_code import CHOOSING, CHOSEN, ROW, value_of, written_for
 
 from .conftest import hc_llama
 from .families import FAMILIES
@@ -39,6 +39,7 @@ MANIFOLD = {
     *("computing.py", "manifold_hyper_connections.py", "mhc_kernels.py"),
     *("mhc_triton.py", "sinkhorn.py", "stream_means.py"),
 }
+# what a kind brings; any other kind brings its own module alone
 OWN = {
     "shc": HYPER,
     "dhc": HYPER,
@@ -48,7 +49,6 @@ OWN = {
     "attnres": {"attention_residuals.py", "old_places.py"},
     "altup": {*HYPER, "altup_connection.py", "old_places.py"},
     "keel": {"keel_connection.py", "old_places.py"},
-    "dual": {"dual_residual.py"},
 }
 # what other fields of a DHC model add
 ADDED = {
@@ -84,13 +84,15 @@ def test_every_value_of_a_field_that_chooses_code_has_its_row():
     values = [value for field in CHOOSING for value in CHOICES[field]]
     assert len({*values}) == len(values)
     source = (MODELS / f"{CHOSEN}.py").read_text(encoding="utf-8")
-    tables = (value for name, value in vars(chosen_code).items() if name.isupper())
-    assert sum(map(len, tables)) == len(ROW.findall(source))
+    imported = [name for names in ROW.findall(source) for name in names.split(", ") if value_of(name) in values]
+    tables = (value for name, value in vars(chosen_code).items() if name.isupper() and name != "CHOICES")
+    assert sum(map(len, tables)) == len(imported)
 
 
 @kinds
 def test_a_model_brings_its_own_kind_alone(connection):
-    assert LLAMA.code({"connection": connection}).keys() == OF_ALL | OWN[connection]
+    own = {f"{chosen_code.CONNECTIONS[connection].__module__.rpartition('.')[2]}.py"}
+    assert LLAMA.code({"connection": connection}).keys() == OF_ALL | OWN.get(connection, own)
 
 
 @pytest.mark.parametrize("case", ADDED)
