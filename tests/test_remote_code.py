@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from hf_hyperconn import HCLlamaForSequenceClassification, convert_model
+from hf_hyperconn import convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.families.family import find_family
 
 from . import other_families
-from .conftest import hc_llama, llama_config
+from .conftest import hc_llama
 from .families import FAMILIES
 from .isolated import printed
 from .marks import few
@@ -166,26 +166,6 @@ def test_a_part_of_a_model_that_was_loaded_is_saved_with_its_code(model_type, au
     convert_checkpoint(str(tmp_path / "base"), tmp_path / "hc", verify="structure")
     script = PARTS.format(auto=auto, part=part)
     assert printed(script, tmp_path / "hc", tmp_path, place=tmp_path).splitlines()[-1] == "loaded"
-
-
-def test_what_save_pretrained_writes_loads(llama, ids, tmp_path, elsewhere):
-    hc = convert_model(llama, hc_mult=3)
-    hc.save_pretrained(tmp_path / "saved")
-    report = elsewhere(tmp_path / "saved", tmp_path / "again", ["AutoModelForCausalLM"], ids)
-    with torch.no_grad():
-        assert torch.equal(torch.tensor(report["AutoModelForCausalLM"][2]), hc(ids).logits)
-
-
-@pytest.mark.slow
-def test_a_saved_head_loads(ids, tmp_path, elsewhere):
-    from hf_hyperconn import HCLlamaConfig
-
-    config = HCLlamaConfig.from_prenorm(llama_config(), hc_mult=2)
-    model = HCLlamaForSequenceClassification(config).eval()
-    model.save_pretrained(tmp_path / "saved")
-    report = elsewhere(tmp_path / "saved", tmp_path / "again", ["AutoModelForSequenceClassification"], ids)
-    with torch.no_grad():
-        assert torch.equal(torch.tensor(report["AutoModelForSequenceClassification"][2]), model(ids).logits)
 
 
 NAMED = """

@@ -12,14 +12,7 @@ from transformers import PreTrainedConfig
 
 from .connection_fields import FIELDS, FORMAT, ConnectionFields, GivenFields, completed, fault, refusal
 from .shipped_code import code_of, modules_in, source_in
-from .transformers_seam import (
-    implementations,
-    share_class_names,
-    share_peft_defaults,
-    share_processors,
-    share_tokenizer,
-    tell_scale_of_logits,
-)
+from .transformers_seam import implementations, share_lookups, share_peft_defaults
 
 VERSION = "0.1.0"  # of hf_hyperconn
 OF_A_CONVERSION = ("hc_base_model", "hc_base_commit", "hc_version")  # in config.json beside the fields below
@@ -51,13 +44,8 @@ class ShippedConfig(Base):
 
     def __init_subclass__(cls, *args, **kwargs):
         super().__init_subclass__(*args, **kwargs)
-        if not hasattr(cls, "base_model_type"):  # cloudpickle sets attributes of a class afterwards
-            return
-        share_tokenizer(cls.model_type, cls.base_model_type)
-        share_processors(cls.__name__, cls.base_model_type)
-        share_class_names(cls.model_type, cls.base_model_type)
-        share_peft_defaults(cls.model_type, cls.base_model_type)
-        tell_scale_of_logits(cls, cls.base_model_type)
+        if hasattr(cls, "base_model_type"):  # cloudpickle sets attributes of a class afterwards
+            share_lookups(cls)
 
     def __post_init__(self, **kwargs):
         if mistaken := [name for name in kwargs if _is_mistaken(name, type(self))]:

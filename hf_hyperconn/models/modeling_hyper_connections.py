@@ -51,7 +51,7 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
     config_class: the family's config, with the fields of hyper-connections.
     layer_classes: the family's decoder layers on residual streams.
     auto_map: `file.Class` behind every Auto class; a saved model ships these files.
-    code_package: where these files are modules.
+    code_package: the package that has these files as modules.
     """
 
     config_class: Any
@@ -78,19 +78,11 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
         """Copy the base's declarations, which Transformers looks up by class or model type."""
         layer_classes, config_class = cls.layer_classes, cls.config_class
         cls.code_package = cls.__module__.rpartition(".")[0]
-        is_composite = hasattr(config_class, "part_class")
-        declare(
-            cls,
-            base,
-            _no_split_modules=lambda of_base: [
-                *((of_base or ()) if is_composite else ()),
-                *(layer_class.__name__ for layer_class in layer_classes),
-            ],
-            _keep_in_fp32_modules_strict=lambda of_base: [
-                *(of_base or ()),
-                *dict.fromkeys(part.connection for layer_class in layer_classes for part in layer_class.parts),
-            ],
-        )
+        wrapped = getattr(base, "_no_split_modules", None) if hasattr(config_class, "part_class") else None
+        declare(cls, "_no_split_modules", [*(wrapped or ()), *(layer.__name__ for layer in layer_classes)])
+        wide = getattr(base, "_keep_in_fp32_modules_strict", None)
+        connections = dict.fromkeys(part.connection for layer in layer_classes for part in layer.parts)
+        declare(cls, "_keep_in_fp32_modules_strict", [*(wide or ()), *connections])
         share_implementation_of_experts(cls, base)
         share_names_of_weights(config_class.model_type, config_class.base_model_type)
 

@@ -4,10 +4,7 @@ import copy
 
 import pytest
 import torch
-from transformers import (
-    LlamaForCausalLM,
-    pipeline,
-)
+from transformers import AutoTokenizer, LlamaForCausalLM, pipeline
 
 from hf_hyperconn import HCLlamaForCausalLM, convert_model
 from hf_hyperconn.models.connection import reduce_streams
@@ -102,8 +99,6 @@ def test_cache_gives_the_same_logits(hc, ids):
 
 
 def test_text_generation_pipeline(stories, tmp_path):
-    from transformers import AutoTokenizer
-
     HCLlamaForCausalLM.from_prenorm(stories).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(stories).save_pretrained(tmp_path)
     written = [
