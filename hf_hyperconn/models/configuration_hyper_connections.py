@@ -137,7 +137,7 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
     hc_selection (`str`, *optional*, defaults to `"alternating"`):
         For `"altup"`, which stream a sub-layer reads: the next one (`"alternating"`), or always the first (`"same"`).
     hc_sinkhorn_iters (`int`, *optional*, defaults to 20):
-        For `"mhc"`, how often columns and rows of the mixing matrix are normalised.
+        For `"mhc"`, how often columns and rows of the mixing matrix are normalized.
     hc_eps (`float`, *optional*, defaults to 1e-6):
         For `"mhc"`, `"ihc"` and the learned readout, added to reads, divisors and the mean square of the norm; for
         `"attnres"` to the mean square of a value.

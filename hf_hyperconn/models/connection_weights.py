@@ -19,7 +19,6 @@ from transformers import initialization as init
 from transformers.utils import logging
 
 from .sub_layers import READOUT, is_of_connection
-from .transformers_seam import dtypes_in
 
 logger = logging.get_logger(__name__)
 
@@ -135,22 +134,6 @@ class InitialWeights(Base):
             vars(module)["_is_hf_initialized"] = True
             if hasattr(module, "hc_is_scaled"):
                 vars(module)["hc_is_scaled"] = True
-
-
-class Float32Connections(Base):
-    """Mixin before a family's `PreTrainedModel`, which warns of connections loaded or saved in 16 bits."""
-
-    @classmethod
-    def _load_pretrained_model(cls, model, state_dict, checkpoint_files, *args, **kwargs):
-        warn_of_narrow(dtypes_in(state_dict, checkpoint_files))
-        load: Any = super()._load_pretrained_model
-        return load(model, state_dict, checkpoint_files, *args, **kwargs)
-
-    def save_pretrained(self, save_directory, *args, **kwargs):
-        """As Transformers' own."""
-        state = kwargs.get("state_dict") or dict(self.named_parameters())
-        warn_of_narrow({name: tensor.dtype for name, tensor in state.items()})
-        super().save_pretrained(save_directory, *args, **kwargs)
 
 
 def warn_of_narrow(dtypes: dict[str, torch.dtype]) -> None:

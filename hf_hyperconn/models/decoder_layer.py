@@ -137,7 +137,7 @@ class HyperConnectionDecoderLayer(Base):
 
     @classmethod
     def are_streams(cls, states: torch.Tensor) -> bool:
-        """Whether states are streams, not hidden states."""
+        """Tell streams from hidden states."""
         return states.dim() == (3 if cls.packed else 4)
 
     def read_out(self, streams: torch.Tensor) -> torch.Tensor:

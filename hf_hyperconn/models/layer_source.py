@@ -57,7 +57,7 @@ class CutFrom(NamedTuple):
 
 
 class SourceDiffersError(ImportError):
-    """The installed Transformers has another source than branches were cut from."""
+    """An installed Transformers whose source differs from the source of the branches."""
 
 
 @cache

@@ -23,11 +23,17 @@ from transformers.utils import logging
 
 from .chosen_code import WARNINGS, readout_of, refuse_others, replace_norms
 from .connection_fields import FIELDS, GivenFields, unread
-from .connection_weights import Float32Connections, InitialWeights
+from .connection_weights import InitialWeights, warn_of_narrow
 from .decoder_layer import HyperConnectionDecoderLayer
 from .shipped_code import code_of, modules_in, source_in
 from .sub_layers import ADDED, READOUT, is_of_connection
-from .transformers_seam import declare, plain_config, share_implementation_of_experts, share_names_of_weights
+from .transformers_seam import (
+    declare,
+    dtypes_in,
+    plain_config,
+    share_implementation_of_experts,
+    share_names_of_weights,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -45,7 +51,7 @@ else:
 Model = TypeVar("Model", bound="HyperConnectionPreTrainedModel")
 
 
-class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
+class HyperConnectionPreTrainedModel(InitialWeights):
     """Mixin before a family's `PreTrainedModel`.
 
     config_class: the family's config, with the fields of hyper-connections.
@@ -127,6 +133,8 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
         self._tell_config_of_code()
         if (warn := WARNINGS.get(self.config.of_layers.connection)) is not None:
             warn(self)
+        state = kwargs.get("state_dict") or dict(self.named_parameters())
+        warn_of_narrow({name: tensor.dtype for name, tensor in state.items()})
         with without_fsdp_prefix(type(self)):
             super().save_pretrained(save_directory, *args, **kwargs)
 
@@ -144,6 +152,12 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
             raise ValueError("use_mtp must be False (got True): layers that predict further tokens take one stream.")
         of_generation: Any = super()
         return of_generation._get_candidate_generator(generation_config, *args, **kwargs)
+
+    @classmethod
+    def _load_pretrained_model(cls, model, state_dict, checkpoint_files, *args, **kwargs):
+        warn_of_narrow(dtypes_in(state_dict, checkpoint_files))
+        load: Any = super()._load_pretrained_model
+        return load(model, state_dict, checkpoint_files, *args, **kwargs)
 
     @classmethod
     def from_pretrained(cls: type[Model], *args, **kwargs) -> Model:
