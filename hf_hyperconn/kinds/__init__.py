@@ -9,7 +9,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from ..models.connection_fields import CHOICES, FIELDS, FORMAT, convertible
-from .kind import READOUTS, Kind, Readout, parts, setting, sub_layers
+from .kind import READOUTS, Kind, Readout, parts, place_of, setting, sub_layers
 
 for module in iter_modules(__path__):  # the classes of all modules here are the rows
     import_module(f"{__name__}.{module.name}")
@@ -28,6 +28,7 @@ __all__ = [
     "kind_of",
     "readout_of",
     "parts",
+    "place_of",
     "sub_layers",
 ]
 

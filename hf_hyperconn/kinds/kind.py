@@ -42,6 +42,12 @@ def sub_layers(config: Mapping) -> int:
     return len(parts(config)) * config["num_hidden_layers"]
 
 
+def place_of(k: int, parts: tuple[SubLayer, ...]) -> tuple[int, SubLayer]:
+    """Return the index of the decoder layer of sub-layer k, and the sub-layer."""
+    layer, place = divmod(k, len(parts))
+    return layer, parts[place]
+
+
 class Kind:
     """One kind of connection; a subclass with a `name` is a row of the table.
 

@@ -7,7 +7,7 @@ Configs, `from_prenorm`, `convert_model`, the converter and its command line rea
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from math import inf
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args, get_origin
 
 FORMAT = 1  # of folders: names of parameters, fields of the config; older ones, without the field, are of the first
 # at the start of mHC and iHC
@@ -106,14 +106,9 @@ class GivenFields(TypedDict, total=False):
 
 FIELDS: dict[str, Any] = {field.name: field.default for field in fields(ConnectionFields)}
 CHOICES: dict[str, tuple] = {
-    "connection": get_args(Connection),
-    "hc_readout": get_args(ReadoutName),
-    "hc_start": get_args(Start),
-    "hc_history": get_args(History),
-    "hc_attention": get_args(Attention),
-    "hc_selection": get_args(Selection),
-    "norm": (None, *get_args(Norm)),
+    field.name: get_args(field.type) for field in fields(ConnectionFields) if get_origin(field.type) is Literal
 }
+CHOICES["norm"] = (None, *get_args(Norm))
 COUNTS = ("hc_mult", "hc_block", "hc_sinkhorn_iters")
 OF_SOME_KINDS = tuple(name for name in FIELDS if any(name in kind.reads for kind in CONNECTIONS.values()))
 

@@ -31,15 +31,6 @@ READOUT = "hc_head"  # the module of the last layer that reads the streams out
 ADDED = re.compile(rf"(?:^|\.)(?:\w+_hc|{READOUT})(?=\.|$)")  # modules that a decoder layer has besides its base's
 
 
-def place_of(k: int, parts: tuple[SubLayer, ...] = SUB_LAYERS) -> tuple[int, SubLayer]:
-    """Return the index of the decoder layer of sub-layer k, and the sub-layer.
-
-    parts: the sub-layers of one decoder layer.
-    """
-    layer, place = divmod(k, len(parts))
-    return layer, parts[place]
-
-
 def is_of_connection(name: str) -> bool:
     """Tell whether a name is that of a connection's parameter, or of a readout's."""
     return ADDED.search(name) is not None
