@@ -11,7 +11,7 @@ hyper-connections (`adopt`).
 import os
 import threading
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -135,8 +135,13 @@ class HyperConnectionPreTrainedModel(InitialWeights):
             warn(self)
         state = kwargs.get("state_dict") or dict(self.named_parameters())
         warn_of_narrow({name: tensor.dtype for name, tensor in state.items()})
-        with without_fsdp_prefix(type(self)):
+        model_class = type(self)
+        name = model_class.__name__
+        model_class.__name__ = name.removeprefix("FSDP")  # FSDP2 makes a class for one instance
+        try:
             super().save_pretrained(save_directory, *args, **kwargs)
+        finally:
+            model_class.__name__ = name
 
     def _prepare_decoder_input_ids_for_generation(self, batch_size, model_input_name, model_kwargs, *args, **kwargs):
         """Leave a prompt of Whisper without a start token, as Transformers does by the base's model type."""
@@ -336,13 +341,3 @@ def let_auto_model_find(config, model_class: type[HyperConnectionPreTrainedModel
     # the file of this config may have been loaded more than once
     if type(config).__name__ == model_class.config_class.__name__ and type(config) not in MODEL_MAPPING:
         AutoModel.register(type(config), model_class, exist_ok=True)
-
-
-@contextmanager
-def without_fsdp_prefix(cls: type):
-    """Give the class that FSDP2 makes for one instance, within a context, the name of the model's own class."""
-    name, cls.__name__ = cls.__name__, cls.__name__.removeprefix("FSDP")
-    try:
-        yield
-    finally:
-        cls.__name__ = name
