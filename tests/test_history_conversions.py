@@ -43,7 +43,7 @@ CASES = {**FAST, **SLOW}
 
 
 def differing(cases: dict, attention: str, new_tokens: int, stories: Path, place: Path) -> dict[str, list[str]]:
-    """What a process without this package finds to differ, by case and dtype."""
+    """Return the differences that a process without this package finds, by case and dtype."""
     folders = {
         name: convert_checkpoint(str(stories), place / str(i), verify="structure", **fields).path
         for i, (name, fields) in enumerate(cases.items())
@@ -55,9 +55,9 @@ def differing(cases: dict, attention: str, new_tokens: int, stories: Path, place
         "dtypes": DTYPES,
         "prompts": AutoTokenizer.from_pretrained(stories)(PROMPTS)["input_ids"],
     }
-    found = elsewhere([{"comparisons": [comparison], "new_tokens": new_tokens}], place)
+    results = elsewhere([{"comparisons": [comparison], "new_tokens": new_tokens}], place)
     return {
-        f"{name} {dtype}": found[f"{path} {dtype} {attention}"] for name, path in folders.items() for dtype in DTYPES
+        f"{name} {dtype}": results[f"{path} {dtype} {attention}"] for name, path in folders.items() for dtype in DTYPES
     }
 
 
@@ -70,19 +70,18 @@ def differing(cases: dict, attention: str, new_tokens: int, stories: Path, place
     ],
 )
 def test_equal_to_the_base_without_the_package(cases, attention, new_tokens, stories, tmp_path):
-    found = differing(cases, attention, new_tokens, stories, tmp_path)
-    assert found == dict.fromkeys(found, [])
-    assert len(found) == 3 * len(cases)
+    differences = differing(cases, attention, new_tokens, stories, tmp_path)
+    assert differences == dict.fromkeys(differences, [])
+    assert len(differences) == 3 * len(cases)
 
 
 @pytest.mark.parametrize("case", FAST)
 @torch.no_grad()
-def test_in_memory_and_from_prenorm(case, llama, llama_folder, ids):
+def test_from_prenorm_equals_the_base(case, llama, llama_folder, ids):
     expected = llama(ids, output_hidden_states=True)
-    for model in (convert_model(llama, **FAST[case]), HCLlamaForCausalLM.from_prenorm(llama_folder, **FAST[case])):
-        found = model.eval()(ids, output_hidden_states=True)
-        assert torch.equal(found.logits, expected.logits)
-        assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
+    outputs = HCLlamaForCausalLM.from_prenorm(llama_folder, **FAST[case]).eval()(ids, output_hidden_states=True)
+    assert torch.equal(outputs.logits, expected.logits)
+    assert all(map(torch.equal, outputs.hidden_states, expected.hidden_states))
 
 
 @pytest.mark.slow
@@ -183,29 +182,27 @@ def test_drift_of_a_readout_and_of_queries(converted, tmp_path):
     assert found.readout_drift == 0
 
 
-LINES = {
-    "dhc×4 type": "dhc, n=4, started from the history by type, readout weighted",
-    "shc×3 depth": "shc, n=3, started from the history by depth, readout weighted",
-    "attnres": "attnres, full",
-    "attnres 2": "attnres, blocks of 2 sub-layers",
-    "altup": "altup, n=4",
-}
-COMMANDS = {
-    "dhc×4 type": "-n 4 --start history\n",
-    "shc×3 depth": "-n 3 --connection shc --start history --history depth\n",
-    "attnres": "-n 1 --connection attnres\n",
-    "attnres 2": "-n 1 --connection attnres --block 2\n",
-    "altup": "-n 4 --connection altup\n",
-}
-
-
-@pytest.mark.parametrize("case", FAST)
-def test_inspect_and_card_say_what_it_is(case, converted, capsys):
+@pytest.mark.parametrize(
+    ("case", "line", "command"),
+    [
+        ("dhc×4 type", "dhc, n=4, started from the history by type, readout weighted", "-n 4 --start history"),
+        (
+            "shc×3 depth",
+            "shc, n=3, started from the history by depth, readout weighted",
+            "-n 3 --connection shc --start history --history depth",
+        ),
+        ("attnres", "attnres, full", "-n 1 --connection attnres"),
+        ("attnres 2", "attnres, blocks of 2 sub-layers", "-n 1 --connection attnres --block 2"),
+        ("altup", "altup, n=4", "-n 4 --connection altup"),
+    ],
+    ids=FAST,
+)
+def test_inspect_and_card_say_what_it_is(case, line, command, converted, capsys):
     assert main(["inspect", str(converted[case])]) == 0
-    assert f"connection    {LINES[case]}\n" in capsys.readouterr().out
+    assert f"connection    {line}\n" in capsys.readouterr().out
     card = (converted[case] / "README.md").read_text()
-    assert COMMANDS[case] in card
-    assert LINES[case].partition(", ")[2] in card
+    assert f"{command}\n" in card
+    assert line.partition(", ")[2] in card
     assert ("@inproceedings{zhu2025" in card) == ("hc" in case)
 
 
@@ -219,22 +216,20 @@ def test_the_default_name_of_attention_residuals(llama_folder, tmp_path, monkeyp
 
 def test_a_conversion_without_the_newer_fields(llama_folder, tmp_path):
     """As earlier releases wrote it."""
+    newer = ("hc_start", "hc_history", "hc_block", "hc_attention", "hc_selection")
     out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure").path
     config = json.loads((out / "config.json").read_text())
-    older = {name: value for name, value in config.items() if name not in NEWER}
-    assert len(config) - len(older) == len(NEWER)
+    older = {name: value for name, value in config.items() if name not in newer}
+    assert len(config) - len(older) == len(newer)
     (out / "config.json").write_text(json.dumps(older))
     record = json.loads((out / "hyperconn_conversion.json").read_text())
-    record["arguments"] = {name: value for name, value in record["arguments"].items() if name not in NEWER}
+    record["arguments"] = {name: value for name, value in record["arguments"].items() if name not in newer}
     del record["files"]["config.json"]
     (out / "hyperconn_conversion.json").write_text(json.dumps(record))
     assert verify_checkpoint(out, str(llama_folder), mode="full").passed
     assert inspect_checkpoint(str(out)).trained is False
     assert main(["card", str(out)]) == 0
     assert HCLlamaForCausalLM.from_pretrained(out).config.hc_start == "copies"
-
-
-NEWER = ("hc_start", "hc_history", "hc_block", "hc_attention", "hc_selection")
 
 
 def test_unfolded_matrices_of_a_history(llama):

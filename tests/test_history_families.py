@@ -27,16 +27,16 @@ def test_in_memory(cases, model_type):
     base, ids = tiny(model_type).eval(), torch.tensor(PROMPTS)
     expected = base(ids, output_hidden_states=True)
     for fields in cases.values():
-        found = convert_model(base, **fields).eval()(ids, output_hidden_states=True)
-        assert torch.equal(found.logits, expected.logits)
-        assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
+        outputs = convert_model(base, **fields).eval()(ids, output_hidden_states=True)
+        assert torch.equal(outputs.logits, expected.logits)
+        assert all(map(torch.equal, outputs.hidden_states, expected.hidden_states))
 
 
 @pytest.fixture(scope="module")
 def saved_types(request) -> list[str]:
     """The families that the selected tests want on disk."""
-    asked = asked_for(request, "saved_type")
-    return [model_type for model_type in FAMILIES if model_type in asked]
+    selected = asked_for(request, "saved_type")
+    return [model_type for model_type in FAMILIES if model_type in selected]
 
 
 @pytest.fixture(scope="module")
@@ -62,5 +62,5 @@ def differing(saved_types, place) -> dict[str, list[str]]:
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equal_to_the_base_without_the_package(saved_type, dtype, place, differing):
-    found = {name: differing[f"{place / saved_type / name} {dtype} None"] for name in CASES}
-    assert found == dict.fromkeys(CASES, [])
+    differences = {name: differing[f"{place / saved_type / name} {dtype} None"] for name in CASES}
+    assert differences == dict.fromkeys(CASES, [])

@@ -35,7 +35,11 @@ def seeing(model_type: str = "llava", text: str | None = None):
         fields["text_config"] = {**fields_of(text), "model_type": text}
     if model_type == "gemma3":
         fields["mm_tokens_per_image"] = PATCHES
-    config = CONFIG_MAPPING[model_type](**fields)
+    return randomised(CONFIG_MAPPING[model_type](**fields))
+
+
+def randomised(config):
+    """A model with random weights, also in its norms and biases."""
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config).eval()
     with torch.no_grad():
@@ -53,10 +57,10 @@ def folder(tmp_path_factory):
     return place / "llava" / "dhc4"
 
 
-def equal_images(found, expected) -> bool:
-    """Whether two outputs hold the same features of images: a tensor, from Transformers 5.24 on one of each."""
-    pair = (output.image_hidden_states for output in (found, expected))
-    return all(map(torch.equal, *((each,) if isinstance(each, torch.Tensor) else each for each in pair)))
+def equal_images(outputs, expected) -> bool:
+    """Tell whether two outputs have the same features of images: a tensor, from Transformers 5.24 on a tuple."""
+    pair = (output.image_hidden_states for output in (outputs, expected))
+    return all(map(torch.equal, *((states,) if isinstance(states, torch.Tensor) else states for states in pair)))
 
 
 @pytest.mark.parametrize(("model_type", "text"), [("llava", None), ("llava", "qwen2"), ("gemma3", None)])
@@ -64,13 +68,13 @@ def equal_images(found, expected) -> bool:
 def test_what_it_says_of_images_is_what_the_base_says(model_type, text):
     base = seeing(model_type, text)
     converted = convert_model(base)
-    found, expected = (
+    outputs, expected = (
         model(input_ids=SEEN, pixel_values=PIXELS, output_hidden_states=True) for model in (converted, base)
     )
-    assert torch.equal(found.logits, expected.logits)
-    assert equal_images(found, expected)
-    assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
-    assert not torch.equal(found.logits, converted(input_ids=SEEN, pixel_values=-PIXELS).logits)
+    assert torch.equal(outputs.logits, expected.logits)
+    assert equal_images(outputs, expected)
+    assert all(map(torch.equal, outputs.hidden_states, expected.hidden_states))
+    assert not torch.equal(outputs.logits, converted(input_ids=SEEN, pixel_values=-PIXELS).logits)
     settings = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
     continued = [model.generate(input_ids=SEEN, pixel_values=PIXELS, **settings) for model in (converted, base)]
     assert torch.equal(*continued)
@@ -83,9 +87,9 @@ def test_what_is_added_between_layers_is_added_to_every_stream(connection, dtype
     """Qwen3-VL adds what its vision model saw to the streams after its first layers."""
     base, inputs = deep_stack(dtype)
     converted = convert_model(base, connection=connection)
-    found, expected = (model(**inputs, output_hidden_states=True) for model in (converted, base))
-    assert torch.equal(found.logits, expected.logits)
-    assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
+    outputs, expected = (model(**inputs, output_hidden_states=True) for model in (converted, base))
+    assert torch.equal(outputs.logits, expected.logits)
+    assert all(map(torch.equal, outputs.hidden_states, expected.hidden_states))
     without = base(**{**inputs, "pixel_values": -inputs["pixel_values"]})
     assert not torch.equal(without.logits, expected.logits)
 
@@ -103,11 +107,7 @@ def deep_stack(dtype: torch.dtype):
         **{"depth": 4, "num_heads": 4, "out_hidden_size": 32, "patch_size": 4, "num_position_embeddings": 64},
         "deepstack_visual_indexes": [0, 1, 2],
     }
-    torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(CONFIG_MAPPING["qwen3_vl"](**fields)).eval().to(dtype)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    model = randomised(CONFIG_MAPPING["qwen3_vl"](**fields)).to(dtype)
     ids = torch.cat([WORDS[:1, :4], torch.tensor([[92, *[IMAGE] * 4, 93]]), WORDS[:1, 4:]], dim=1)
     return model, {
         "input_ids": ids,
@@ -141,8 +141,8 @@ def test_a_language_model_may_have_its_layers_in_a_decoder():
     inputs = {"pixel_values": PIXELS, "qformer_input_ids": WORDS, "input_ids": WORDS}
     converted = convert_model(copy.deepcopy(base), hc_mult=2)
     with torch.no_grad():
-        found, expected = (model(**inputs).language_model_outputs for model in (converted, base))
-    assert torch.equal(found.last_hidden_state, expected.last_hidden_state)
+        outputs, expected = (model(**inputs).language_model_outputs for model in (converted, base))
+    assert torch.equal(outputs.last_hidden_state, expected.last_hidden_state)
     assert converted.language_model.decoder.config.hc_mult == 2
 
 
@@ -222,8 +222,8 @@ def test_its_connections_can_be_kept_apart(tmp_path):
 
 def test_a_folder_is_inspected_described_and_current(folder, capsys):
     assert cli.main(["inspect", str(folder), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["connection"], found["hc_mult"], found["trained"]) == ("dhc", 4, False)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["connection"], report["hc_mult"], report["trained"]) == ("dhc", 4, False)
     before = (folder / "config.json").read_bytes()
     assert cli.main(["refresh", str(folder)]) == 0
     assert (folder / "config.json").read_bytes() == before

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import textwrap
 from copy import deepcopy
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 import transformers
 
+from hf_hyperconn import HCGPT2Config, HCGPT2LMHeadModel
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.families.reading.read_family import read_family
 from hf_hyperconn.families.reading.source_files import Source
@@ -60,7 +62,7 @@ print(json.dumps(found))
 
 
 class RenamedCache(ast.NodeTransformer):
-    """Calls the cache otherwise in some classes, and in what a model gives its layers."""
+    """Renames the cache in some classes, and in the arguments that a model gives its layers."""
 
     def __init__(self, classes: tuple[str, ...]):
         self.classes, self.inside, self.called = classes, False, ""
@@ -73,7 +75,7 @@ class RenamedCache(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         if self.inside:
-            node.decorator_list = [each for each in node.decorator_list if "deprecate" not in ast.unparse(each)]
+            node.decorator_list = [part for part in node.decorator_list if "deprecate" not in ast.unparse(part)]
         self.generic_visit(node)
         return node
 
@@ -134,19 +136,17 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A base and its conversion of a model type, whose code says that it was cut from another release."""
-    made = {}
 
-    def of(model_type: str) -> tuple[Path, Path]:
-        if model_type not in made:
-            place = tmp_path_factory.mktemp(model_type)
-            base, converted = place / "base", place / "converted"
-            other_families.tiny(model_type).save_pretrained(base)
-            assert cli.main(["convert", str(base), str(converted), "-q", "--verify", "structure"]) == 0
-            made[model_type] = base, converted
-            say_cut_from(converted, OTHER)
-        return made[model_type]
+    @cache
+    def saved(model_type: str) -> tuple[Path, Path]:
+        place = tmp_path_factory.mktemp(model_type)
+        base, converted = place / "base", place / "converted"
+        other_families.tiny(model_type).save_pretrained(base)
+        assert cli.main(["convert", str(base), str(converted), "-q", "--verify", "structure"]) == 0
+        say_cut_from(converted, OTHER)
+        return base, converted
 
-    return of
+    return saved
 
 
 def say_cut_from(folder: Path, release: str, **digests: str) -> None:
@@ -180,11 +180,11 @@ def test_the_same_layer_under_other_names_is_run(folders, model_type, what, tmp_
     ("model_type", "what"), few(REFUSED, ("mamba", "the loop over layers"), ("falcon", "a function that adds"))
 )
 def test_another_layer_is_refused_with_what_helps(folders, model_type, what, tmp_path):
-    kind, said = compared(folders, model_type, REFUSED[model_type, what], tmp_path)
+    kind, message = compared(folders, model_type, REFUSED[model_type, what], tmp_path)
     assert kind == "SourceDiffersError"
-    assert f"cut from Transformers {OTHER}" in said
-    assert f"differ in the installed {INSTALLED}. Install transformers=={OTHER}" in said
-    assert "hf-hyperconn refresh FOLDER" in said
+    assert f"cut from Transformers {OTHER}" in message
+    assert f"differ in the installed {INSTALLED}. Install transformers=={OTHER}" in message
+    assert "hf-hyperconn refresh FOLDER" in message
 
 
 @pytest.mark.slow
@@ -291,8 +291,6 @@ def test_a_hook_that_names_the_cache_is_copied_and_pickled():
 
 
 def test_a_bridged_model_is_made_on_the_meta_device(monkeypatch):
-    from hf_hyperconn import HCGPT2Config, HCGPT2LMHeadModel
-
     layer = HCGPT2LMHeadModel.layer_classes[0]
     monkeypatch.setattr(layer, "cut_from", layer.cut_from._replace(release=OTHER, spelled="0"))
     with torch.device("meta"):

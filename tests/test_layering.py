@@ -21,40 +21,25 @@ KINDS = sorted((PACKAGE / "kinds").glob("*.py"))
 CONVERSION = PACKAGE.parent / "conversion"
 SHIPPED_IMPORTS = {
     *("torch", "transformers", "huggingface_hub"),
-    *("collections", "contextlib", "contextvars", "copy", "dataclasses", "functools", "hashlib", "importlib"),
-    *(
-        "ast",
-        "inspect",
-        "math",
-        "operator",
-        "os",
-        "pathlib",
-        "re",
-        "sys",
-        "textwrap",
-        "threading",
-        "typing",
-        "weakref",
-    ),
+    *("ast", "collections", "contextlib", "contextvars", "copy", "dataclasses", "functools", "hashlib", "importlib"),
+    *("inspect", "math", "operator", "os", "pathlib", "re", "sys", "textwrap", "threading", "typing", "weakref"),
 }
-GUARDED_IMPORTS = {"triton"}  # where they are missing, what needs them says so
+GUARDED_IMPORTS = {"triton"}  # optional, inside `try`
 
 
 def imports(path: Path) -> set[str]:
     """Absolute names of all modules a file imports, those of ours from `hf_hyperconn`."""
     source = code_text(path.name) if path.parent.name == "models" else path.read_text(encoding="utf-8")
-    if PACKAGE in path.parents:
-        package = ["hf_hyperconn", *path.parent.relative_to(PACKAGE).parts]
-    else:
-        package = ["hf_hyperconn", *path.parent.relative_to(PACKAGE.parent).parts]
-    found = set()
+    root = PACKAGE if PACKAGE in path.parents else PACKAGE.parent
+    package = ["hf_hyperconn", *path.parent.relative_to(root).parts]
+    names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             parents = package[: len(package) - node.level + 1] if node.level else []
-            found.add(".".join([*parents, *filter(None, [node.module])]))
-    return found
+            names.add(".".join([*parents, *filter(None, [node.module])]))
+    return names
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
@@ -116,9 +101,8 @@ def test_the_table_of_families_agrees_with_the_classes(family):
     while pending:
         name = pending.pop()
         reached.add(name)
-        siblings = {
-            module for module in imports(PACKAGE / "models" / name) if module.startswith("hf_hyperconn.models.")
-        }
+        modules = imports(PACKAGE / "models" / name)
+        siblings = {module for module in modules if module.startswith("hf_hyperconn.models.")}
         pending += {f"{module.rpartition('.')[2]}.py" for module in siblings} - reached
     everything = code_of(lambda name: code_text(f"{name}.py"), modules_in(family.auto_map))
     assert reached == {f"{name}.py" for name in everything}

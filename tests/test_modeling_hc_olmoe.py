@@ -36,11 +36,11 @@ def converted(folder):
 
 
 def names(folder) -> set[str]:
-    found = set()
+    keys = set()
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
-            found |= set(file.keys())
-    return found
+            keys |= set(file.keys())
+    return keys
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -48,12 +48,12 @@ def test_router_and_losses_equal_the_bases(dtype, base, folder, converted, ids):
     options = {"output_router_logits": True, "labels": ids}
     with torch.no_grad():
         expected = OlmoeForCausalLM.from_pretrained(folder, dtype=dtype)(ids, **options)
-        found = AutoModelForCausalLM.from_pretrained(converted, dtype=dtype)(ids, **options)
-    assert len(found.router_logits) == base.config.num_hidden_layers
-    assert all(map(torch.equal, found.router_logits, expected.router_logits))
+        outputs = AutoModelForCausalLM.from_pretrained(converted, dtype=dtype)(ids, **options)
+    assert len(outputs.router_logits) == base.config.num_hidden_layers
+    assert all(map(torch.equal, outputs.router_logits, expected.router_logits))
     assert expected.aux_loss > 0
-    assert torch.equal(found.aux_loss, expected.aux_loss)
-    assert torch.equal(found.loss, expected.loss)
+    assert torch.equal(outputs.aux_loss, expected.aux_loss)
+    assert torch.equal(outputs.loss, expected.loss)
 
 
 def test_the_auxiliary_loss_counts_in_training(base, ids):

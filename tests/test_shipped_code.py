@@ -14,9 +14,9 @@ from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.families.family import find_family
 from hf_hyperconn.families.modules import MODELS
 from hf_hyperconn.kinds import CONVERTIBLE, KINDS
-from hf_hyperconn.models import chosen_code
+from hf_hyperconn.models import chosen_code, shipped_code
 from hf_hyperconn.models.connection_fields import CHOICES, CONNECTIONS
-from hf_hyperconn.models.shipped_code import CHOOSING, CHOSEN, ROW, written_for
+from hf_hyperconn.models.shipped_code import CHOOSING, CHOSEN, ROW, value_of, written_for
 
 from .conftest import hc_llama
 from .families import FAMILIES
@@ -39,6 +39,7 @@ MANIFOLD = {
     *("computing.py", "manifold_hyper_connections.py", "mhc_kernels.py"),
     *("mhc_triton.py", "sinkhorn.py", "stream_means.py"),
 }
+# what a kind brings; any other kind brings its own module alone
 OWN = {
     "shc": HYPER,
     "dhc": HYPER,
@@ -48,7 +49,6 @@ OWN = {
     "attnres": {"attention_residuals.py", "old_places.py"},
     "altup": {*HYPER, "altup_connection.py", "old_places.py"},
     "keel": {"keel_connection.py", "old_places.py"},
-    "dual": {"dual_residual.py"},
 }
 # what other fields of a DHC model add
 ADDED = {
@@ -63,13 +63,13 @@ kinds = pytest.mark.parametrize("connection", KINDS)
 
 def reached(texts: dict[str, str], named: set[str]) -> set[str]:
     """The files that are named, and what they import at any depth of indentation, by their syntax."""
-    found, pending = set(), [*named]
+    files, pending = set(), [*named]
     while pending:
         name = pending.pop()
-        found.add(name)
+        files.add(name)
         nodes = [node for node in ast.walk(ast.parse(texts[name])) if getattr(node, "level", 0)]
-        pending += {f"{node.module}.py" for node in nodes} - found
-    return found
+        pending += {f"{node.module}.py" for node in nodes} - files
+    return files
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -84,13 +84,15 @@ def test_every_value_of_a_field_that_chooses_code_has_its_row():
     values = [value for field in CHOOSING for value in CHOICES[field]]
     assert len({*values}) == len(values)
     source = (MODELS / f"{CHOSEN}.py").read_text(encoding="utf-8")
-    tables = (value for name, value in vars(chosen_code).items() if name.isupper())
-    assert sum(map(len, tables)) == len(ROW.findall(source))
+    imported = [name for names in ROW.findall(source) for name in names.split(", ") if value_of(name) in values]
+    tables = (value for name, value in vars(chosen_code).items() if name.isupper() and name != "CHOICES")
+    assert sum(map(len, tables)) == len(imported)
 
 
 @kinds
 def test_a_model_brings_its_own_kind_alone(connection):
-    assert LLAMA.code({"connection": connection}).keys() == OF_ALL | OWN[connection]
+    own = {f"{chosen_code.CONNECTIONS[connection].__module__.rpartition('.')[2]}.py"}
+    assert LLAMA.code({"connection": connection}).keys() == OF_ALL | OWN.get(connection, own)
 
 
 @pytest.mark.parametrize("case", ADDED)
@@ -104,9 +106,7 @@ def test_a_field_adds_the_files_of_its_own_value(case):
 def test_what_it_brings_is_what_it_imports(family, connection):
     family = find_family(family)
     texts = family.code({"connection": connection})
-    assert reached(texts, {f"{file}.py" for file in {name.split(".")[0] for name in family.auto_map.values()}}) == {
-        *texts
-    }
+    assert reached(texts, {f"{name.partition('.')[0]}.py" for name in family.auto_map.values()}) == {*texts}
     for text in texts.values():  # as Transformers reads them
         assert {f"{name}.py" for name in re.findall(r"^\s*from\s+\.(\S+)\s+import", text, re.MULTILINE)} <= {*texts}
 
@@ -119,7 +119,7 @@ def test_branches_that_were_cut_bring_the_comparison_with_their_source():
 def test_dhc_is_read_in_an_hour():
     texts = LLAMA.code({"connection": "dhc"})
     assert len(texts) <= 19
-    assert sum(bool(line.strip()) for text in texts.values() for line in text.splitlines()) <= 3300
+    assert sum(bool(line.strip()) for text in texts.values() for line in text.splitlines()) <= 3000
 
 
 def test_no_file_is_long():
@@ -191,15 +191,14 @@ def test_a_model_made_from_a_config_is_whole(fields, tmp_path):
     check_rounds(tmp_path / "hc", model(torch.arange(3, 9)[None]).logits, tmp_path)
 
 
-def test_code_of_another_connection_that_is_saved_later_is_what_ran_too(tmp_path, monkeypatch):
-    """All sources are kept by the first model, of whatever kind."""
-    from hf_hyperconn.models import shipped_code
-
+def test_the_code_that_is_saved_is_what_ran(tmp_path, monkeypatch):
+    """Another release may be installed meanwhile: the first model, of whatever kind, keeps all sources."""
     monkeypatch.setattr(shipped_code, "SOURCES", {})
     hc_llama()
     monkeypatch.setattr(shipped_code, "find_spec", None)
     hc_llama(connection="mhc").save_pretrained(tmp_path)
     assert contents(tmp_path).keys() == OF_ALL | MANIFOLD
+    assert b"\r" not in (tmp_path / "modeling_hc_llama.py").read_bytes()
 
 
 ANOTHER = """
@@ -219,7 +218,7 @@ transformers.AutoModelForCausalLM.from_config(type(config)(**{**config.to_dict()
 
 @pytest.mark.parametrize("script", [ANOTHER, BY_HAND], ids=["loaded", "made"])
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"connection": "mhc"}, "connection must be 'dhc' (got 'mhc')."),
         ({"hc_readout": "weighted"}, "hc_readout must be 'mean' or 'sum' (got 'weighted')."),
@@ -227,10 +226,10 @@ transformers.AutoModelForCausalLM.from_config(type(config)(**{**config.to_dict()
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_another_kind_than_the_folder_has(script, fields, said, tmp_path):
+def test_another_kind_than_the_folder_has(script, fields, message, tmp_path):
     hc_llama().save_pretrained(tmp_path / "hc")
     done = isolated(script, tmp_path / "hc", json.dumps(fields), place=tmp_path)
-    assert done.stderr.splitlines()[-1].startswith(f"ValueError: {said}")
+    assert done.stderr.splitlines()[-1].startswith(f"ValueError: {message}")
     assert done.stderr.splitlines()[-1].endswith("install hf_hyperconn, which has all.")
 
 

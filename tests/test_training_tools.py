@@ -20,7 +20,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCTrainer, convert_model, hc_param_groups, load_hc, save_hc
 from hf_hyperconn.errors import HyperConnError
-from hf_hyperconn.models.connection_weights import copied
+from hf_hyperconn.models.connection_weights import fresh_copy
 from hf_hyperconn.models.hyper_connections import HyperConnection
 from hf_hyperconn.models.norm_forms import form_of
 from hf_hyperconn.models.sub_layers import is_of_connection
@@ -180,7 +180,7 @@ def test_a_norm_that_zero_3_has_split_is_gathered_to_be_copied(monkeypatch):
     deepspeed = ModuleType("deepspeed")
     deepspeed.zero = SimpleNamespace(GatheredParameters=gathered)
     monkeypatch.setitem(sys.modules, "deepspeed", deepspeed)
-    assert torch.equal(copied(norm).weight, values)
+    assert torch.equal(fresh_copy(norm).weight, values)
     assert norm.weight.numel() == 0
 
 

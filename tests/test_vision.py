@@ -159,11 +159,11 @@ def test_a_backbone_has_the_maps_of_its_base(name, tmp_path, monkeypatch, capsys
         AutoBackbone.from_pretrained(folder, trust_remote_code=True),
     ):
         assert type(model).__name__ == f"HC{name}Backbone"
-        assert any(each.endswith("1.mlp_hc.static_alpha") for each, _ in model.named_parameters())
+        assert any(parameter.endswith("1.mlp_hc.static_alpha") for parameter, _ in model.named_parameters())
         with torch.no_grad():
-            found, expected = model(pixel_values=IMAGES), base(pixel_values=IMAGES)
-        assert [each.shape for each in found.feature_maps] == [(2, 16, 4, 4)] * 2
-        assert all(map(torch.equal, found.feature_maps, expected.feature_maps))
+            outputs, expected = model(pixel_values=IMAGES), base(pixel_values=IMAGES)
+        assert [features.shape for features in outputs.feature_maps] == [(2, 16, 4, 4)] * 2
+        assert all(map(torch.equal, outputs.feature_maps, expected.feature_maps))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_other_heads_are_converted_and_found(architecture, auto_class, tmp_path)
 def test_images_are_studied():
     model = convert_model(classifier(), hc_mult=2)
     batches = [{"pixel_values": IMAGES}, {"pixel_values": IMAGES[:1]}]
-    found = study(model, batches)
-    assert torch.equal(found.matrices.inputs, torch.ones(7, 7, dtype=torch.float64).tril())
-    assert found.matrices.tokens == 3 * 17
+    matrices = study(model, batches).matrices
+    assert torch.equal(matrices.inputs, torch.ones(7, 7, dtype=torch.float64).tril())
+    assert matrices.tokens == 3 * 17
     assert hc_figures(model, batches[0])["hc/stream_cosine"] == pytest.approx(1)

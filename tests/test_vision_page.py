@@ -114,7 +114,7 @@ def test_a_tenth_is_held_out_and_folders_are_asked_for(place):
 
 
 @pytest.mark.parametrize(
-    ("added", "said"),
+    ("added", "message"),
     [
         (["--connection", "dch"], "connection must be 'shc', 'dhc'"),
         (["--hc_mult", "0"], "hc_mult must be a whole number, at least 1"),
@@ -123,8 +123,8 @@ def test_a_tenth_is_held_out_and_folders_are_asked_for(place):
         (["--sizes", "3"], "not used by the HfArgumentParser"),
     ],
 )
-def test_what_it_refuses_before_a_base_is_trained(place, added, said):
-    with pytest.raises(SystemExit, match=f"(?s)^error: .*{said}"):
+def test_what_it_refuses_before_a_base_is_trained(place, added, message):
+    with pytest.raises(SystemExit, match=f"(?s)^error: .*{message}"):
         main(["--output_dir", "refused", *SMALL, *added])
     assert not Path("refused").exists()
 

@@ -121,9 +121,11 @@ def test_ids_name_runs():
 
 
 def test_the_plain_models_have_the_best_of_the_tried_learning_rates():
-    found = report.results(studies.rates())
+    results = report.results(studies.rates())
     for family, task in TASKS.items():
-        losses = {run.learning_rate: each["held_out_loss"] for run, each in found.items() if run.family == family}
+        losses = {
+            run.learning_rate: result["held_out_loss"] for run, result in results.items() if run.family == family
+        }
         if len(losses) == len(task.tried):
             assert min(losses, key=losses.get) == task.taken["scratch"]
 

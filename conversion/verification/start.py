@@ -7,9 +7,8 @@ import numpy as np
 
 from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.families.family import Family, configs_of_stacks
-from hf_hyperconn.kinds import kind_of, parts, readout_of, sub_layers
+from hf_hyperconn.kinds import kind_of, parts, place_of, readout_of, sub_layers
 from hf_hyperconn.models.connection_fields import fault_of_start
-from hf_hyperconn.models.sub_layers import place_of
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.source import CONFIG

@@ -27,7 +27,7 @@ from ..families.branch import Cut
 from ..families.reading.loops import read_layer_loop
 from ..models.configuration_hyper_connections import HyperConnectionConfig
 from ..models.connection_fields import FIELDS as OF_CONNECTIONS
-from ..models.connection_weights import InitialisedModule, copied, warn_of_narrow, warn_of_training
+from ..models.connection_weights import InitialisedModule, fresh_copy, warn_of_narrow, warn_of_training
 from ..models.decoder_layer import HyperConnectionDecoderLayer, place_layers
 from ..models.old_places import warn_of_old_places
 from ..models.sub_layers import READOUT, is_of_connection
@@ -66,7 +66,7 @@ class HyperConnectionBlock(HyperConnectionDecoderLayer):
     def make_norm(self) -> nn.Module:
         """A copy of the block's first plain norm; an RMSNorm where all depend on the time step."""
         norms = [module for module in self.children() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
-        return copied(norms[0]) if norms else nn.RMSNorm(self.config.hidden_size, eps=self.config.hc_eps)
+        return fresh_copy(norms[0]) if norms else nn.RMSNorm(self.config.hidden_size, eps=self.config.hc_eps)
 
     def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         """As of `HyperConnectionDecoderLayer`."""

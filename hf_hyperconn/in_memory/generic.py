@@ -19,7 +19,8 @@ from ..families.branch import Cut
 from ..families.reading.branches import cut_branches, refusal
 from ..families.reading.loops import read_layer_loop
 from ..models.configuration_hyper_connections import HyperConnectionConfig
-from ..models.decoder_layer import HyperConnectionDecoderLayer, for_every_stream, fresh_copy, reduce_recorded_streams
+from ..models.connection_weights import fresh_copy
+from ..models.decoder_layer import HyperConnectionDecoderLayer, for_every_stream, reduce_recorded_streams
 from ..models.modeling_hyper_connections import (
     HyperConnectionHead,
     HyperConnectionModel,

@@ -1,25 +1,19 @@
 """The table of connections: of each kind its parameters and their start, cost, limits, exactness, title and paper.
 
-It imports neither torch nor transformers. Values are stated in numpy, apart from the modules that they initialise: a
+It imports neither torch nor transformers. Values are stated in numpy, apart from the modules that they initialize: a
 conversion need not import torch, and a verification does not ask the code it checks.
 """
 
 from collections.abc import Mapping
+from importlib import import_module
+from pkgutil import iter_modules
 
-from ..models.connection_fields import FIELDS, FORMAT, convertible
-from .attention import AttentionResidual
-from .from_scratch import Dual, Keel
-from .hyper import AltUp, Dynamic, Frac, Static
-from .kind import READOUTS, Kind, Readout, parts, setting, sub_layers
-from .manifold import Identity, Manifold
+from ..models.connection_fields import CHOICES, FIELDS, FORMAT, convertible
+from .kind import READOUTS, Kind, Readout, parts, place_of, setting, sub_layers
 
-KINDS = {
-    kind.name: kind
-    for kind in (
-        *(Static(), Dynamic(), Manifold(), Identity(), Frac()),
-        *(AttentionResidual(), AltUp(), Keel(), Dual()),
-    )
-}
+for module in iter_modules(__path__):  # the classes of all modules here are the rows
+    import_module(f"{__name__}.{module.name}")
+KINDS = {name: Kind.rows[name] for name in CHOICES["connection"]}
 CONVERTIBLE = convertible("connection")
 
 __all__ = [
@@ -34,15 +28,16 @@ __all__ = [
     "kind_of",
     "readout_of",
     "parts",
+    "place_of",
     "sub_layers",
 ]
 
 
 def kind_of(config: Mapping) -> Kind:
-    """The kind of a config's connections. Raises `KeyError` for a name that is in no row."""
+    """Return the kind of a config's connections. Raises `KeyError` for a name that is in no row."""
     return KINDS[setting(config, "connection")]
 
 
 def readout_of(config: Mapping) -> Readout:
-    """The readout of a config. Raises `KeyError` for a name that is in no row."""
+    """Return the readout of a config. Raises `KeyError` for a name that is in no row."""
     return kind_of(config).readout or READOUTS[setting(config, "hc_readout")]

@@ -50,7 +50,7 @@ class AttentionResidual(Kind):
         return float32(query=np.zeros(config["hidden_size"]))
 
     def drift(self, stored, initial, config):
-        """What a value of mean square 1 adds to its score, by which it is weighed."""
+        """Return, as `dynamic`, the largest score of a value of mean square 1."""
         return 0.0, 0.0, float(np.linalg.norm(stored["query"]))
 
     def flops(self, config):
@@ -66,7 +66,7 @@ class AttentionResidual(Kind):
 
 
 def _opened(count: int, step: int, block: int) -> int:
-    """The sum of ceil(i step / block) over i = 1 .. count: blocks opened after i times 1 or 2 sub-layers."""
+    """Return the sum of ceil(i step / block) over i = 1 .. count: blocks opened after i times `step` sub-layers."""
 
     def within(steps: int) -> int:
         return steps + max(0, steps - block // step)

@@ -1,4 +1,4 @@
-"""Hyper-connections, static and dynamic, and what is computed as they are: frac-connections and AltUp."""
+"""Hyper-connections, static and dynamic; frac-connections and AltUp, which are computed alike."""
 
 from collections.abc import Iterable, Mapping
 
@@ -115,7 +115,7 @@ class AltUp(Static):
 
 
 def _prediction(size: int, columns: int, norm: Iterable[str]) -> Shapes:
-    """What predicts coefficients from streams of `size` values (HC paper, Algorithm 2)."""
+    """Return the shapes of the prediction of coefficients from streams of `size` values (HC paper, Algorithm 2)."""
     return {
         "dynamic_alpha_fn": (size, columns),
         "dynamic_beta_fn": (size,),
@@ -126,7 +126,7 @@ def _prediction(size: int, columns: int, norm: Iterable[str]) -> Shapes:
 
 
 def _nothing_predicted(shapes: Shapes, norm: Mapping[str, float]) -> Values:
-    """The start of the parameters that predict: no coefficient changes yet."""
+    """Return the start of the parameters that predict: no coefficient changes yet."""
     start = {f"norm.{name}": value for name, value in norm.items()}
     start |= dict.fromkeys(("dynamic_alpha_scale", "dynamic_beta_scale"), SCALE)
     return {
@@ -137,7 +137,7 @@ def _nothing_predicted(shapes: Shapes, norm: Mapping[str, float]) -> Values:
 
 
 def _predicted(stored: Values, initial: Values, config: Mapping) -> float:
-    """The standard deviation of what tokens add to the coefficient where it is largest."""
+    """Return the largest standard deviation of the dynamic part of a coefficient."""
     fn = np.column_stack([stored["dynamic_alpha_fn"], stored["dynamic_beta_fn"]])
     if "norm.weight" in stored:
         fn = fn * (1 + stored["norm.weight"] - initial["norm.weight"])[:, None]

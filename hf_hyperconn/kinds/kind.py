@@ -1,4 +1,4 @@
-"""What the table says of one kind of connection, and of one kind of readout.
+"""The rows of the table: a kind of connection, a kind of readout, and the four readouts that a config can choose.
 
 Letters: N streams, D hidden size, L decoder layers of P sub-layers (most have two), K = P L sub-layers and as many
 connections. A `config` is a config.json, or what a config's `to_dict` returns; of the fields of connections it may
@@ -25,12 +25,12 @@ SCALE = 0.01
 
 
 def setting(config: Mapping, name: str):
-    """A field of connections, or its default."""
+    """Return a field of connections, or its default."""
     return config.get(name, FIELDS[name])
 
 
 def parts(config: Mapping) -> tuple[SubLayer, ...]:
-    """The sub-layers of a decoder layer; those of most, where the model type is not one of Transformers'."""
+    """Return the sub-layers of a decoder layer; attention and an MLP for a model type that Transformers lacks."""
     try:
         return find_family(name_of_family(config)).sub_layers
     except UnsupportedCheckpointError:
@@ -38,22 +38,30 @@ def parts(config: Mapping) -> tuple[SubLayer, ...]:
 
 
 def sub_layers(config: Mapping) -> int:
-    """K, the number of sub-layers, each with its connection."""
+    """Return K, the number of sub-layers, each with its connection."""
     return len(parts(config)) * config["num_hidden_layers"]
 
 
+def place_of(k: int, parts: tuple[SubLayer, ...]) -> tuple[int, SubLayer]:
+    """Return the index of the decoder layer of sub-layer k, and the sub-layer."""
+    layer, place = divmod(k, len(parts))
+    return layer, parts[place]
+
+
 class Kind:
-    """One kind of connection, as the field `connection` of a config names it.
+    """One kind of connection; a subclass with a `name` is a row of the table.
 
-    What a config with it accepts is in the table of `models/connection_fields.py`.
+    The table of `models/connection_fields.py` says which fields a config with it accepts.
 
-    title, paper: what to call it, and its number on arXiv.
+    name: the value of the field `connection`.
+    title, paper: its name for people, and its number on arXiv.
     is_rounded: whether a conversion equals its base in float32 only up to rounding.
     has_matrices: whether matrices read and mix the streams, so that they can be unfolded and watched.
     extends_hyper_connections: whether its paper extends that of hyper-connections.
     readout: the one that it always has; None for the config's choice.
     """
 
+    rows: ClassVar[dict[str, "Kind"]] = {}
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
@@ -62,12 +70,15 @@ class Kind:
     extends_hyper_connections: ClassVar[bool] = True
     readout: "ClassVar[Readout | None]" = None
 
+    def __init_subclass__(cls):
+        cls.rows[cls.name] = cls()
+
     def suffix(self, n: int) -> str:
-        """What follows the name of a base in that of its conversion."""
+        """Return the end of a conversion's name, after the name of its base."""
         return f"HCx{n}"
 
     def streams(self, config: Mapping) -> str:
-        """What a model carries from layer to layer, for its card."""
+        """Describe the streams of a model, for its card."""
         n = config["hc_mult"]
         text = f"{n} residual stream{'s' * (n != 1)}"
         if setting(config, "hc_start") == "history":
@@ -75,12 +86,12 @@ class Kind:
         return text
 
     def handed_on(self, config: Mapping) -> str | None:
-        """What layers hand on where a base's hand on one stream; None when that is one stream, too."""
+        """Name the values between two layers; None for one stream, as in a base."""
         n = config["hc_mult"]
         return f"{n} streams" if n > 1 else None
 
     def settings(self, config: Mapping) -> list[str]:
-        """What a config chooses of it, for people."""
+        """List the settings of a config, for people."""
         chosen = [f"n={config['hc_mult']}"]
         if setting(config, "hc_start") == "history":
             chosen.append(f"started from the history by {setting(config, 'hc_history')}")
@@ -90,53 +101,53 @@ class Kind:
         return chosen + [f"readout {readout}"] * (readout != FIELDS["hc_readout"])
 
     def shapes(self, config: Mapping, norm: Iterable[str]) -> Shapes:
-        """The parameters of each connection."""
+        """Return the shapes of each connection's parameters."""
         raise NotImplementedError
 
     def values(self, config: Mapping, norm: Mapping[str, float], k: int) -> Values:
-        """The parameters around sub-layer k at the equivalent initialisation, float32."""
+        """Return the parameters around sub-layer k at the equivalent initialization, float32."""
         raise NotImplementedError
 
     def drift(self, stored: Values, initial: Values, config: Mapping) -> tuple[float, float, float]:
-        """`alpha`, `beta` and `dynamic` of a `Drift`."""
+        """Return `alpha`, `beta` and `dynamic` of a `Drift`."""
         raise NotImplementedError
 
     def parameters(self, config: Mapping, norm: Iterable[str]) -> int:
-        """Parameters of all connections."""
+        """Count the parameters of all connections."""
         return sub_layers(config) * sum(map(prod, self.shapes(config, norm).values()))
 
     def flops(self, config: Mapping) -> int:
-        """Operations of all connections in the forward of one token, without coefficients' own (tanh, Sinkhorn)."""
+        """Count the operations of all connections in the forward of one token, but for tanh and Sinkhorn."""
         raise NotImplementedError
 
     def kept(self, config: Mapping) -> tuple[int, int]:
-        """For one token, all connections: rows of D values in the dtype of the streams, and float32 values, kept."""
+        """Count what all connections keep for one token: rows of D values of the streams' dtype; float32 values."""
         raise NotImplementedError
 
 
 class Readout:
-    """One kind of readout, as the field `hc_readout` of a config names it, or as a connection always has it."""
+    """One kind of readout, which the field `hc_readout` of a config or its connection chooses."""
 
     def shapes(self, config: Mapping, norm: Iterable[str]) -> Shapes:
-        """Its parameters, those of the module `hc_head`."""
+        """Return the shapes of the parameters of the module `hc_head`."""
         return {}
 
     def values(self, config: Mapping, norm: Mapping[str, float]) -> Values:
-        """Its parameters at the equivalent initialisation, float32."""
+        """Return its parameters at the equivalent initialization, float32."""
         return {}
 
     def flops(self, config: Mapping) -> int:
-        """Operations in the forward of one token."""
+        """Count the operations in the forward of one token."""
         raise NotImplementedError
 
 
 def float32(**values) -> Values:
-    """The values as float32 arrays."""
+    """Return the values as float32 arrays."""
     return {name: np.asarray(value, np.float32) for name, value in values.items()}
 
 
 def largest_change(stored: Values, initial: Values, name: str) -> float:
-    """The largest absolute change of a parameter."""
+    """Return the largest absolute change of a parameter."""
     return float(np.abs(stored[name] - initial[name]).max())
 
 

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""The config of a model that has its layers in another model, such as its language model."""
+"""The config of a model that has its layers in an inner model, such as its language model."""
 
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class HyperConnectionCompositeConfig(ShippedConfig):
-    """Mixin before the config of a model that has its layers in another model, its language model.
+    """Mixin before the config of a model that has its layers in an inner model.
 
-    The fields of `HyperConnectionConfig` are those of `text_config`, and may be given beside it.
+    The inner model's config has the fields of `HyperConnectionConfig`, which may be given beside it.
 
-    part_field: where that model has its config; `text_config`, if it is the language model.
-    part_class: what that is, with the fields of `HyperConnectionConfig`.
+    part_field: the field with the inner model's config; `text_config` of a language model.
+    part_class: the class of the inner model's config.
     """
 
     part_field: ClassVar[str] = "text_config"
@@ -28,47 +28,40 @@ class HyperConnectionCompositeConfig(ShippedConfig):
 
     @property
     def of_layers(self):
-        """The config that has the fields of hyper-connections: that of the model with the layers."""
+        """The config with the fields of connections: the inner model's."""
         return getattr(self, self.part_field)
 
     def __post_init__(self, **kwargs):
-        wanted, found, field = self.part_class, self.of_layers, self.part_field
+        part_class, part, field = self.part_class, self.of_layers, self.part_field
         given = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
-        chosen = found.get("model_type") if isinstance(found, dict) else getattr(found, "model_type", None)
-        if chosen not in (None, wanted.model_type, wanted.base_model_type):
-            raise ValueError(f"{field} has model_type {chosen!r}; {type(self).__name__} takes {wanted.model_type!r}.")
-        if given and isinstance(found, wanted):
-            raise ValueError(f"{', '.join(given)} belong in {field}, which is a {wanted.__name__}. Set them there.")
-        if isinstance(found, dict):
-            setattr(self, field, wanted(**{**without_its_folder(found, wanted), **given}))
+        model_type = part.get("model_type") if isinstance(part, dict) else getattr(part, "model_type", None)
+        if model_type not in (None, part_class.model_type, part_class.base_model_type):
+            wanted = f"{type(self).__name__} takes {part_class.model_type!r}"
+            raise ValueError(f"{field} has model_type {model_type!r}; {wanted}.")
+        if given and isinstance(part, part_class):
+            name = part_class.__name__
+            raise ValueError(f"{', '.join(given)} belong in {field}, which is a {name}. Set them there.")
+        if isinstance(part, dict):
+            setattr(self, field, part_class(**{**without_its_folder(part, part_class), **given}))
         super().__post_init__(**kwargs)
-        made = self.of_layers
-        if made.model_type != wanted.model_type:  # one without hyper-connections, or made by the base
-            setattr(
-                self,
-                field,
-                wanted(**{**without_its_folder(made.to_dict(), wanted), **given}, **implementations(made)),
-            )
+        part = self.of_layers
+        if part.model_type != part_class.model_type:  # a config of the base, or made by the base's class
+            fields = {**without_its_folder(part.to_dict(), part_class), **given, **implementations(part)}
+            setattr(self, field, part_class(**fields))
 
     def to_diff_dict(self) -> dict:
-        """As Transformers' own, but with all that the config of the model with the layers has."""
+        """Return the fields that differ from defaults; of the inner model's config, those that differ from its own."""
         return {**super().to_diff_dict(), self.part_field: self.of_layers.to_diff_dict()}
 
     @classmethod
     def from_prenorm(cls, config: PreTrainedConfig, **fields: "Unpack[GivenFields]"):
-        """This family's config for the Pre-Norm `config`, with the hyper-connection `fields` given.
-
-        Raises `ValueError` as that of `HyperConnectionConfig`.
-        """
-        if config.model_type != cls.base_model_type:
-            raise ValueError(
-                f"{cls.__name__} is made from a {cls.base_model_type!r} config, not from {config.model_type!r}."
-            )
+        """Make this family's config of the Pre-Norm `config`, like `HyperConnectionConfig.from_prenorm`."""
+        cls.check_base(config)
         base = {
             name: deepcopy(getattr(config, name)) if name in config.sub_configs else value
             for name, value in without_its_folder(config.to_dict(), cls).items()
         }
         base[cls.part_field] = cls.part_class.from_prenorm(getattr(config, cls.part_field), **fields)
-        # other parts keep theirs
+        # other parts keep their implementations
         own: dict[str, Any] = {name: {"": value} for name, value in implementations(config).items()}
         return cls(**base, **base_on_the_hub(config), **own)

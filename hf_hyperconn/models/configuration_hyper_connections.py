@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""The fields every hyper-connection config shares, and their validation."""
+"""Mixins of every config with hyper-connections: code that is saved with it, fields, `from_prenorm`."""
 
 import os
 from dataclasses import dataclass
@@ -12,21 +12,13 @@ from transformers import PreTrainedConfig
 
 from .connection_fields import FIELDS, FORMAT, ConnectionFields, GivenFields, completed, fault, refusal
 from .shipped_code import code_of, modules_in, source_in
-from .transformers_seam import (
-    implementations,
-    share_class_names,
-    share_peft_defaults,
-    share_processors,
-    share_tokenizer,
-    tell_scale_of_logits,
-)
+from .transformers_seam import implementations, share_lookups, share_peft_defaults
 
-VERSION = "0.1.0"  # of hf_hyperconn, whose code this is
+VERSION = "0.1.0"  # of hf_hyperconn
 OF_A_CONVERSION = ("hc_base_model", "hc_base_commit", "hc_version")  # in config.json beside the fields below
 OF_A_FOLDER = ("model_type", "architectures", "auto_map", "transformers_version")
 
-
-if TYPE_CHECKING:  # what the mixins below stand before
+if TYPE_CHECKING:
     from typing import Unpack
 
     Base = PreTrainedConfig
@@ -38,11 +30,11 @@ class ShippedConfig(Base):
     """Mixin of configs with which code is saved.
 
     base_model_type: the model type of the base.
-    code_package: where the modules that `auto_map` names are; None for the package of this class.
-    source_in: what has read them; None for that of this package.
+    code_package: the package of the modules that `auto_map` names; None for the package of this class.
+    source_in: the reader of their sources; None for the function of this file.
 
-    Models set the last two, as Transformers may keep the code of a checkpoint twice: for its config, without the
-    modules of models, and for its models, with all.
+    Models set the last two: Transformers may keep the code of a checkpoint twice, and for its config without the
+    modules of models.
     """
 
     base_model_type: ClassVar[str]
@@ -52,47 +44,51 @@ class ShippedConfig(Base):
 
     def __init_subclass__(cls, *args, **kwargs):
         super().__init_subclass__(*args, **kwargs)
-        if not hasattr(cls, "base_model_type"):  # empty as yet: cloudpickle sets attributes of a class afterwards
-            return
-        share_tokenizer(cls.model_type, cls.base_model_type)
-        share_processors(cls.__name__, cls.base_model_type)
-        share_class_names(cls.model_type, cls.base_model_type)
-        share_peft_defaults(cls.model_type, cls.base_model_type)
-        tell_scale_of_logits(cls, cls.base_model_type)
+        if hasattr(cls, "base_model_type"):  # cloudpickle sets attributes of a class afterwards
+            share_lookups(cls)
 
     def __post_init__(self, **kwargs):
-        if strange := [name for name in kwargs if _is_mistaken(name, type(self))]:
+        if mistaken := [name for name in kwargs if _is_mistaken(name, type(self))]:
             raise ValueError(
-                f"{type(self).__name__} has no field {', '.join(strange)}. Use hc_mult for the number of streams; all "
-                f"fields are {', '.join(FIELDS)}."
+                f"{type(self).__name__} has no field {', '.join(mistaken)}. Use hc_mult for the number of streams; "
+                f"all fields are {', '.join(FIELDS)}."
             )
         super().__post_init__(**kwargs)
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
-        """As Transformers' own, which takes any model type with a warning.
+        """Make a config of a dictionary.
 
-        Raises `ValueError` for that of another model with hyper-connections, whose connections would be lost.
+        Raises `ValueError` for the model type of another model with hyper-connections, whose connections would be
+        lost. Transformers takes any model type with a warning.
         """
-        found = config_dict.get("model_type")
-        if str(found).startswith("hc_") and found != cls.model_type:
+        model_type = config_dict.get("model_type")
+        if str(model_type).startswith("hc_") and model_type != cls.model_type:
             raise ValueError(
-                f"{cls.__name__} is of model_type {cls.model_type!r}, and this is a {found!r:.80}. Load it by the "
-                f"Auto class, which finds its own."
+                f"{cls.__name__} is of model_type {cls.model_type!r}, and this is a {model_type!r:.80}. Load it by "
+                f"the Auto class, which finds its own."
             )
         known = {name: value for name, value in config_dict.items() if not _is_mistaken(name, cls)}
         return super().from_dict(known, **kwargs)
 
+    @classmethod
+    def check_base(cls, config: PreTrainedConfig) -> None:
+        """Refuse a config of another family."""
+        if config.model_type != cls.base_model_type:
+            raise ValueError(
+                f"{cls.__name__} is made from a {cls.base_model_type!r} config, not from {config.model_type!r}."
+            )
+
     def to_dict(self) -> dict:
-        """As Transformers' own. PEFT reads a model's type from here, and then finds its defaults for the base."""
+        """Return the fields. PEFT reads a model's type from here, and then finds its defaults for the base."""
         share_peft_defaults(self.model_type, self.base_model_type)
         return super().to_dict()
 
     def save_pretrained(self, save_directory, push_to_hub=False, **kwargs):
-        """As Transformers' own, with the format, and the files of code that `auto_map` names with what they import.
+        """Save the config with the format, and with the files of code that `auto_map` names and their imports.
 
-        Transformers itself copies only code of classes that it has found by `auto_map`. A config that came with a
-        checkpoint, and of which no model was made, is left to it.
+        Transformers itself copies only code of classes that it has found by `auto_map`. It also saves a config that
+        came with a checkpoint and of which no model was made.
         """
         self.hc_format, self.hc_version = FORMAT, VERSION
         if self._auto_class is not None and self.code_package is None:
@@ -141,7 +137,7 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
     hc_selection (`str`, *optional*, defaults to `"alternating"`):
         For `"altup"`, which stream a sub-layer reads: the next one (`"alternating"`), or always the first (`"same"`).
     hc_sinkhorn_iters (`int`, *optional*, defaults to 20):
-        For `"mhc"`, how often columns and rows of the mixing matrix are normalised.
+        For `"mhc"`, how often columns and rows of the mixing matrix are normalized.
     hc_eps (`float`, *optional*, defaults to 1e-6):
         For `"mhc"`, `"ihc"` and the learned readout, added to reads, divisors and the mean square of the norm; for
         `"attnres"` to the mean square of a value.
@@ -157,14 +153,11 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
 
     @property
     def of_layers(self):
-        """The config that has these fields: this one."""
+        """The config with the fields of connections: this one."""
         return self
 
     def validate_hyper_connections(self):
-        """Part of the `@strict` validation.
-
-        Raises `ValueError` when a hyper-connection field has a value that is not accepted.
-        """
+        """Refuse values of hyper-connection fields that are not accepted; a part of the `@strict` validation."""
         if self.hc_format > FORMAT:
             raise ValueError(
                 f"hc_format is {self.hc_format}; hf_hyperconn {VERSION} reads formats up to {FORMAT}. Update it, or "
@@ -173,50 +166,43 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
         config = {name: getattr(self, name) for name in FIELDS}
         if self.connection == "frac":
             config["hidden_size"] = self.hidden_size
-        if found := fault(config):
-            raise ValueError(f"{found}.")
+        if reason := fault(config):
+            raise ValueError(f"{reason}.")
 
     @classmethod
     def from_prenorm(cls, config: PreTrainedConfig, **fields: "Unpack[GivenFields]"):
-        """This family's config for the Pre-Norm `config`, with the hyper-connection `fields` given.
+        """Make this family's config of the Pre-Norm `config`, with the given hyper-connection `fields`.
 
-        Where `hc_readout` is None or not given, it is what keeps the model exact: "weighted" for the history start,
-        else "mean". Where `hc_mult` is None or not given, it is 4; for connections of one stream 1.
+        Where `hc_readout` is None or not given, the model stays exact: it is "weighted" for the history start, else
+        "mean". Where `hc_mult` is None or not given, it is 4; for connections of one stream 1.
 
-        That of a base on the Hub names it, as `hc_base_model`, wherever the model is saved later.
+        The config names a base on the Hub, as `hc_base_model`, wherever the model is saved later.
 
         Raises `ValueError` when `config` belongs to another family, or no model with `fields` is equivalent to it.
         """
-        if found := refusal(fields):
-            raise ValueError(f"{found}.")
-        if config.model_type != cls.base_model_type:
-            raise ValueError(
-                f"{cls.__name__} is made from a {cls.base_model_type!r} config, not from {config.model_type!r}."
-            )
+        if reason := refusal(fields):
+            raise ValueError(f"{reason}.")
+        cls.check_base(config)
         base = without_its_folder(config.to_dict(), cls)
         return cls(**{**base, **completed(fields), **base_on_the_hub(config)}, **implementations(config))
 
 
 def _is_mistaken(name: str, config_class: Any) -> bool:
-    """Whether somebody who gives a config a field of this name means one of its connections."""
+    """Tell whether a name looks like a field of connections and is none."""
     known = (*config_class.__dataclass_fields__, *FIELDS, "hc_format", *OF_A_CONVERSION)
     return name == "n" or (name.startswith("hc_") and name not in known)
 
 
 def without_its_folder(config: dict, config_class: type) -> dict:
+    """Return the fields of a config without those of its folder, and without mistaken ones."""
     return {k: value for k, value in config.items() if k not in OF_A_FOLDER and not _is_mistaken(k, config_class)}
 
 
 def base_on_the_hub(config: PreTrainedConfig) -> dict[str, Any]:
-    """The name of a base that was loaded from the Hub, as `hc_base_model`."""
+    """Return the name of a base that was loaded from the Hub, as `hc_base_model`; a folder may lack an owner."""
     name = config.name_or_path or ""
-    return {"hc_base_model": name} if _is_of_the_hub(name) and not os.path.isdir(name) else {}
-
-
-def _is_of_the_hub(name: str) -> bool:
-    """Whether a name can be owner/name of a repo; without an owner it may as well be that of a folder."""
     try:
         validate_repo_id(name)
     except HFValidationError:
-        return False
-    return "/" in name
+        return {}
+    return {"hc_base_model": name} if "/" in name and not os.path.isdir(name) else {}

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""State the fields of connections: their defaults, what each kind accepts, and why others are refused.
+"""The fields of connections: their defaults, the values that each kind accepts, and why others are refused.
 
 Configs, `from_prenorm`, `convert_model`, the converter and its command line read them here.
 """
@@ -7,7 +7,7 @@ Configs, `from_prenorm`, `convert_model`, the converter and its command line rea
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from math import inf
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args, get_origin
 
 FORMAT = 1  # of folders: names of parameters, fields of the config; older ones, without the field, are of the first
 # at the start of mHC and iHC
@@ -17,7 +17,7 @@ KEPT = 0.96  # of each stream, by mixing, before the iteration; the others share
 
 @dataclass(frozen=True)
 class Accepted:
-    """Say what a config accepts with one kind of connection.
+    """The values that a config accepts with one kind of connection.
 
     least, most: the smallest and the largest number of streams.
     starts: the values of `hc_start`.
@@ -67,7 +67,7 @@ Norm = Literal["dyt", "derf"]
 
 @dataclass(kw_only=True, repr=False)
 class ConnectionFields:
-    """Give the fields their defaults; `HyperConnectionConfig` says what they mean."""
+    """The fields with their defaults; `HyperConnectionConfig` says what they mean."""
 
     connection: Connection = "dhc"
     hc_mult: int = 4
@@ -86,7 +86,7 @@ class ConnectionFields:
 
 
 class GivenFields(TypedDict, total=False):
-    """Name what a conversion can be given; where `hc_mult` and `hc_readout` are None, they follow from others."""
+    """The fields that a conversion takes; where `hc_mult` and `hc_readout` are None, they follow from others."""
 
     connection: Connection
     hc_mult: int | None
@@ -106,14 +106,9 @@ class GivenFields(TypedDict, total=False):
 
 FIELDS: dict[str, Any] = {field.name: field.default for field in fields(ConnectionFields)}
 CHOICES: dict[str, tuple] = {
-    "connection": get_args(Connection),
-    "hc_readout": get_args(ReadoutName),
-    "hc_start": get_args(Start),
-    "hc_history": get_args(History),
-    "hc_attention": get_args(Attention),
-    "hc_selection": get_args(Selection),
-    "norm": (None, *get_args(Norm)),
+    field.name: get_args(field.type) for field in fields(ConnectionFields) if get_origin(field.type) is Literal
 }
+CHOICES["norm"] = (None, *get_args(Norm))
 COUNTS = ("hc_mult", "hc_block", "hc_sinkhorn_iters")
 OF_SOME_KINDS = tuple(name for name in FIELDS if any(name in kind.reads for kind in CONNECTIONS.values()))
 
@@ -133,7 +128,7 @@ def convertible(field: str) -> tuple:
 
 
 def completed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all fields: those that are not given follow from others, or have their defaults."""
+    """Return all fields: a field that is not given follows from others, or has its default."""
     chosen = {name: value for name, value in given.items() if value is not None}
     most = CONNECTIONS.get(chosen.get("connection", FIELDS["connection"]), Accepted()).most
     follow = {
@@ -158,6 +153,11 @@ def fault(config: Mapping[str, Any]) -> str | None:
         return _must_be(config, "hc_tanh", "True or False")
     if not isinstance(eps, int | float) or not 0 <= eps < inf:
         return _must_be(config, "hc_eps", "a number, at least 0")
+    return _fault_of_kind(config)
+
+
+def _fault_of_kind(config: Mapping[str, Any]) -> str | None:
+    """Say which field does not fit its connection or its start; None when all fit."""
     name, n, start = config["connection"], config["hc_mult"], config["hc_start"]
     kind, having = CONNECTIONS[name], f"with connection {name!r}"
     if kind.most is not None and not kind.least <= n <= kind.most:
@@ -165,7 +165,7 @@ def fault(config: Mapping[str, Any]) -> str | None:
     if n < kind.least:
         return _must_be(config, "hc_mult", f"at least {kind.least} {having}")
     if start not in kind.starts:
-        others = one_of(each for each, other in CONNECTIONS.items() if start in other.starts)
+        others = one_of(name for name, other in CONNECTIONS.items() if start in other.starts)
         return _must_be(config, "hc_start", f"{one_of(kind.starts)} {having}", because=f"{others} can start so")
     if kind.own_readout and config["hc_readout"] != "mean":
         return _must_be(config, "hc_readout", f"'mean' {having}", because=kind.own_readout)
@@ -207,14 +207,13 @@ def refusal(given: Mapping[str, Any]) -> str | None:
 
 
 def unknown(given: Mapping[str, Any]) -> str | None:
-    """Say what is given and is no field of connections; None when everything is one."""
-    if strange := [name for name in given if name not in FIELDS]:
-        return f"fields of connections are {', '.join(FIELDS)} (got {', '.join(strange)})"
-    return None
+    """Say which given names are no fields of connections; None when all are."""
+    names = [name for name in given if name not in FIELDS]
+    return f"fields of connections are {', '.join(FIELDS)} (got {', '.join(names)})" if names else None
 
 
 def unread(given: Mapping[str, Any]) -> str | None:
-    """Say what is given and has no effect on a conversion; None when everything has one."""
+    """Say which given field has no effect on a conversion; None when all have one."""
     config = completed(given)
     connection, start = config["connection"], config["hc_start"]
     for field in OF_SOME_KINDS if connection in CONNECTIONS else ():

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""The weights of connections: how they start, that they stay float32, and that somebody is told where they didn't.
+"""The weights of connections: modules that keep them float32, their start in a model, and warnings for 16 bits.
 
-`WideModule` keeps parameters float32 when a module is cast. Some tools cast each tensor by itself, which no module
-sees: DeepSpeed's bf16 and fp16, accelerate's `load_checkpoint_and_dispatch(dtype=)`, mergekit's `dtype`. DeepSpeed's
-ZeRO-3 splits parameters over ranks: between its forwards a module holds empty ones.
+Some tools cast each tensor by itself, which no module sees: DeepSpeed's bf16 and fp16, accelerate's
+`load_checkpoint_and_dispatch(dtype=)`, mergekit's `dtype`. DeepSpeed's ZeRO-3 splits parameters over ranks: between
+its forwards a module holds empty ones.
 """
 
 import sys
@@ -19,11 +19,10 @@ from transformers import initialization as init
 from transformers.utils import logging
 
 from .sub_layers import READOUT, is_of_connection
-from .transformers_seam import dtypes_in
 
 logger = logging.get_logger(__name__)
 
-if TYPE_CHECKING:  # what the mixins stand before
+if TYPE_CHECKING:
     Base = PreTrainedModel
 else:
     Base = object
@@ -38,7 +37,7 @@ class InitialisedModule(nn.Module):
     decayed: tuple[str, ...] = ()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Every parameter of the module itself at the start."""
+        """Return every parameter of the module itself at the start."""
         raise NotImplementedError
 
     def register_initial_values(self) -> None:
@@ -47,15 +46,34 @@ class InitialisedModule(nn.Module):
             self.register_parameter(name, nn.Parameter(value))
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """A deep copy; also of a module whose tensors are fake, of which `deepcopy` alone would copy the mode."""
+class WideModule(InitialisedModule):
+    """A module whose parameters stay float32 when a model is cast to 16 bits (`.to(torch.bfloat16)`, `.half()`).
+
+    Those made or loaded in 16 bits stay so; its forward has to cast up.
+    """
+
+    def _apply(self, fn, recurse=True):
+        # `.to`, `.half`, `.cuda` and others apply `fn` to every parameter, gradient and buffer, children's included
+        def widely(tensor: torch.Tensor) -> torch.Tensor:
+            result = fn(tensor)
+            is_narrowed = result.is_floating_point() and result.itemsize < 4 <= tensor.itemsize
+            return tensor.to(result.device, torch.float32) if is_narrowed else result
+
+        return super()._apply(widely, recurse)
+
+
+def fresh_copy(module: nn.Module) -> nn.Module:
+    """Return a deep copy that a model initializes by itself, also of fake tensors, which `deepcopy` can't copy."""
     with whole(module.parameters()):
         parameters = {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in module.parameters()}
-    return deepcopy(module, parameters | {id(buffer): buffer.clone() for buffer in module.buffers()})
+    copy = deepcopy(module, parameters | {id(buffer): buffer.clone() for buffer in module.buffers()})
+    for part in copy.modules():
+        vars(part).pop("_is_hf_initialized", None)
+    return copy
 
 
 def in_float32(norm: nn.Module) -> nn.Module:
-    """The norm, in float32; unlike by `.float()` also where its tensors are fake, which can't be changed in place."""
+    """Return the norm in float32; unlike `.float()`, which changes tensors in place, also with fake tensors."""
     for module in norm.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dtype != torch.float32:
@@ -66,32 +84,16 @@ def in_float32(norm: nn.Module) -> nn.Module:
     return norm
 
 
-class WideModule(InitialisedModule):
-    """A module whose parameters stay float32 when a model is cast to 16 bits (`.to(torch.bfloat16)`, `.half()`).
-
-    Those made or loaded in 16 bits stay so; its forward has to cast up.
-    """
-
-    def _apply(self, fn, recurse=True):
-        # what `.to`, `.half`, `.cuda` and the like do to every parameter, gradient and buffer, children's included
-        def widely(tensor: torch.Tensor) -> torch.Tensor:
-            result = fn(tensor)
-            is_narrowed = result.is_floating_point() and result.itemsize < 4 <= tensor.itemsize
-            return tensor.to(result.device, torch.float32) if is_narrowed else result
-
-        return super()._apply(widely, recurse)
-
-
 class InitialWeights(Base):
-    """Mixin before a family's `PreTrainedModel`, in which it starts what has not been loaded."""
+    """Mixin before a family's `PreTrainedModel`, which starts weights that were not loaded."""
 
     def _initialize_weights(self, module, is_custom_code=False):
-        # as for the base's class, whose weights these are: what is custom code may not know which have been loaded
+        # as for the base's class: Transformers expects of custom code that it may start weights that were loaded
         super()._initialize_weights(module)
 
     @torch.no_grad()
     def initialize_weights(self):
-        # before a part that is a model of Transformers', such as Dinov2's encoder, does it in its own way
+        # before a part that is a model of Transformers, such as Dinov2's encoder, starts them in its own way
         for part in self.modules():
             if isinstance(part, PreTrainedModel) and not isinstance(part, InitialWeights):
                 for module in part.modules():
@@ -99,7 +101,7 @@ class InitialWeights(Base):
                         with whole(module.parameters(recurse=False), changes=True):
                             self._initialize_weights(module)
         super().initialize_weights()
-        scaled: Any = [each for each in self.modules() if getattr(each, "hc_is_scaled", None) is False]
+        scaled: Any = [module for module in self.modules() if getattr(module, "hc_is_scaled", None) is False]
         for module in scaled:
             module.hc_is_scaled = True
             parameter = getattr(module, module.hc_output_projection)
@@ -116,7 +118,7 @@ class InitialWeights(Base):
 
     @torch.inference_mode(False)  # they may be trained later
     def materialise_connections(self, device: torch.device) -> None:
-        """Create and initialise what hyper-connections have on the meta device, where loading leaves new weights."""
+        """Create and initialize the connections' weights on the meta device, where loading leaves new weights."""
         for module in self.modules():
             if isinstance(module, InitialWeights):
                 innermost = module  # a language model starts its norms in its own way
@@ -125,10 +127,7 @@ class InitialWeights(Base):
                 module.apply(innermost._init_weights)
 
     def keep_weights(self) -> None:
-        """Take all weights for initialised, also where the model becomes part of another, which starts its parts.
-
-        Those on the meta device are none yet.
-        """
+        """Mark all weights as initialized, but those on the meta device: a larger model may start its parts again."""
         for module in self.modules():
             if any(parameter.is_meta for parameter in module.parameters()):
                 continue
@@ -137,29 +136,13 @@ class InitialWeights(Base):
                 vars(module)["hc_is_scaled"] = True
 
 
-class Float32Connections(Base):
-    """Mixin before a family's `PreTrainedModel`: what it loads and saves in 16 bits is told."""
-
-    @classmethod
-    def _load_pretrained_model(cls, model, state_dict, checkpoint_files, *args, **kwargs):
-        warn_of_narrow(dtypes_in(state_dict, checkpoint_files))
-        load: Any = super()._load_pretrained_model
-        return load(model, state_dict, checkpoint_files, *args, **kwargs)
-
-    def save_pretrained(self, save_directory, *args, **kwargs):
-        """As Transformers' own."""
-        state = kwargs.get("state_dict") or dict(self.named_parameters())
-        warn_of_narrow({name: tensor.dtype for name, tensor in state.items()})
-        super().save_pretrained(save_directory, *args, **kwargs)
-
-
 def warn_of_narrow(dtypes: dict[str, torch.dtype]) -> None:
-    """Say so, once, when parameters of connections have 16 bits or fewer.
+    """Warn once of parameters of connections that have 16 bits or fewer.
 
     dtypes: of each parameter, by its name.
     """
-    found = {dtype for name, dtype in dtypes.items() if is_of_connection(name) and dtype.is_floating_point}
-    if narrow := sorted(str(dtype).removeprefix("torch.") for dtype in found if dtype.itemsize < 4):
+    floating = {dtype for name, dtype in dtypes.items() if is_of_connection(name) and dtype.is_floating_point}
+    if narrow := sorted(str(dtype).removeprefix("torch.") for dtype in floating if dtype.itemsize < 4):
         logger.warning_once(
             f"There are connections in {', '.join(narrow)}, where 1.003 is 1: coefficients are rounded, and small "
             f"steps of training are lost. Load them by from_pretrained, which keeps float32. With DeepSpeed train by "
@@ -169,16 +152,16 @@ def warn_of_narrow(dtypes: dict[str, torch.dtype]) -> None:
 
 
 def warn_of_training(layers: Iterable[Any]) -> None:
-    """Say so, once, when the layers that a forward will run can't learn all that they should.
+    """Warn once of connections in 16 bits, and of a frozen readout, in the layers that a forward will run.
 
-    It looks at one layer, as what casts or freezes does so to all.
+    It looks at one layer, because tools cast or freeze all alike.
     """
     if torch.compiler.is_compiling():
         return
-    of_streams = [layer for layer in layers if hasattr(layer, "sub_layers")]
-    if not of_streams:
+    connected = [layer for layer in layers if hasattr(layer, "sub_layers")]
+    if not connected:
         return
-    first, last = of_streams[0], of_streams[-1]
+    first, last = connected[0], connected[-1]
     parameters = {
         f"{part.connection}.{name}": parameter
         for part, (connection, _) in zip(first.parts, first.sub_layers, strict=True)
@@ -197,19 +180,19 @@ def warn_of_training(layers: Iterable[Any]) -> None:
 
 
 def whole(parameters: Iterable[torch.Tensor], changes: bool = False) -> AbstractContextManager:
-    """Make parameters whole within a context; every rank has to enter it.
+    """Return a context in which parameters that ZeRO-3 has split are whole; every rank has to enter it.
 
     changes: whether they are changed within; each rank then has the values of the first rank.
     """
     split = [parameter for parameter in parameters if hasattr(parameter, "ds_shape")]
     if not split:
         return nullcontext()
-    deepspeed: Any = sys.modules["deepspeed"]  # which has split them
+    deepspeed: Any = sys.modules["deepspeed"]
     return deepspeed.zero.GatheredParameters(split, modifier_rank=0 if changes else None)
 
 
 def _sharded_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The part of a value that each rank has of a parameter; all of it unless the parameter is sharded."""
+    """Return the part of a value that each rank has of a parameter; all of it unless the parameter is sharded."""
     if not hasattr(parameter, "device_mesh"):
         return value
     from torch.distributed.tensor import distribute_tensor  # not part of every build of torch

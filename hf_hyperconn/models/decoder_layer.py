@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""A decoder layer on residual streams, and what a base model sees of them."""
+"""A decoder layer on residual streams, and the forward of a base model around its layers."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -12,26 +12,20 @@ from torch import nn
 from transformers.utils import logging
 
 from .chosen_code import CONNECTIONS, STARTS, readout_of, replace_norms
-from .connection import Connection
-from .connection_weights import InitialisedModule, copied, warn_of_training
+from .connection import Connection, Written
+from .connection_weights import InitialisedModule, fresh_copy, warn_of_training
 from .sub_layers import SUB_LAYERS, SubLayer
 
 logger = logging.get_logger(__name__)
 
-# what families call the weights that write to the residual stream: the ends of their paths in a layer
+# the weights that write to the residual stream, by the ends of their paths in a layer
 OUTPUT_PROJECTIONS = (
     *("o_proj", "down_proj", "out_proj", "c_proj", "fc2", "fc_out", "dense", "dense_4h_to_h", "w2", "Wo"),
     *("output_linear", "linear_out", "o", "wo", "ffn.2", "projection_layer", "attn.proj", "per_layer_projection"),
 )
-INSIDE_A_BRANCH = ("norm", "intermediate.")  # in the paths of weights called alike that write nothing there
+INSIDE_A_BRANCH = ("norm", "intermediate.")  # in the paths of weights of the same names that write nothing there
 
-
-def has_readout_module(config) -> bool:
-    """Whether the readout has parameters, or norms, of its own: `hc_head` of the last layer."""
-    return readout_of(config) is not None
-
-
-if TYPE_CHECKING:  # what the mixin below stands before
+if TYPE_CHECKING:
     Base = nn.Module
 else:
     Base = object
@@ -40,29 +34,25 @@ else:
 class HyperConnectionDecoderLayer(Base):
     """Mixin before a family's decoder layer: its residual additions become hyper-connections.
 
-    A branch is whatever the family computes between reading the residual stream and adding to it. Here it is norm +
-    attention and norm + MLP; a family whose branches are something else has methods cut from Transformers' `forward`.
-    A branch takes what the layer takes besides hidden states, and what branches before it give beside what they add.
+    The branches here are norm + attention and norm + MLP. A family with other branches has methods cut from
+    Transformers' `forward`. A branch takes the layer's arguments, and the values that earlier branches return beside
+    their outputs.
 
     parts: the sub-layers of the layer, in their order.
-    count: the field of the config that says how many layers there are.
+    count: the field of the config that has the number of layers.
     positional: names of the arguments, besides hidden states, that the family's model gives a layer by their place.
     packed: whether hidden states are `[S, D]`, tokens of all sequences one after the other, and streams `[S, N, D]`.
     channels_first: whether the base's hidden states lie channel after channel in memory, by which norms round.
-    widened: the attribute of the layer that says whether the streams are float32; None where they have the dtype of
-        the hidden states.
-    returned: what the layer returns after hidden states, in a tuple: names that branches give beside what they add;
-        None where it returns hidden states alone.
+    widened: the attribute of the layer that says whether the streams are float32; None for the hidden states' dtype.
+    returned: the values of branches that the layer returns after hidden states, in a tuple; None for no tuple.
     settings: the value of each field of the config with which the family's layer has these branches.
-    absent: arguments that must be None, as what takes them is no branch of this layer.
+    absent: arguments that must be None, because their branch is not in this layer.
     cut_from: the `CutFrom` of the branches that were cut; None without any.
-    cache_names: what the model calls the cache, and what the branches call it; None where that is the same.
+    cache_names: the name of the cache in the model and in the branches; None where they are the same.
     predicting_norm: the norm of the layer that dynamic coefficients take a copy of; None for an RMSNorm of torch.
-    is_first, is_last: whether it expands the streams and reads them out; the model keeps them right when layers are
-        removed or added (`place_layers`).
+    is_first, is_last: whether it expands the streams and reads them out; `place_layers` keeps them right.
     """
 
-    # what the branches below are made of
     input_layernorm: Any
     self_attn: Any
     post_attention_layernorm: Any
@@ -87,10 +77,10 @@ class HyperConnectionDecoderLayer(Base):
     def connect(self, config, layer_idx: int, layers: int) -> None:
         """Give a layer that the family's `__init__` has built its connections.
 
-        layers: how many there are.
+        layers: their number.
 
-        Raises `ValueError` when the layer has other branches with this config, and `ImportError` when the
-        installed Transformers has another layer than they were cut from.
+        Raises `ValueError` when the layer has other branches with this config. Raises `ImportError` when the installed
+        Transformers has another layer than they were cut from.
         """
         self.check_settings(config)
         if self.cut_from is not None:
@@ -103,84 +93,98 @@ class HyperConnectionDecoderLayer(Base):
         for place, part in enumerate(self.parts):
             connection = self.make_connection(len(self.parts) * layer_idx + place, len(self.parts) * layers)
             setattr(self, part.connection, connection)
-        if self.is_last:
-            self.add_readout()
+        if self.is_last and (make_readout := readout_of(config)) is not None:
+            self.hc_head = make_readout(self)
 
     @classmethod
     def check_settings(cls, config) -> None:
-        """Make sure that the family's layer has these branches with a config.
-
-        Raises `ValueError` when it has others.
-        """
+        """Refuse a config with which the family's layer has other branches."""
         for name, value in cls.settings.items():
-            if (found := getattr(config, name)) != value:
+            if (other := getattr(config, name)) != value:
                 raise ValueError(
-                    f"{name} is {found!r}, with which the layer is another one: {cls.__name__} stands for that with "
+                    f"{name} is {other!r}, with which the layer is another one: {cls.__name__} stands for that with "
                     f"{name}={value!r}."
                 )
 
     def _mark_output_projections(self) -> None:
-        """Mark what static and dynamic hyper-connections start smaller, as their paper does."""
+        """Mark the weights that start smaller with static and dynamic hyper-connections, as in their paper."""
+        ends = tuple(f".{end}" for end in OUTPUT_PROJECTIONS)
         for path, _ in list(self.named_parameters()):
             owner, _, name = path.rpartition(".")
-            ends_as_one = f".{path.removesuffix('.weight')}".endswith(tuple(f".{end}" for end in OUTPUT_PROJECTIONS))
-            if ends_as_one and not any(part in path for part in INSIDE_A_BRANCH):
+            if f".{path.removesuffix('.weight')}".endswith(ends) and not any(part in path for part in INSIDE_A_BRANCH):
                 module: Any = self.get_submodule(owner)
                 module.hc_output_projection, module.hc_is_scaled = name, False
 
-    def add_readout(self) -> None:
-        """Give the last layer its readout, if that has parameters."""
-        if (readout := readout_of(self.config)) is not None:
-            self.hc_head = readout(self)
-
     def make_norm(self) -> nn.Module:
-        """A new norm of the family's own kind, for the prediction of DHC's coefficients."""
+        """Return a new norm of the family's own kind, for the prediction of DHC's coefficients."""
         if self.predicting_norm is None:
             return nn.RMSNorm(self.config.hidden_size, eps=self.config.hc_eps)
         return fresh_copy(getattr(self, self.predicting_norm))
 
     def make_connection(self, sub_layer: int, sub_layers: int) -> Connection:
-        """The connection around sub-layer k of so many, as the config asks for."""
+        """Return a new connection around sub-layer k, of the config's kind."""
         return CONNECTIONS[self.config.connection](self, sub_layer, sub_layers)
 
     def written_streams(self, sub_layer: int, sub_layers: int) -> tuple[int, ...] | None:
-        """Return the streams that sub-layer k of so many writes at the start; None where its connection knows them."""
+        """Return the streams that sub-layer k writes at the start; None where its connection knows them."""
         config, start = self.config, STARTS.get(self.config.hc_start)
         return start and start(sub_layer, sub_layers, config.hc_mult, config.hc_history, len(self.parts))
 
     @property
     def sub_layers(self) -> list[tuple[Connection, Callable[..., torch.Tensor]]]:
         """The connection and the branch of each sub-layer, in their order."""
-        return [(getattr(self, each.connection), getattr(self, each.branch)) for each in self.parts]
+        return [(getattr(self, part.connection), getattr(self, part.branch)) for part in self.parts]
 
     @classmethod
     def are_streams(cls, states: torch.Tensor) -> bool:
-        """Whether states are streams, not hidden states."""
+        """Tell streams from hidden states."""
         return states.dim() == (3 if cls.packed else 4)
 
     def read_out(self, streams: torch.Tensor) -> torch.Tensor:
-        """Hidden states `[B, S, D]` of streams, by the readout of the config."""
-        if has_readout_module(self.config):
+        """Read hidden states `[B, S, D]` out of streams, by the readout of the config."""
+        if readout_of(self.config) is not None:
             return (self.lent_readout[0] if self.lent_readout else self.hc_head)(streams)
         return self.sub_layers[-1][0].reduce_streams(streams, self.config.hc_readout)
 
-    def laid_out(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Hidden states `[B, S, D]` as they lie in the base's memory."""
+    def with_base_layout(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Return hidden states `[B, S, D]` with the strides that they have in the base."""
         return hidden_states.mT.contiguous().mT if self.channels_first else hidden_states
 
     def attention_branch(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
-        """Norm and attention, `[B, S, D]` to `[B, S, D]`."""
+        """Apply norm and attention, `[B, S, D]` to `[B, S, D]`."""
         return self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)[0]
 
     def mlp_branch(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
-        """Norm and MLP, `[B, S, D]` to `[B, S, D]`."""
+        """Apply norm and MLP, `[B, S, D]` to `[B, S, D]`."""
         return self.mlp(self.post_attention_layernorm(hidden_states))
 
     def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> Any:
-        """One decoder layer on streams `[B, S, N, D]`; the first takes and the last returns `[B, S, D]`.
+        """Run the layer on streams `[B, S, N, D]`; the first layer takes and the last returns `[B, S, D]`.
 
-        Where the family's layer returns more, so does this one.
+        It returns a tuple where the family's layer does.
         """
+        self._name_arguments(args, kwargs)
+        sub_layers = self.sub_layers
+        streams = self._take(hidden_states, sub_layers[0][0])
+
+        for part, (connection, branch) in zip(self.parts, sub_layers, strict=True):
+            if part.given is not None and kwargs.get(part.given) is None:
+                continue
+            branch_input, carry = connection(streams)
+            branch_output = branch(self.with_base_layout(branch_input), **kwargs)
+            if isinstance(branch_output, tuple):
+                branch_output, values = branch_output
+                kwargs.update(values)
+            streams = carry.write(branch_output)
+            if part.after is not None:
+                streams = connection.take(getattr(self, part.after)(streams.written()))
+
+        hidden_states = streams.written()
+        hidden_states = self.with_base_layout(self.read_out(hidden_states)) if self.is_last else hidden_states
+        return hidden_states if self.returned is None else (hidden_states, *map(kwargs.get, self.returned))
+
+    def _name_arguments(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Add positional arguments to `kwargs`, and give the cache the name that the branches take."""
         if len(args) > len(self.positional):
             raise TypeError(
                 f"decoder layer {self.layer_idx} received {len(args)} arguments by their place besides hidden states, "
@@ -194,55 +198,29 @@ class HyperConnectionDecoderLayer(Base):
                 f"decoder layer {self.layer_idx} received {', '.join(given)}, for which it has no hyper-connection. "
                 f"Leave that out."
             )
-        has_streams = self.are_streams(hidden_states)
-        expands = self.is_first and not has_streams  # a first layer may be there once more, further up
-        if not expands and not has_streams:
+
+    def _take(self, hidden_states: torch.Tensor, connection: Connection) -> Written:
+        """Return streams as the first connection of the layer takes them; the first layer expands hidden states."""
+        has_streams = self.are_streams(hidden_states)  # also in a first layer that stands further up once more
+        if not has_streams and not self.is_first:
             raise ValueError(
                 f"decoder layer {self.layer_idx} received hidden states of shape {tuple(hidden_states.shape)}, but "
                 f"takes the streams [batch, sequence, streams, size] of the layer before it. Stages of a pipeline "
                 f"exchange hidden states: use tensor parallelism instead."
             )
-        if expands and self.config.norm is not None:
+        if not has_streams and self.config.norm is not None:
             hidden_states = self.embedding_scale(hidden_states)
         if self.widened is not None and getattr(self, self.widened):
             hidden_states = hidden_states.to(torch.float32)
-        sub_layers = self.sub_layers
-        first, _ = sub_layers[0]
-        streams = first.take(first.expand_streams(hidden_states) if expands else hidden_states)
-
-        for part, (connection, branch) in zip(self.parts, sub_layers, strict=True):
-            if part.given is not None and kwargs.get(part.given) is None:
-                continue
-            branch_input, carry = connection(streams)
-            added = branch(self.laid_out(branch_input), **kwargs)
-            if isinstance(added, tuple):
-                added, made = added
-                kwargs.update(made)
-            streams = carry.write(added)
-            if part.after is not None:
-                streams = connection.take(getattr(self, part.after)(streams.written()))
-
-        hidden_states = streams.written()
-        hidden_states = self.laid_out(self.read_out(hidden_states)) if self.is_last else hidden_states
-        return hidden_states if self.returned is None else (hidden_states, *map(kwargs.get, self.returned))
-
-
-def fresh_copy(norm: nn.Module) -> nn.Module:
-    """A copy of a norm, which is initialised by itself."""
-    norm = copied(norm)
-    for module in norm.modules():
-        module.__dict__.pop("_is_hf_initialized", None)
-    return norm
+        return connection.take(hidden_states if has_streams else connection.expand_streams(hidden_states))
 
 
 def place_layers(layers: nn.ModuleList, config, count: int | None = None) -> None:
-    """Tell the first and the last of a model's layers that run now what they are.
+    """Mark the first and the last of the layers that run now: layers may have been removed or added.
 
-    Layers may have been removed or added since the last forward.
+    count: the number of layers that run, None for all; an early exit runs fewer.
 
-    count: how many of the layers run, None for all; an early exit runs fewer.
-
-    Raises `ValueError` when the streams could not be expanded or read out once, by a layer that can.
+    Raises `ValueError` when no layer can expand the streams, or read them out once.
     """
     running: list[Any] = list(layers)[:count]
     if not running:
@@ -259,7 +237,7 @@ def place_layers(layers: nn.ModuleList, config, count: int | None = None) -> Non
             "Set `embedding_scale` of the layer to that module."
         )
     readout = getattr(layers[-1], "hc_head", None)
-    if has_readout_module(config) and readout is None:
+    if readout_of(config) is not None and readout is None:
         raise ValueError(
             "the last decoder layer present has no readout: that was in a layer that has been removed. "
             "Set `hc_head` of the layer to that module."
@@ -277,9 +255,9 @@ def place_layers(layers: nn.ModuleList, config, count: int | None = None) -> Non
 
 
 def reduce_recorded_streams(forward):
-    """Make the `hidden_states` that a base model's `forward` records `[B, S, D]`, by the model's own readout.
+    """Wrap a base model's `forward`, so that the `hidden_states` that it records are read out, to `[B, S, D]`.
 
-    The result raises `ValueError` when the layers are such that they can't be read out.
+    The wrapper raises `ValueError` when no layer has read the streams out.
     """
 
     # most loop over `self.layers[: self.config.num_hidden_layers]`, some over all of the layers
@@ -313,9 +291,9 @@ def reduce_recorded_streams(forward):
 
 
 def for_every_stream(method):
-    """Do to every residual stream alike what a base model's `method` does to its one between layers.
+    """Wrap a base model's `method` between layers, so that it changes every residual stream alike.
 
-    The result raises `ValueError` where there are values of sub-layers instead of streams.
+    The wrapper raises `ValueError` for attention residuals, which have values of sub-layers instead of streams.
     """
 
     @wraps(method)

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""Whether the installed Transformers has the functions that the branches of a layer were cut from.
+"""The comparison of the installed Transformers with the functions that the branches of a layer were cut from.
 
 The proof is their source: no weights are read and nothing is computed. Two sources are the same if they differ only in
 comments, layout, docstrings, annotations, decorators that only deprecate or document, and the name of the cache.
@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 # what releases of Transformers, and its modules, call the argument that has the keys and values of earlier tokens
@@ -21,14 +22,14 @@ IGNORED_DECORATORS = ("deprecate_kwarg", "auto_docstring")
 
 
 class CutFrom(NamedTuple):
-    """What branches were cut from.
+    """The functions that branches were cut from.
 
     release: of Transformers.
-    functions: what was read, as `module:Class.function`, with modules from `transformers.models`. Of a function that
-        runs layers only the loop over them counts: `module:Class.function:attribute of the layers`. Of an `__init__`
-        only what it takes from the config counts.
-    same: digest of their source, whatever the cache is called in it.
-    spelled: digest of their source with the names that the cache has in it.
+    functions: as `module:Class.function`, with modules from `transformers.models`. Of a function that runs layers only
+        the loop over them counts: `module:Class.function:attribute of the layers`. Of an `__init__` only its
+        assignments from the config count.
+    same: digest of their source with any name of the cache.
+    spelled: digest of their source with its own names of the cache.
     """
 
     release: str
@@ -37,9 +38,9 @@ class CutFrom(NamedTuple):
     spelled: str
 
     def fit(self, layer: Any, forward: Callable, installed: str) -> None:
-        """Hand on the cache where the installed Transformers calls it otherwise than the branches of a layer do.
+        """Rename the cache where the installed Transformers has another name for it than the branches of a layer.
 
-        forward: of the layer that Transformers has. installed: the release of Transformers.
+        forward: the layer's in Transformers. installed: the release of Transformers.
 
         Raises `SourceDiffersError` when the installed Transformers has another layer than branches were cut from.
         """
@@ -56,34 +57,34 @@ class CutFrom(NamedTuple):
 
 
 class SourceDiffersError(ImportError):
-    """The installed Transformers has another source than branches were cut from."""
+    """An installed Transformers whose source differs from the source of the branches."""
 
 
 @cache
 def has_other_cache_names(cut: CutFrom, installed: str) -> bool:
-    """Whether the installed Transformers calls the cache otherwise in the functions of `cut`.
+    """Tell whether the installed Transformers has another name for the cache in the functions of `cut`.
 
-    installed: its release. The release of `cut` itself is taken at its word.
+    installed: its release. Of the release of `cut` no source is read.
 
     Raises `SourceDiffersError` where these functions differ by more, or their source can't be read.
     """
     if cut.release == installed:
         return False
     try:
-        found = [_parsed(function) for function in cut.functions]
+        functions = [_parsed(function) for function in cut.functions]
     except (ImportError, AttributeError, OSError, TypeError, SyntaxError, ValueError) as error:
         raise SourceDiffersError(_refusal(cut, installed, f"can't be read there ({error})")) from error
-    if digest(found, spelled=True) == cut.spelled:
+    if digest(functions, spelled=True) == cut.spelled:
         return False
-    if digest(found) == cut.same:
+    if digest(functions) == cut.same:
         return True
     raise SourceDiffersError(_refusal(cut, installed, "differ"))
 
 
 def digest(functions: Iterable[tuple[ast.AST, str]], *, spelled: bool = False) -> str:
-    """The first 16 digits of the SHA-256 of what functions do.
+    """Return the first 16 digits of the SHA-256 of functions, by their syntax.
 
-    functions: each with the attribute of the layers that it runs; "" for a function that counts as a whole.
+    functions: with the attribute of the layers that they run; "" for a function that counts as a whole.
     spelled: whether the names of the cache count.
     """
     names = () if spelled else CACHE_NAMES
@@ -92,7 +93,7 @@ def digest(functions: Iterable[tuple[ast.AST, str]], *, spelled: bool = False) -
 
 
 def cache_name(function: Callable) -> str | None:
-    """The name of the cache among the arguments of a function; None without any, or without a signature."""
+    """Return the name of the cache among the arguments of a function; None without any, or without a signature."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -101,7 +102,7 @@ def cache_name(function: Callable) -> str | None:
 
 
 class CacheNamedAs:
-    """A hook before a module's forward that gives it the cache by the name that it accepts."""
+    """A hook before a module's forward that passes the cache by the name that the forward accepts."""
 
     def __init__(self, name: str):
         self.name = name
@@ -112,14 +113,12 @@ class CacheNamedAs:
 
 def _parsed(function: str) -> tuple[ast.AST, str]:
     module, path, *layers = function.split(":")
-    found: Any = import_module(f"transformers.models.{module}")
-    for name in path.split("."):
-        found = getattr(found, name)
-    return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(found)))).body[0], "".join(layers)
+    parsed: Any = attrgetter(path)(import_module(f"transformers.models.{module}"))
+    return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(parsed)))).body[0], "".join(layers)
 
 
 def _facts(function: ast.AST, layers: str, names: tuple[str, ...]) -> Iterator[str]:
-    """What counts of a function, in lines that no release of Python writes differently."""
+    """Iterate over the text of the syntax that counts, which is the same with every release of Python."""
     for node in ast.walk(function):
         if layers and isinstance(node, ast.For) and any(_is_attribute(child, layers) for child in ast.walk(node.iter)):
             targets = {child.id for child in ast.walk(node.target) if isinstance(child, ast.Name)}
@@ -135,7 +134,7 @@ def _is_attribute(node: ast.AST, name: str) -> bool:
 
 
 def _takes_from_config(node: ast.AST) -> bool:
-    """Whether it is `self.name = ...` without a call, as what makes a module is."""
+    """Tell whether a node is `self.name = ...` without a call, which would make a module."""
     match node:
         case ast.Assign([ast.Attribute(ast.Name("self"))], value) | ast.AnnAssign(
             ast.Attribute(ast.Name("self")), value=ast.expr() as value
@@ -145,7 +144,7 @@ def _takes_from_config(node: ast.AST) -> bool:
 
 
 def _only_drops_layers(node: ast.AST) -> bool:
-    """Whether it is an `if` that draws which layers to leave out in training, which connections never do."""
+    """Tell whether a node is an `if` that leaves out layers at random in training, as connections never do."""
     if not isinstance(node, ast.If) or not any(_is_attribute(child, "training") for child in ast.walk(node.test)):
         return False
     for child in (inner for statement in node.body for inner in ast.walk(statement)):
@@ -159,7 +158,7 @@ def _only_drops_layers(node: ast.AST) -> bool:
 
 
 def _arguments(value: ast.expr) -> Iterator[ast.AST]:
-    """All that an expression is made of; of a call without what is called."""
+    """Iterate over the nodes of an expression; of a call over those of its arguments."""
     if isinstance(value, ast.Call):
         yield from (part for argument in (*value.args, *value.keywords) for part in ast.walk(argument))
     else:
@@ -167,13 +166,13 @@ def _arguments(value: ast.expr) -> Iterator[ast.AST]:
 
 
 def _written(node: Any, names: tuple[str, ...], called: Collection[str] = ()) -> str:
-    """A node as text.
+    """Return a node as text.
 
-    names: all of which are written alike.
-    called: names of layers; the values of keyword arguments that a layer is given don't count.
+    names: strings that are written alike.
+    called: names of layers; the values of keyword arguments in their calls don't count.
     """
     if isinstance(node, list):
-        return f"[{','.join(_written(each, names, called) for each in node)}]"
+        return f"[{','.join(_written(item, names, called) for item in node)}]"
     if not isinstance(node, ast.AST):
         return repr(names[0] if isinstance(node, str) and node in names else node)
     fields = dict(ast.iter_fields(node))
@@ -182,12 +181,13 @@ def _written(node: Any, names: tuple[str, ...], called: Collection[str] = ()) ->
             return ""
         return _written(ast.Assign([node.target], node.value), names, called)
     if called and _only_drops_layers(node):
-        own = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute) and _is_self(each.value)}
+        attributes = (part for part in ast.walk(node) if isinstance(part, ast.Attribute))
+        own = {part.attr for part in attributes if isinstance(part.value, ast.Name) and part.value.id == "self"}
         return f"drops by {sorted(own)}"
     if isinstance(node, ast.FunctionDef):
         has_docstring = ast.get_docstring(node, clean=False) is not None
         fields["body"] = node.body[1:] if has_docstring else node.body
-        fields["decorator_list"] = [each for each in node.decorator_list if not _is_ignored(each)]
+        fields["decorator_list"] = [part for part in node.decorator_list if not _is_ignored(part)]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in called:
         keywords = sorted(_written(keyword.arg, names) for keyword in node.keywords)
         return f"{node.func.id}({_written(node.args, names, called)},{keywords})"
@@ -197,10 +197,6 @@ def _written(node: Any, names: tuple[str, ...], called: Collection[str] = ()) ->
         if name not in IGNORED_FIELDS and value not in (None, [])
     )
     return f"{type(node).__name__}({','.join(written)})"
-
-
-def _is_self(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id == "self"
 
 
 def _is_ignored(decorator: ast.expr) -> bool:

@@ -1,42 +1,48 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""What every hyper-connection model shares.
+"""Mixins of every model with hyper-connections: its pretrained class, its base model, its heads.
 
-The streams live between the first and the last decoder layer: the first expands the embeddings into them and the last
-reads them out, so that the rest of a Transformers model never meets them.
+The first decoder layer expands the embeddings into streams and the last one reads them out. So the rest of a
+Transformers model never meets them.
 
-A model is built by its base's `__init__`, whatever that does. Then its layers, and the models in it that have layers,
-are given their classes with hyper-connections (`adopt`).
+A base's `__init__` builds a model. Then its layers, and the models in it that have layers, get their classes with
+hyper-connections (`adopt`).
 """
 
 import os
 import threading
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import transformers
 from torch import nn
-from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedModel
+from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from .chosen_code import WARNINGS, refuse_others, replace_norms
+from .chosen_code import WARNINGS, readout_of, refuse_others, replace_norms
 from .connection_fields import FIELDS, GivenFields, unread
-from .connection_weights import Float32Connections, InitialWeights
-from .decoder_layer import HyperConnectionDecoderLayer, has_readout_module
+from .connection_weights import InitialWeights, warn_of_narrow
+from .decoder_layer import HyperConnectionDecoderLayer
 from .shipped_code import code_of, modules_in, source_in
 from .sub_layers import ADDED, READOUT, is_of_connection
-from .transformers_seam import declare, plain_config, share_implementation_of_experts, share_names_of_weights
+from .transformers_seam import (
+    declare,
+    dtypes_in,
+    plain_config,
+    share_implementation_of_experts,
+    share_names_of_weights,
+)
 
 logger = logging.get_logger(__name__)
 
-# whether this thread is loading a base, whose checkpoint lacks them
+# whether this thread is loading a base, whose checkpoint has no connections
 _loads_a_base: ContextVar[bool] = ContextVar("_loads_a_base", default=False)
 # one for all copies of this file, as of several folders in a process
 _loading = vars(transformers).setdefault("_hf_hyperconn_loading", threading.RLock())
 
-if TYPE_CHECKING:  # what the mixins below stand before
+if TYPE_CHECKING:
     from typing import Unpack
 
     Base = PreTrainedModel
@@ -45,13 +51,13 @@ else:
 Model = TypeVar("Model", bound="HyperConnectionPreTrainedModel")
 
 
-class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
+class HyperConnectionPreTrainedModel(InitialWeights):
     """Mixin before a family's `PreTrainedModel`.
 
     config_class: the family's config, with the fields of hyper-connections.
     layer_classes: the family's decoder layers on residual streams.
     auto_map: `file.Class` behind every Auto class; a saved model ships these files.
-    code_package: where these files are modules.
+    code_package: the package that has these files as modules.
     """
 
     config_class: Any
@@ -68,44 +74,36 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
         if "layer_classes" in vars(cls):
             cls._adopt_family(plain_class(cls))
         elif cls.__module__.startswith("torch."):
-            # FSDP2's, for one instance, whose code is that of the class it was made of
+            # FSDP2 makes a class for one instance, without code of its own
             cls.__module__ = cls.__bases__[-1].__module__
         if cls.__name__.startswith("HC"):
             share_names_of_weights(cls.__name__, cls.__name__.removeprefix("HC"))
 
     @classmethod
     def _adopt_family(cls, base: type[PreTrainedModel]):
-        """Take over what Transformers looks up by class or model type, which the family says of its own classes."""
+        """Copy the base's declarations, which Transformers looks up by class or model type."""
         layer_classes, config_class = cls.layer_classes, cls.config_class
         cls.code_package = cls.__module__.rpartition(".")[0]
-        is_composite = hasattr(config_class, "part_class")
-        declare(
-            cls,
-            base,
-            _no_split_modules=lambda of_base: [
-                *((of_base or ()) if is_composite else ()),
-                *(layer_class.__name__ for layer_class in layer_classes),
-            ],
-            _keep_in_fp32_modules_strict=lambda of_base: [
-                *(of_base or ()),
-                *dict.fromkeys(part.connection for layer_class in layer_classes for part in layer_class.parts),
-            ],
-        )
+        wrapped = getattr(base, "_no_split_modules", None) if hasattr(config_class, "part_class") else None
+        declare(cls, "_no_split_modules", [*(wrapped or ()), *(layer.__name__ for layer in layer_classes)])
+        wide = getattr(base, "_keep_in_fp32_modules_strict", None)
+        connections = dict.fromkeys(part.connection for layer in layer_classes for part in layer.parts)
+        declare(cls, "_keep_in_fp32_modules_strict", [*(wide or ()), *connections])
         share_implementation_of_experts(cls, base)
         share_names_of_weights(config_class.model_type, config_class.base_model_type)
 
     @classmethod
     def register_parts(cls, config) -> None:
-        """Let AutoModel find the classes of models in it, where a base asks that for them."""
+        """Let AutoModel find the classes of inner models, where the base builds them by AutoModel."""
 
     def post_init(self):
         self._tell_config_of_code()
-        with suppress(Exception):  # whatever a loader raises, which saving tells
-            code_of(source_in(self.code_package), modules_in(self.auto_map))  # which keeps it
-        # a class of the base's may have collected its own before this class adopted the model
+        with suppress(Exception):  # saving raises it again
+            code_of(source_in(self.code_package), modules_in(self.auto_map))  # keeps the sources that run now
+        # the base's class may have collected its own before this class adopted the model
         for name in ("_no_split_modules", "_keep_in_fp32_modules_strict"):
             self.__dict__.pop(name, None)
-        if has_readout_module(self.config.of_layers):
+        if readout_of(self.config.of_layers) is not None:
             self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), READOUT}
         if _loads_a_base.get():
             self._keys_to_ignore_on_load_missing = {*(self._keys_to_ignore_on_load_missing or ()), ADDED.pattern}
@@ -114,10 +112,7 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
 
     @classmethod
     def prepare_distribute_model(cls, distributed_config, *args, **kwargs):
-        """As Transformers' own, which reads `from_pretrained(distributed_config=...)`, but no pipeline.
-
-        Raises `ValueError` when one is asked for.
-        """
+        """Distribute the model by `from_pretrained(distributed_config=...)`, but refuse a pipeline."""
         sizes = distributed_config if isinstance(distributed_config, dict) else vars(distributed_config)
         if (sizes.get("pp_size") or 1) > 1:
             raise ValueError(
@@ -128,21 +123,28 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
         return super().prepare_distribute_model(distributed_config, *args, **kwargs)
 
     def _tell_config_of_code(self) -> None:
-        """Let the config, with which code is saved, find that of the models."""
+        """Let the config, which saves the code, find the code of the models."""
         config_class: Any = type(self.config)
         config_class.code_package, config_class.source_in = self.code_package, staticmethod(source_in)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
-        """As Transformers' own; the config names every Auto class, so that the folder loads without this package."""
+        """Save the model, with every Auto class in its config, so that the folder loads without this package."""
         self.config.auto_map = dict(self.auto_map)
         self._tell_config_of_code()
         if (warn := WARNINGS.get(self.config.of_layers.connection)) is not None:
             warn(self)
-        with without_fsdp_prefix(type(self)):
+        state = kwargs.get("state_dict") or dict(self.named_parameters())
+        warn_of_narrow({name: tensor.dtype for name, tensor in state.items()})
+        model_class = type(self)
+        name = model_class.__name__
+        model_class.__name__ = name.removeprefix("FSDP")  # FSDP2 makes a class for one instance
+        try:
             super().save_pretrained(save_directory, *args, **kwargs)
+        finally:
+            model_class.__name__ = name
 
     def _prepare_decoder_input_ids_for_generation(self, batch_size, model_input_name, model_kwargs, *args, **kwargs):
-        """As Transformers' own, which knows Whisper by its model type: a prompt of its needs no start token before."""
+        """Leave a prompt of Whisper without a start token, as Transformers does by the base's model type."""
         if self.config.base_model_type == "whisper" and model_kwargs.get("decoder_input_ids") is not None:
             return model_kwargs.pop("decoder_input_ids"), model_kwargs
         prepare: Any = super()
@@ -157,11 +159,17 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
         return of_generation._get_candidate_generator(generation_config, *args, **kwargs)
 
     @classmethod
-    def from_pretrained(cls: type[Model], *args, **kwargs) -> Model:
-        """As Transformers' own, but threads load one after the other.
+    def _load_pretrained_model(cls, model, state_dict, checkpoint_files, *args, **kwargs):
+        warn_of_narrow(dtypes_in(state_dict, checkpoint_files))
+        load: Any = super()._load_pretrained_model
+        return load(model, state_dict, checkpoint_files, *args, **kwargs)
 
-        While it builds a model, it exchanges functions and the default dtype that all threads use; two threads at once
-        may leave what they exchanged, such as a `tie_weights` that does nothing.
+    @classmethod
+    def from_pretrained(cls: type[Model], *args, **kwargs) -> Model:
+        """Load a model, one thread after the other.
+
+        While Transformers builds a model, it exchanges functions and the default dtype that all threads use. Two
+        threads at once may leave these exchanged, such as a `tie_weights` that does nothing.
         """
         with _loading:
             return super().from_pretrained(*args, **kwargs)
@@ -176,7 +184,7 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
 
     @classmethod
     def from_prenorm(cls: type[Model], pretrained_model_name_or_path, **kwargs: Any) -> Model:
-        """Load a base checkpoint as this class, with hyper-connections at the equivalent initialisation.
+        """Load a base checkpoint as this class, with hyper-connections at the equivalent initialization.
 
         The result computes the same logits as the base, bit for bit (but for the readouts "sum" and "learned").
 
@@ -184,23 +192,15 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
         kwargs: `connection`, `hc_mult` and others of `HyperConnectionConfig`; see its `from_prenorm` for None. Others
             are as for `from_pretrained` (`dtype`, `device_map`, `revision`, ..., and fields of the base's config).
 
-        Raises `ValueError` for fields that no conversion has, and when the checkpoint belongs to another family, does
-        not hold all of the base's weights or would be offloaded to disk.
+        Raises `ValueError` for fields that no conversion has. Raises it also when the checkpoint belongs to another
+        family, lacks weights of the base or would be offloaded to disk.
         """
         given = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
-        if found := unread(given):
-            raise ValueError(f"{found}.")
-        hub = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+        if fault := unread(given):
+            raise ValueError(f"{fault}.")
         base_config = kwargs.pop("config", None)
         if base_config is None or isinstance(base_config, str | os.PathLike):
-            its_name = base_config or pretrained_model_name_or_path
-            where = {name: kwargs[name] for name in hub if name in kwargs}
-            base_config = AutoConfig.from_pretrained(its_name, **where)
-            of_loading = ("dtype", "torch_dtype", "quantization_config", *where)
-            fields = {name for name in kwargs if name not in of_loading and hasattr(base_config, name)}
-            if fields:
-                of_base = {name: kwargs.pop(name) for name in fields}
-                base_config = AutoConfig.from_pretrained(its_name, **where, **of_base)
+            base_config = _load_config(base_config or pretrained_model_name_or_path, kwargs)
         config = cls.config_class.from_prenorm(base_config, **given)
         with_info = kwargs.pop("output_loading_info", False)
         token = _loads_a_base.set(True)
@@ -211,8 +211,6 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
             model, info = loaded
         finally:
             _loads_a_base.reset(token)
-        new = {name for name, _ in model.named_parameters() if is_of_connection(name)}
-        info["missing_keys"] = new.union(info["missing_keys"])
         missing = sorted(key for key in info["missing_keys"] if not is_of_connection(key))
         if missing:
             raise ValueError(
@@ -226,8 +224,20 @@ class HyperConnectionPreTrainedModel(Float32Connections, InitialWeights):
                 "Save a conversion first (hf-hyperconn convert) and load that."
             )
         model.materialise_connections(model.device)
-        asked_for: Any = (model, info) if with_info else model
-        return asked_for
+        new = {name for name, _ in model.named_parameters() if is_of_connection(name)}
+        info["missing_keys"] = new.union(info["missing_keys"])
+        result: Any = (model, info) if with_info else model
+        return result
+
+
+def _load_config(name: str | os.PathLike, kwargs: dict[str, Any]) -> PreTrainedConfig:
+    """Load the config of a base, and move its fields out of the arguments of `from_pretrained`."""
+    hub = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+    where = {option: kwargs[option] for option in hub if option in kwargs}
+    config = AutoConfig.from_pretrained(name, **where)
+    of_loading = ("dtype", "torch_dtype", "quantization_config", *where)
+    fields = {field: kwargs.pop(field) for field in [*kwargs] if field not in of_loading and hasattr(config, field)}
+    return AutoConfig.from_pretrained(name, **where, **fields) if fields else config
 
 
 class HyperConnectionModel(Base):
@@ -235,9 +245,9 @@ class HyperConnectionModel(Base):
 
     The family's `forward` stays, inside `reduce_recorded_streams`.
 
-    stack: where it has its layers.
-    hc_layerdrop: the attribute of what has the layers that says how often one is left out in training, which is not
-        done here: without the first layer there would be no streams. None where there is none.
+    stack: the path of its layers.
+    hc_layerdrop: the name of the rate at which training leaves layers out, beside the layers; None without one. It is
+        set to 0, because there are no streams without the first layer.
     """
 
     layer_classes: Any
@@ -245,16 +255,16 @@ class HyperConnectionModel(Base):
     hc_layerdrop: str | None = None
 
     def connect(self) -> None:
-        """Make every decoder layer one on residual streams.
+        """Give every decoder layer its connections.
 
-        Raises `ValueError` for a config whose fields, which may have been set since it was made, are not accepted, and
-        `ImportError` for one of a base.
+        Raises `ValueError` for a config whose fields are not accepted: they may have been set since it was made.
+        Raises `ImportError` for a config of a base.
         """
         if not hasattr(self.config, "validate_hyper_connections"):
             raise plain_config(self)
         self.config.validate_hyper_connections()
         refuse_others(self.config)
-        layers, classes = self.decoder_layers, {plain_class(each): each for each in self.layer_classes}
+        layers, classes = self.decoder_layers, {plain_class(hc_class): hc_class for hc_class in self.layer_classes}
         for index, layer in enumerate(layers):
             layer.__class__ = classes[type(layer)]
             layer.connect(self.config, index, len(layers))
@@ -263,11 +273,11 @@ class HyperConnectionModel(Base):
 
     @property
     def decoder_layers(self) -> Any:
-        """Its layers, wherever the family has them."""
+        """The layers, wherever the family has them."""
         return self.get_submodule(self.stack)
 
     def keep_every_layer(self) -> None:
-        """Make sure that training leaves no layer out; called by every forward."""
+        """Keep training from leaving layers out; every forward calls it."""
         owner = self.get_submodule(self.stack.rpartition(".")[0])
         if self.hc_layerdrop and getattr(owner, self.hc_layerdrop) != 0:
             logger.warning_once(f"{self.hc_layerdrop} is taken as 0: connections need every layer, in training, too.")
@@ -285,10 +295,7 @@ class HyperConnectionHead(Base):
         cls.model_class.register_parts(config)
 
     def connect(self) -> None:
-        """Make its base model one on residual streams.
-
-        Raises `ValueError` when it has none.
-        """
+        """Give its base model connections. Raises `ValueError` when it has none."""
         for child in self.children():
             if isinstance(child, plain_class(self.model_class)):
                 adopt(child, self.model_class)
@@ -301,7 +308,7 @@ class HyperConnectionHead(Base):
 
 
 def connected(built: Callable) -> Callable:
-    """The `__init__` of a class with hyper-connections, made of its base's; it takes the same arguments."""
+    """Return the `__init__` of a class with hyper-connections, which takes the arguments of its base's `__init__`."""
 
     @wraps(built)
     def __init__(self, config, *args, **kwargs):
@@ -313,7 +320,7 @@ def connected(built: Callable) -> Callable:
 
 
 def adopt(model: Any, hc_class: type[PreTrainedModel]) -> None:
-    """Make a model that a base's `__init__` has built one of its class with hyper-connections."""
+    """Give a model that a base's `__init__` has built its class with hyper-connections."""
     if not isinstance(model, hc_class):
         # Transformers meets a class at its first model
         PreTrainedModel.__init__(hc_class.__new__(hc_class), model.config)
@@ -324,23 +331,13 @@ def adopt(model: Any, hc_class: type[PreTrainedModel]) -> None:
 
 
 def plain_class(hc_class: type) -> type:
-    """The class of the family that a class with hyper-connections, or a subclass of one, is made of."""
+    """Return the family's own class, of which a class with hyper-connections, or a subclass of one, is made."""
     ours = HyperConnectionPreTrainedModel, HyperConnectionDecoderLayer
-    return next(each for each in hc_class.__mro__ if issubclass(each, nn.Module) and not issubclass(each, ours))
+    return next(base for base in hc_class.__mro__ if issubclass(base, nn.Module) and not issubclass(base, ours))
 
 
 def let_auto_model_find(config, model_class: type[HyperConnectionPreTrainedModel]) -> None:
-    """Register a class with AutoModel, which some bases ask for a part of theirs."""
+    """Register a class with AutoModel, by which some bases build their parts."""
     # the file of this config may have been loaded more than once
     if type(config).__name__ == model_class.config_class.__name__ and type(config) not in MODEL_MAPPING:
         AutoModel.register(type(config), model_class, exist_ok=True)
-
-
-@contextmanager
-def without_fsdp_prefix(cls: type):
-    """Within it, the class that FSDP2 makes for one instance has the name of the class that it was made of."""
-    name, cls.__name__ = cls.__name__, cls.__name__.removeprefix("FSDP")
-    try:
-        yield
-    finally:
-        cls.__name__ = name

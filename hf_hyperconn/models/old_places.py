@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""Connections that compute what they do because of their place, in a model whose layers were removed or moved."""
+"""A warning for connections that depend on their place, in a model whose layers were removed or moved."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,11 +10,11 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-BY_PLACE = ("selected", "opens_block", "alpha")  # what AltUp, attention residuals and Keel do because of their k
+BY_PLACE = ("selected", "opens_block", "alpha")  # attributes of AltUp, attention residuals and Keel that follow from k
 
 
 def warn_of_old_places(model: nn.Module) -> None:
-    """Say so when layers of a model have been removed or moved that, loaded again, compute something else."""
+    """Warn of removed or moved layers, where the model, loaded again, computes something else."""
     for layers in model.modules():
         if isinstance(layers, nn.ModuleList):
             _warn_of_old_places(layer for layer in layers if hasattr(layer, "make_connection"))

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""The sub-layers of a decoder layer, in their order, and what connections are called in the names of weights.
+"""The sub-layers of a decoder layer, in their order, and the names of connections in the names of weights.
 
 k counts sub-layers over the whole model, from zero. Most layers have two, attention and an MLP.
 """
@@ -13,9 +13,9 @@ class SubLayer(NamedTuple):
 
     connection, branch: a module and a method of the decoder layer.
     name: for people.
-    given: an argument of the layer without which the branch is left out, as what an encoder made; None for none.
+    given: an argument of the layer without which the branch is left out, such as an encoder's output; None for none.
     after: a method of the layer that changes each stream by itself after the branch is added; None for none.
-    reads: whether the branch reads the stream, or adds what an earlier branch of the layer has made.
+    reads: whether the branch reads the stream, or adds a value of an earlier branch of the layer.
     """
 
     connection: str
@@ -27,20 +27,10 @@ class SubLayer(NamedTuple):
 
 
 SUB_LAYERS = (SubLayer("attn_hc", "attention_branch", "attention"), SubLayer("mlp_hc", "mlp_branch", "mlp"))
-CONNECTIONS = tuple(sub_layer.connection for sub_layer in SUB_LAYERS)
 READOUT = "hc_head"  # the module of the last layer that reads the streams out
-ADDED = re.compile(rf"(?:^|\.)(?:\w+_hc|{READOUT})(?=\.|$)")  # what a decoder layer has besides its base's
-
-
-def place_of(k: int, parts: tuple[SubLayer, ...] = SUB_LAYERS) -> tuple[int, SubLayer]:
-    """The decoder layer of sub-layer k, counted from zero, and which of its sub-layers it is.
-
-    parts: the sub-layers of one decoder layer.
-    """
-    layer, place = divmod(k, len(parts))
-    return layer, parts[place]
+ADDED = re.compile(rf"(?:^|\.)(?:\w+_hc|{READOUT})(?=\.|$)")  # modules that a decoder layer has besides its base's
 
 
 def is_of_connection(name: str) -> bool:
-    """Whether a parameter's name is that of a hyper-connection or of a readout."""
+    """Tell whether a name is that of a connection's parameter, or of a readout's."""
     return ADDED.search(name) is not None

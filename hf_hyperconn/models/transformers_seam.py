@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""All that this code touches of Transformers without a promise that it stays, and what happens where it is gone.
+"""All that this code touches of Transformers without a promise that it stays.
 
-A convenience is left out, with one warning. Without the names of weights on disk a model could come out wrong, so that
-is an error.
+Where a convenience is gone, one warning says so. Without the names of weights on disk a model could come out wrong, so
+that is an error.
 """
 
 import re
@@ -19,13 +19,13 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-# what a model class declares, and what is lost when Transformers no longer asks for it
+# declarations of a model class, and the loss when Transformers no longer reads them
 DECLARED = {
     "_no_split_modules": "device_map may split a decoder layer",
     "_keep_in_fp32_modules_strict": "hyper-connections are loaded in the dtype of the model, not in float32",
 }
 
-# where Transformers keeps which class a config's processor, or a part of it, has
+# Transformers' tables of processors, and of their parts, by the class of a config
 PROCESSORS = {
     "processing_auto": "PROCESSOR_MAPPING",
     "image_processing_auto": "IMAGE_PROCESSOR_MAPPING",
@@ -33,7 +33,7 @@ PROCESSORS = {
     "feature_extraction_auto": "FEATURE_EXTRACTOR_MAPPING",
 }
 
-# what makes queries and values, which are LoRA's targets for most types, where PEFT has none for the base
+# LoRA's targets where PEFT has none for the base: the modules that make queries and values, as for most types
 LORA_TARGETS = {
     **dict.fromkeys(("granite", "olmo", "olmo2", "olmo3", "seed_oss", "smollm3", "starcoder2"), ["q_proj", "v_proj"]),
     **dict.fromkeys(("gpt_oss", "olmoe", "qwen2_moe", "qwen3_moe"), ["q_proj", "v_proj"]),
@@ -43,11 +43,9 @@ LORA_TARGETS = {
 
 LORA_TABLE = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
 
-EXPERTS_ARE_SETTABLE = "_can_set_experts_implementation_cached_value"  # where Transformers keeps what it found
-
 
 def names_are_gone(error: ImportError) -> ImportError:
-    """What to raise when Transformers no longer has the classes that a model's code is made from."""
+    """Return the error for classes of a model's code that Transformers no longer has."""
     return ImportError(
         f"Transformers {transformers.__version__} no longer has what this model's code is made from ({error}). "
         f"Install the release that config.json names as transformers_version; or bring the code up to date, by "
@@ -56,7 +54,7 @@ def names_are_gone(error: ImportError) -> ImportError:
 
 
 def plain_config(model: Any) -> ImportError:
-    """What to raise for a model that the installed Transformers builds with a config of its base."""
+    """Return the error for a model that the installed Transformers builds with a config of its base."""
     return ImportError(
         f"the installed Transformers builds {type(model).__name__} with a {type(model.config).__name__}, which has no "
         f"fields of hyper-connections. Install the release that config.json names as transformers_version."
@@ -64,7 +62,7 @@ def plain_config(model: Any) -> ImportError:
 
 
 def convenience(lost: str) -> Callable:
-    """Make a function do nothing, and say once what is `lost`, where what it touches is gone."""
+    """Wrap a function of names that may be gone: without them it does nothing, and one warning names the loss."""
 
     def decorated(function: Callable) -> Callable:
         @wraps(function)
@@ -81,7 +79,7 @@ def convenience(lost: str) -> Callable:
 
 @convenience("AutoTokenizer may not find the tokenizer of a hyper-connection model's base")
 def share_tokenizer(model_type: str, base_model_type: str) -> None:
-    """Let AutoTokenizer, which looks a tokenizer's class up by model type, find the base's."""
+    """Let AutoTokenizer, which looks up a tokenizer's class by model type, find the base's."""
     from transformers.models.auto import tokenization_auto
 
     names = tokenization_auto.TOKENIZER_MAPPING_NAMES
@@ -106,7 +104,7 @@ def share_class_names(model_type: str, base_model_type: str) -> None:
 
 @convenience("AutoProcessor may not find the processors of a hyper-connection model's base")
 def share_processors(config_name: str, base_model_type: str) -> None:
-    """Let AutoProcessor and its like, which look a class up by that of the config, find the base's."""
+    """Let AutoProcessor and its like, which look up a class by the config's class, find the base's."""
     for module, table in PROCESSORS.items():
         names = getattr(import_module(f"transformers.models.auto.{module}"), table)._reverse_config_mapping
         names.setdefault(config_name, base_model_type)
@@ -114,21 +112,21 @@ def share_processors(config_name: str, base_model_type: str) -> None:
 
 @convenience("PEFT may not translate the names of experts in adapters of older releases")
 def share_names_of_experts(model_type: str, base_model_type: str) -> None:
-    """Put the type in Transformers' table of those whose experts have other names on disk, which PEFT copies."""
+    """Put the type in Transformers' table of types whose experts have other names on disk, which PEFT copies."""
     from transformers import conversion_mapping
 
     patterns = conversion_mapping._MODEL_TO_CONVERSION_PATTERN
     if base_model_type in patterns:
         patterns.setdefault(model_type, patterns[base_model_type])
-    if base_model_type == "mixtral":  # the pattern itself, which only PEFT lists among the types that follow it
+    if base_model_type == "mixtral":  # the name of the pattern, which only PEFT's table has as a type
         patterns.setdefault(model_type, base_model_type)
 
 
 def share_peft_defaults(model_type: str, base_model_type: str) -> None:
-    """Give `model_type` what `base_model_type` has in PEFT's tables, and targets of LoRA where there are none.
+    """Copy the base's entries in PEFT's tables to a type, with targets of LoRA where there are none.
 
-    Called when the classes of a type are made, in time for PEFT to translate the experts' names in old adapters, and
-    whenever PEFT reads a config, in time for everything else. Entries that are there stay.
+    The classes of a type call it, in time for PEFT to translate the experts' names in old adapters. A config that PEFT
+    reads calls it again, in time for all other tables. Entries of the type itself stay.
     """
     share_names_of_experts(model_type, base_model_type)
     for table in _tables_of_tools():
@@ -139,20 +137,26 @@ def share_peft_defaults(model_type: str, base_model_type: str) -> None:
         getattr(constants, LORA_TABLE).setdefault(model_type, LORA_TARGETS[base_model_type])
 
 
-def tell_scale_of_logits(config_class: Any, base_model_type: str) -> None:
-    """Let TRL multiply the logits of HyperCLOVA X by their scale; by its model type it would divide them."""
-    if base_model_type == "hyperclovax":
+def share_lookups(config_class: Any) -> None:
+    """Let tools that look up a model type, or a class of configs, find what they know of the base."""
+    model_type, base_model_type = config_class.model_type, config_class.base_model_type
+    share_tokenizer(model_type, base_model_type)
+    share_processors(config_class.__name__, base_model_type)
+    share_class_names(model_type, base_model_type)
+    share_peft_defaults(model_type, base_model_type)
+    if base_model_type == "hyperclovax":  # TRL multiplies logits by this scale; by model type it would divide them
         config_class.logit_scale = property(lambda config: config.logits_scaling)
 
 
 @convenience("set_experts_implementation has no effect")
 def share_implementation_of_experts(cls: type[PreTrainedModel], base: type[PreTrainedModel]) -> None:
-    """Whether the implementation of experts can be set, which is found in the source file of a class: the base's."""
-    setattr(cls, EXPERTS_ARE_SETTABLE, base._can_set_experts_implementation())
+    """Keep whether experts can be set, which Transformers reads in the source file of a class, as for the base."""
+    shared: Any = cls
+    shared._can_set_experts_implementation_cached_value = base._can_set_experts_implementation()
 
 
 def share_names_of_weights(model_type: str, base_model_type: str) -> None:
-    """Translate names of weights in checkpoints as for the base; types are those of configs, or names of classes.
+    """Translate names of weights in checkpoints as for the base; a type is a config's, or the name of a class.
 
     Raises `ImportError` where Transformers has no such translation any more: weights would be left out.
     """
@@ -173,39 +177,34 @@ def share_names_of_weights(model_type: str, base_model_type: str) -> None:
         ) from error
 
 
-def declare(cls: type[PreTrainedModel], base: type[PreTrainedModel], **values) -> None:
-    """Set what a model class declares to Transformers, and say once when it no longer asks for something.
-
-    base: the class that declares it for the base.
-    values: each a function of the base's value.
-    """
-    for name, value in values.items():
-        if not hasattr(PreTrainedModel, name):
-            lost = DECLARED[name]
-            logger.warning_once(f"Transformers {transformers.__version__} has changed (no {name}): {lost}.")
-        setattr(cls, name, value(getattr(base, name, None)))
+def declare(cls: type[PreTrainedModel], name: str, modules: list[str]) -> None:
+    """Set a declaration of a model class, and warn once where Transformers no longer reads it."""
+    if not hasattr(PreTrainedModel, name):
+        lost = DECLARED[name]
+        logger.warning_once(f"Transformers {transformers.__version__} has changed (no {name}): {lost}.")
+    setattr(cls, name, modules)
 
 
 def dtypes_in(state_dict: dict[str, torch.Tensor] | None, files: list[str] | None) -> dict[str, torch.dtype]:
-    """The dtype of each tensor that Transformers is about to load, by its name; none where it can't be read so."""
+    """Return the dtype of each tensor that Transformers will load, by its name; none of a file that can't be read."""
     try:
         from transformers.modeling_utils import load_state_dict
 
         whole = [file for file in files or () if str(file).endswith(".safetensors")]
         states = [state_dict] if state_dict is not None else [load_state_dict(file, "meta") for file in whole]
         return {name: tensor.dtype for state in states for name, tensor in state.items()}
-    except Exception:  # whatever a broken file raises, which the loading itself refuses
+    except Exception:  # the loading itself refuses a broken file
         return {}
 
 
 def implementations(config: PreTrainedConfig) -> dict[str, Any]:
-    """The implementations of attention and experts that were chosen for a config, as its constructor takes them."""
+    """Return the implementations of attention and experts of a config, as its constructor takes them."""
     names = ("attn_implementation", "experts_implementation")
     return {name: getattr(config, f"_{name}", None) for name in names}
 
 
 def _tables_of_tools() -> Iterator[dict]:
-    """Every table by model type that PEFT has, and LLaMA-Factory's of models with a vision tower."""
+    """Iterate over PEFT's tables by model type, and LLaMA-Factory's of models with a vision tower."""
     for module_name, prefix in (
         ("peft.utils.transformers_weight_conversion", "_MODEL_TO_CONVERSION_PATTERN"),
         ("peft.tuners.adaption_prompt.config", "TRANSFORMERS_MODEL_CONFIG"),
@@ -217,7 +216,7 @@ def _tables_of_tools() -> Iterator[dict]:
 
 
 def _with_literal_dots(transform):
-    """The transform of checkpoint names, where a `.` in `.mlp.` no longer matches the `_` of `mlp_hc`."""
+    """Return a transform of checkpoint names, in which the `.` of `.mlp.` does not match the `_` of `mlp_hc`."""
     from transformers.core_model_loading import WeightRenaming
 
     if not isinstance(transform, WeightRenaming):

@@ -2,10 +2,7 @@
 
 import pytest
 from huggingface_hub.errors import StrictDataclassError
-from transformers import (
-    AutoConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoConfig, LlamaForCausalLM
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
 from tests.conftest import llama_config

@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-)
+from transformers import AutoModelForCausalLM
 
 from hf_hyperconn import HCLlamaForCausalLM, HCLlamaModel, HyperConnection, convert_model
 
@@ -70,6 +68,6 @@ def test_conversion_keeps_the_weights(llama, llama_folder):
 def test_connections_stay_float32(dtype, llama_folder, tmp_path):
     model = HCLlamaForCausalLM.from_prenorm(llama_folder, dtype=dtype)
     model.save_pretrained(tmp_path)
-    for each in (model, HCLlamaForCausalLM.from_pretrained(tmp_path, dtype=dtype)):
-        for name, parameter in each.named_parameters():
+    for loaded in (model, HCLlamaForCausalLM.from_pretrained(tmp_path, dtype=dtype)):
+        for name, parameter in loaded.named_parameters():
             assert parameter.dtype == (torch.float32 if "_hc." in name else dtype), name

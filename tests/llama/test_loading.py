@@ -25,7 +25,6 @@ from hf_hyperconn import (
     convert_model,
 )
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.models import shipped_code
 from tests.conftest import llama_config
 
 
@@ -116,12 +115,3 @@ def test_from_prenorm_reports_what_was_missing(llama_folder):
     model, info = HCLlamaForCausalLM.from_prenorm(llama_folder, output_loading_info=True)
     assert info["missing_keys"]
     assert all("_hc." in key for key in info["missing_keys"])
-
-
-def test_the_code_that_is_saved_is_what_ran(hc, tmp_path, monkeypatch):
-    """Another release may be installed while a model is trained, and for a moment there is none."""
-    monkeypatch.setattr(shipped_code, "SOURCES", {})
-    HCLlamaForCausalLM(hc.config)
-    monkeypatch.setattr(shipped_code, "find_spec", None)
-    hc.save_pretrained(tmp_path)
-    assert b"\r" not in (tmp_path / "modeling_hc_llama.py").read_bytes()

@@ -4,14 +4,10 @@ import copy
 
 import pytest
 import torch
-from transformers import (
-    LlamaForCausalLM,
-    pipeline,
-)
+from transformers import AutoTokenizer, pipeline
 
 from hf_hyperconn import HCLlamaForCausalLM, convert_model
 from hf_hyperconn.models.connection import reduce_streams
-from tests.conftest import llama_config
 from tests.marks import few
 from tests.tolerances import COMPILED
 
@@ -72,27 +68,6 @@ def test_generate_as_the_base(cache, arguments, llama, ids):
     assert torch.equal(*results)
 
 
-def test_assisted_generation(hc, ids):
-    expected = hc.generate(ids[:1], max_new_tokens=12, do_sample=False, pad_token_id=0)
-    assistant = convert_model(hc_base(hc))
-    assisted = hc.generate(ids[:1], max_new_tokens=12, do_sample=False, pad_token_id=0, assistant_model=assistant)
-    assert torch.equal(assisted, expected)
-
-
-def hc_base(hc) -> LlamaForCausalLM:
-    """A Llama with the same base weights."""
-    base = LlamaForCausalLM(llama_config())
-    base.load_state_dict({name: value for name, value in hc.state_dict().items() if "_hc." not in name})
-    return base.eval()
-
-
-def test_early_exit_reads_the_streams_out(hc, ids):
-    """`assistant_early_exit` runs the first layers only, by changing the config."""
-    expected = hc.generate(ids[:1], max_new_tokens=8, do_sample=False, pad_token_id=0)
-    early = hc.generate(ids[:1], max_new_tokens=8, do_sample=False, pad_token_id=0, assistant_early_exit=1)
-    assert torch.equal(early, expected)
-
-
 def test_cache_gives_the_same_logits(hc, ids):
     with torch.no_grad():
         full = hc(ids).logits
@@ -102,8 +77,6 @@ def test_cache_gives_the_same_logits(hc, ids):
 
 
 def test_text_generation_pipeline(stories, tmp_path):
-    from transformers import AutoTokenizer
-
     HCLlamaForCausalLM.from_prenorm(stories).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(stories).save_pretrained(tmp_path)
     written = [

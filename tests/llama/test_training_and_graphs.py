@@ -27,16 +27,12 @@ def test_gradient_checkpointing_gives_the_same_gradients(reentrant, hc, ids):
 
 
 @pytest.mark.parametrize("model_class", [HCLlamaModel, HCLlamaForCausalLM, HCLlamaForSequenceClassification])
-def test_gradient_checkpointing_asked_for_in_the_config(model_class):
+def test_the_config_switches_checkpointing_on_and_the_layer_to_wrap_is_named(model_class):
+    """FSDP's automatic wrapping looks for every class of `_no_split_modules`."""
     model = model_class(hc_config(gradient_checkpointing=True))
     layers = [module for module in model.modules() if type(module).__name__ == "HCLlamaDecoderLayer"]
     assert [layer.gradient_checkpointing for layer in layers] == [True] * 3
-
-
-@pytest.mark.parametrize("model_class", [HCLlamaModel, HCLlamaForCausalLM, HCLlamaForSequenceClassification])
-def test_the_layer_to_wrap_is_named(model_class):
-    """FSDP's automatic wrapping looks for every class named here."""
-    assert list(model_class(hc_config())._no_split_modules) == ["HCLlamaDecoderLayer"]
+    assert list(model._no_split_modules) == ["HCLlamaDecoderLayer"]
 
 
 def test_compiles_without_breaks(ids):
