@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 
+import hf_hyperconn
 from hf_hyperconn import HCGPT2Config, HCGPT2LMHeadModel
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.families.reading.read_family import read_family
@@ -316,3 +317,9 @@ def test_verify_inspect_and_refresh_say_the_release(folders, tmp_path, capsys):
     capsys.readouterr()
     assert cli.main(["card", str(copy)]) == 0
     assert f"cut from Transformers {INSTALLED}." in (copy / "README.md").read_text(encoding="utf-8")
+
+
+def test_layers_keep_the_types_that_their_base_reads():
+    """Transformers 5.16 renames those of code that is not its own, and LFM2-MoE's `forward` looks them up."""
+    types = ["conv", "full_attention"]
+    assert hf_hyperconn.HCLfm2MoeConfig(num_hidden_layers=2, layer_types=types).layer_types == types

@@ -72,6 +72,11 @@ class ShippedConfig(Base):
         return super().from_dict(known, **kwargs)
 
     @classmethod
+    def is_custom_code(cls) -> bool:
+        """Return False: Transformers 5.16 renames `layer_types` of custom code, and the base's forward reads them."""
+        return False
+
+    @classmethod
     def check_base(cls, config: PreTrainedConfig) -> None:
         """Refuse a config of another family."""
         if config.model_type != cls.base_model_type:
