@@ -25,7 +25,7 @@ from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion import convert
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.files.writing import transfer
+from hf_hyperconn.conversion.files import transfer
 from hf_hyperconn.conversion.planning import shards
 from hf_hyperconn.conversion.planning.plan import plan_conversion
 from hf_hyperconn.errors import ConversionError, VerificationError

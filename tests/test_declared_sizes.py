@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from hf_hyperconn.conversion.checkpoint.checkpoint import Checkpoint, loading, open_conversion
+from hf_hyperconn.conversion.checkpoint import loading
+from hf_hyperconn.conversion.checkpoint.checkpoint import Checkpoint, open_conversion
 from hf_hyperconn.conversion.checkpoint.checkpoint_files import INDEX, read_written_config
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main

@@ -14,7 +14,7 @@ from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.files.reading import check_offsets, tensor_info
-from hf_hyperconn.conversion.files.writing import reading
+from hf_hyperconn.conversion.files import reading
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 

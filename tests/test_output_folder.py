@@ -13,7 +13,7 @@ import pytest
 from hf_hyperconn.conversion import convert
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.files.writing import writing as locks
+from hf_hyperconn.conversion.files import writing
 from hf_hyperconn.conversion.planning import output_folder
 from hf_hyperconn.conversion.planning.output_folder import OutputFolder
 from hf_hyperconn.conversion.planning.plan import plan_conversion
@@ -257,7 +257,7 @@ def test_what_another_command_works_in_is_not_renamed(source, out, tmp_path):
     """As a refresh, which writes by the names of files in it."""
     before = contents(out)
     with (
-        locks.lock(out),
+        writing.lock(out),
         pytest.raises(ConversionError, match="another conversion is working in '.*out', or a"),
     ):
         converted(source, out, hc_mult=3, force=True)
@@ -292,9 +292,9 @@ def test_a_lock_on_what_has_its_name_meanwhile_is_none(tmp_path, monkeypatch):
         work.rename(tmp_path / "out")
         return descriptor
 
-    monkeypatch.setattr(locks.os, "open", late)
+    monkeypatch.setattr(writing.os, "open", late)
     with pytest.raises(FileNotFoundError):
-        locks.lock(work)
+        writing.lock(work)
 
 
 def test_where_a_file_system_has_no_locks(source, monkeypatch, tmp_path):

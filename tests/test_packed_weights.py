@@ -100,7 +100,7 @@ def test_headers_tell(method, verify, source, tmp_path):
 def test_configs_tell_wherever_they_say_so(fields, told, source, tmp_path):
     path = source / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-    with pytest.raises(UnsupportedCheckpointError, match=rf"is quantised \({told}"):
+    with pytest.raises(UnsupportedCheckpointError, match=rf"is quantized \({told}"):
         convert_checkpoint(str(source), tmp_path / "out", verify="off")
 
 

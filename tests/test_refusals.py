@@ -78,7 +78,7 @@ def test_already_converted(source, refusal):
 
 def test_quantised(source, refusal):
     message = refusal(configure(source, quantization_config={"quant_method": "awq"}))
-    assert "is quantised (quant_method=awq); convert the full-precision checkpoint" in message
+    assert "is quantized (quant_method=awq); convert the full-precision checkpoint" in message
 
 
 def test_code_of_its_own(source, refusal):
