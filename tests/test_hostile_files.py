@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.files.reading import check_offsets, tensor_info
 from hf_hyperconn.conversion.files import reading
+from hf_hyperconn.conversion.files.reading import check_offsets, tensor_info
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 
@@ -237,9 +237,11 @@ def test_arguments_that_are_not_text(source, refusal, tmp_path):
     assert "is not UTF-8" in refusal("convert", tmp_path / broken, tmp_path / "out")
 
 
-@pytest.mark.parametrize("length", [245, 300])
+@pytest.mark.parametrize("length", [235, 245, 300])
 def test_names_that_are_too_long(length, source, refusal, tmp_path):
-    assert "is too long" in refusal("convert", source, tmp_path / ("x" * length))
+    message = refusal("convert", source, tmp_path / ("x" * length))
+    assert "is too long: folders beside it have names of" in message
+    assert message.endswith("Choose another OUT.")
     assert "error: " in refusal("convert", tmp_path / ("x" * length), tmp_path / "out")
 
 

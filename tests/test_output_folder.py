@@ -384,11 +384,3 @@ def test_out_is_a_link_that_leads_nowhere(source, tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(ConversionError, match="is a link that leads to itself"):
         converted(source, tmp_path / "loop", force=True)
-
-
-def test_a_name_that_is_too_long(source, tmp_path):
-    for length in (235, 300):
-        with pytest.raises(
-            ConversionError, match="is too long: folders beside it have names of .* Choose another OUT."
-        ):
-            converted(source, tmp_path / ("n" * length))

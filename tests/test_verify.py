@@ -101,11 +101,6 @@ def test_a_trained_checkpoint_may_be_saved_in_another_dtype(tmp_path, llama, ids
     assert {comparison.dtype for comparison in report.comparisons} == {"bfloat16", "float32"}
 
 
-def test_finds_base_weights_that_changed_without_the_base(out):
-    change(out / BASE, lambda tensors: tensors["model.norm.weight"].add_(1))
-    assert verify_checkpoint(out).failure == f"{BASE} is not what the conversion wrote"
-
-
 def test_says_that_base_weights_are_not_compared(llama_folder, tmp_path):
     """Without verification a local base is not read, and a digest of it not recorded; a comparison records it."""
     out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="off").path
@@ -317,7 +312,7 @@ def test_the_base_is_freed_before_the_conversion_is_loaded(out, llama_folder, mo
 
 
 def test_refuses_an_unknown_mode(out):
-    with pytest.raises(HyperConnError, match="accepted are 'auto', 'full', 'structure'"):
+    with pytest.raises(HyperConnError, match="mode must be 'auto', 'full' or 'structure' .got 'quick'"):
         verify_checkpoint(out, mode="quick")
 
 

@@ -74,8 +74,9 @@ def read_json(path: str | Path) -> Any:
 
 def finite(value: object) -> int | float | None:
     """Return a value that is a number and can be written as one, or None."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and abs(value) < HUGE else None
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < HUGE:
+        return value
+    return None
 
 
 def is_size(value: object) -> bool:

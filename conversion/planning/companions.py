@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from posixpath import isabs, normpath
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -152,6 +153,7 @@ def _modules(source: Source) -> list[tuple[str, str]]:
         return []
     content = read_any_json(source, MODULES)
     modules = content if isinstance(content, list) else [None]
+    entries: list[tuple[Any, Any]]
     entries = [(module.get("path"), module.get("type")) for module in modules if isinstance(module, dict)]
     if len(entries) != len(modules) or not all(isinstance(text, str) for entry in entries for text in entry):
         raise UnsupportedCheckpointError(
