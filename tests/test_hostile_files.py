@@ -2,13 +2,13 @@
 
 import json
 import os
-import shutil
 import struct
 import tracemalloc
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors.torch import load_file
 
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
@@ -17,10 +17,7 @@ from hf_hyperconn.conversion.files import reading
 from hf_hyperconn.conversion.files.reading import check_offsets, tensor_info
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
-
-@pytest.fixture
-def source(llama_folder, tmp_path) -> Path:
-    return shutil.copytree(llama_folder, tmp_path / "base")
+from .edits import configure, edit_tensors
 
 
 @pytest.fixture
@@ -39,12 +36,6 @@ def refusal(tmp_path, capsys):
         return line
 
     return run
-
-
-def configure(folder: Path, **changes) -> Path:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    return folder
 
 
 def sparse(path: Path, size: int) -> None:
@@ -192,9 +183,10 @@ def test_fields_of_other_types(changes, message, source, tmp_path, capsys):
 
 @pytest.mark.parametrize("digit", ["²", "٣", "9" * 5000])
 def test_layers_whose_numbers_are_none(digit, source, tmp_path, capsys):
-    tensors = load_file(source / "model.safetensors")
-    tensors[f"model.layers.{digit}.weight"] = tensors["model.norm.weight"].clone()
-    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    name = f"model.layers.{digit}.weight"
+    edit_tensors(
+        source / "model.safetensors", lambda tensors: tensors.update({name: tensors["model.norm.weight"].clone()})
+    )
     assert main(["convert", str(source), str(tmp_path / "out")]) == 1
     assert f"the tensor 'model.layers.{digit}"[:60] in capsys.readouterr().err
 

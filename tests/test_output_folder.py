@@ -31,11 +31,6 @@ def streams(folder: Path) -> int:
 
 
 @pytest.fixture
-def source(llama_folder, tmp_path) -> Path:
-    return shutil.copytree(llama_folder, tmp_path / "base")
-
-
-@pytest.fixture
 def out(source, tmp_path) -> Path:
     """A conversion of two streams."""
     return converted(source, tmp_path / "out", hc_mult=2)

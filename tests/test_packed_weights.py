@@ -1,7 +1,6 @@
 """Quantized bases are refused in every mode, by what a config declares or by the headers of their weights."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,6 @@ from hf_hyperconn.conversion.planning.refusals import packed_tensor
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 FLOAT8 = torch.float8_e4m3fn
-
-
-@pytest.fixture
-def source(llama_folder, tmp_path) -> Path:
-    return shutil.copytree(llama_folder, tmp_path / "base")
 
 
 def repack(folder: Path, pack) -> None:

@@ -12,10 +12,7 @@ from safetensors.torch import load_file, save_file
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.planning import plan
 
-
-@pytest.fixture
-def source(llama_folder, tmp_path) -> Path:
-    return shutil.copytree(llama_folder, tmp_path / "base")
+from .edits import configure
 
 
 @pytest.fixture
@@ -34,13 +31,6 @@ def refusal(tmp_path, capsys):
         return line
 
     return run
-
-
-def configure(source: Path, **changes) -> Path:
-    path = source / "config.json"
-    config = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
-    return source
 
 
 def test_other_model_type(source, refusal):
