@@ -182,7 +182,13 @@ def verify_checkpoint(
         return report
     if _tokens_if_resized(target, base, trained):
         return replace(report, notes=(*report.notes, "logits not compared: they are of other tokens than the base's"))
+    return _compare_outputs(report, target, base, mode, layers)
 
+
+def _compare_outputs(
+    report: VerificationReport, target: Checkpoint, base: Checkpoint, mode: str, layers: int | None
+) -> VerificationReport:
+    """Run both models; arguments as for `verify_checkpoint`."""
     from .verification.numeric import compare_models, layers_that_fit
 
     total = max(config["num_hidden_layers"] for config in configs_of_stacks(target.config))
@@ -192,7 +198,7 @@ def verify_checkpoint(
     except VerificationError as error:
         return replace(report, failure=str(error))
     failure = None
-    if not trained:
+    if not report.trained:
         rounded = kind_of(target.config).is_rounded
         failure = next((c.failure() for c in comparisons if not (c.equal or (rounded and c.rounded))), None)
     return replace(report, comparisons=comparisons, layers=(run, total), failure=failure)

@@ -211,7 +211,7 @@ def test_resumes_without_copying_again(tmp_path, monkeypatch):
     source = saved(tmp_path / "base", shard="20KB")
     copied = []
     copy = transfer._copy
-    monkeypatch.setattr(transfer, "_copy", lambda a, b, progress: copied.append(a.name) or copy(a, b, progress))
+    monkeypatch.setattr(transfer, "_copy", lambda a, b, *progress: copied.append(a.name) or copy(a, b, *progress))
 
     def fail(plan, work):
         raise OSError(28, "No space left on device")
@@ -225,7 +225,7 @@ def test_resumes_without_copying_again(tmp_path, monkeypatch):
     assert (tmp_path / ".out.incomplete").is_dir()
     copied.clear()
     convert_checkpoint(str(source), tmp_path / "out", verify="structure")
-    assert copied == []
+    assert not {*copied} & {*shard_names(source)}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "out"]
 
 

@@ -107,20 +107,15 @@ def read_weights(source: Source) -> Weights:
     weight_map = read_weight_map(source)
     files = tuple(sorted(set(weight_map.values())))
     for name in files:
+        fault = None
         if Path(name).name != name or name in ("", ".", ".."):
-            raise UnsupportedCheckpointError(
-                f"{INDEX} of {source.name!r} names {name!r}, which is not a file beside it. "
-                f"Do not trust this checkpoint."
-            )
-        if not name.endswith(".safetensors"):
-            raise UnsupportedCheckpointError(
-                f"{INDEX} of {source.name!r} names {name!r}, and only files in .safetensors are read. "
-                f"Do not trust this checkpoint."
-            )
-        if name not in source.files:
-            raise UnsupportedCheckpointError(
-                f"{INDEX} of {source.name!r} names {name}, which is missing. Copy or download the checkpoint again."
-            )
+            fault = f"{name!r}, which is not a file beside it. Do not trust this checkpoint."
+        elif not name.endswith(".safetensors"):
+            fault = f"{name!r}, and only files in .safetensors are read. Do not trust this checkpoint."
+        elif name not in source.files:
+            fault = f"{name}, which is missing. Copy or download the checkpoint again."
+        if fault:
+            raise UnsupportedCheckpointError(f"{INDEX} of {source.name!r} names {fault}")
     tensors = {}
     for name in files:
         header = source.header(name)

@@ -269,8 +269,8 @@ def _load(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) 
             )
     except Exception as error:  # whatever Transformers makes of files that nobody has checked
         raise VerificationError(f"{source.name!r}: {refused_by_transformers(error)}") from error
-    if found := loading_fault(report, model_class, layers):
-        raise VerificationError(f"{source.name!r} as Transformers loads it is not complete: {found}")
+    if fault := loading_fault(report, model_class, layers):
+        raise VerificationError(f"{source.name!r} as Transformers loads it is not complete: {fault}")
     return model.eval()
 
 
@@ -304,17 +304,17 @@ def _first_layers(config: PreTrainedConfig, layers: int, counts: list[str], fiel
     return type(config).from_dict({**fields, **per_layer, **cut})
 
 
-def _compare(dtype: str, expected: dict, found: dict) -> Comparison:
-    a, b = expected["logits"].double(), found["logits"].double()
+def _compare(dtype: str, expected: dict, actual: dict) -> Comparison:
+    a, b = expected["logits"].double(), actual["logits"].double()
     log_a, log_b = a.log_softmax(-1), b.log_softmax(-1)
     return Comparison(
         dtype=dtype,
-        logits=torch.equal(expected["logits"], found["logits"]),
-        hidden_states=len(expected["hidden_states"]) == len(found["hidden_states"])
-        and all(map(torch.equal, expected["hidden_states"], found["hidden_states"])),
+        logits=torch.equal(expected["logits"], actual["logits"]),
+        hidden_states=len(expected["hidden_states"]) == len(actual["hidden_states"])
+        and all(map(torch.equal, expected["hidden_states"], actual["hidden_states"])),
         continuation=None
         if expected["continuation"] is None
-        else torch.equal(expected["continuation"], found["continuation"]),
+        else torch.equal(expected["continuation"], actual["continuation"]),
         max_difference=(a - b).abs().max().item(),
         relative=((a - b).abs().max() / a.abs().max()).item(),
         kl=(log_a.exp() * (log_a - log_b)).sum(-1).mean().item(),
