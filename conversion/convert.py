@@ -1,4 +1,4 @@
-"""The conversion: base shards pass through untouched, one shard of hyper-connections is added."""
+"""The command `convert`: base shards pass through untouched, one shard of hyper-connections is added."""
 
 import json
 import os
@@ -13,14 +13,15 @@ import hf_hyperconn
 from hf_hyperconn.errors import ConversionError, VerificationError
 from hf_hyperconn.models.connection_fields import GivenFields
 
+from .card import write_card
 from .checkpoint.base_card import README, read_base_card
-from .checkpoint.checkpoint_files import INDEX
+from .checkpoint.checkpoint_files import INDEX, refuse_links_out
 from .checkpoint.fields import described
-from .checkpoint.source import CONFIG, RECORD, Source
+from .checkpoint.source import CONFIG, RECORD
 from .files.reading import read_json
 from .files.transfer import copy_anew, digest
 from .files.writing import as_json, is_part, is_regular, lock, make_folder, remove_parts, replace_file
-from .planning.companions import MODULES, check_links, modules_left_behind
+from .planning.companions import MODULES, modules_left_behind
 from .planning.plan import ConversionPlan, plan_conversion
 from .planning.refusals import refuse_unfit
 from .planning.shards import bring_shards, shard_digests
@@ -30,8 +31,6 @@ from .verify import MODES, VerificationReport, fault_of_mode, verify_checkpoint
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from .card import WrittenCard
-
 PLAN = ".hyperconn_plan.json"  # hidden, as no file that comes along with a base is
 
 
@@ -39,9 +38,9 @@ PLAN = ".hyperconn_plan.json"  # hidden, as no file that comes along with a base
 class ConversionResult:
     """A finished conversion.
 
-    path: where it is.
-    verification: what a verification found; None when it was off.
-    renamed: the new name of what was there; None when nothing was.
+    path: its folder.
+    verification: the report of the verification; None when it was off.
+    renamed: the new name of an old folder in its place; None without one.
     """
 
     path: Path
@@ -67,9 +66,9 @@ def convert_checkpoint(
 
     model: local folder or Hub id.
     out: folder to make, by default `<model's name>-HCx<n>` here, `-AttnRes` for attention residuals. It exists only
-        once it is complete and verified; what is interrupted stays in `.<out>.incomplete` beside it, and the same call
-        goes on from there. A link stands for the folder that it leads to.
-    stack: which model in it gets them, by its attribute, as in `convert_model`; None for the usual ones.
+        once it is complete and verified. An interrupted conversion stays in `.<out>.incomplete` beside it, and the
+        same call goes on from there. A link stands for its target.
+    stack: the inner model that gets connections, by its attribute, as in `convert_model`; None for the usual ones.
     revision: branch, tag or commit of a Hub repo.
     link: "copy", "hard" or "symlink": how base shards reach `out`.
     force: rename an `out` that exists, to a name with the time.
@@ -79,8 +78,8 @@ def convert_checkpoint(
     fields: `connection`, `hc_mult` and others of `HyperConnectionConfig`. By default there are 4 streams, 1 for
         attention residuals, and the readout is the one that keeps the model exact.
 
-    Raises `UnsupportedCheckpointError` before any work for what can't be converted, `ConversionError` when writing
-    fails, and for arguments that can't be meant, and `VerificationError` when the result differs from its base.
+    Raises `UnsupportedCheckpointError` before any work for a model that can't be converted, `ConversionError` when
+    writing fails and for impossible arguments, and `VerificationError` when the result differs from its base.
     """
     plan = plan_conversion(model, out, fields=fields, stack=stack, revision=revision, link=link, force=force)
     return carry_out(plan, verify=verify, layers=layers, say=say)
@@ -93,14 +92,14 @@ def carry_out(
     layers: int | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> ConversionResult:
-    """Do what `plan` says; arguments and errors as for `convert_checkpoint`."""
+    """Carry out a plan; arguments and errors as for `convert_checkpoint`."""
     if fault := fault_of_mode(verify, layers, (*MODES, "off")):
         raise ConversionError(fault)
     if verify != "off":
         refuse_unfit(plan.base)
     with _open_workspace(plan) as work:
         with _file_errors(work.parent):
-            _write_weights(plan, work)
+            bring_shards(plan, work, meanwhile=lambda: _write_hyper_connections(plan, work))
             say(f"base weights  {len(plan.shards)} file(s), passed through")
             say(f"hc weights    {plan.hc_parameters:,} parameters, {described(plan.fields)}")
             _write_companions(plan, work)
@@ -109,20 +108,21 @@ def carry_out(
             replace_file(work / RECORD, as_json(record))
         report = None
         if verify != "off":
-            asked = {"mode": verify, "layers": layers, "record": record}
-            report = _earlier_report(work, asked)
-            if report is None:
-                report = verify_checkpoint(work, plan.base.source, mode=verify, layers=layers, fresh=True)
+            subject = {"mode": verify, "layers": layers, "record": record}
+            report = _earlier_report(work, subject) or verify_checkpoint(
+                work, plan.base.source, mode=verify, layers=layers, fresh=True
+            )
             for line in report.lines():
                 say(line)
             if not report.passed:
                 raise VerificationError(f"verification failed: {report.failure}. The result is kept in '{work}'.")
             with _file_errors(work.parent):
-                _update_plan(work, verified={**asked, "report": report.as_dict()})
+                _update_plan(work, verified={**subject, "report": report.as_dict()})
         with _file_errors(work.parent):
             record["verification"] = report and report.as_dict()
             replace_file(work / RECORD, as_json(record))
-            card = _write_card(plan, work)
+            (work / README).unlink(missing_ok=True)  # of an attempt that was cut off at its end
+            card = write_card(work, name=plan.out.absolute().name)
             for warning in card.warnings:
                 say(f"warning       {warning}")
             replace_file(work / RECORD, as_json({**record, "card": {path.name: digest(path) for path in card.files}}))
@@ -133,10 +133,10 @@ def carry_out(
 
 @contextmanager
 def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
-    """The folder to work in, ours alone: an interrupted conversion's if it had the same plan, else an empty one.
+    """Yield the folder to work in, ours alone: an interrupted conversion's if it had the same plan, else an empty one.
 
-    Raises `ConversionError` when another conversion is working in it, when it is not a conversion's, and when an OUT
-    has come that the plan did not find.
+    Raises `ConversionError` when another conversion is working in it, when it is not a conversion's, and when OUT has
+    appeared since the plan was made.
     """
     work = plan.output.work
     with _file_errors(work.parent):
@@ -144,11 +144,12 @@ def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
     with holding:
         with _file_errors(work.parent):
             plan.output.refuse_newcomer()
-            _refuse_others(work)
+            if not (is_regular(work / PLAN) or all(map(is_part, os.listdir(work)))):
+                raise _not_ours(work)
             remove_parts(work)
-            found = _read_plan(work)
-            if found.get("plan") != plan.fingerprint():
-                if found.get("finished"):
+            earlier = _read_plan(work)
+            if earlier.get("plan") != plan.fingerprint():
+                if earlier.get("finished"):
                     raise ConversionError(
                         f"'{work}' holds a finished conversion of another base or with other arguments, which could "
                         f"not be given its name. Run the command that made it again, or remove that folder."
@@ -173,12 +174,6 @@ def _hold_workspace(plan: ConversionPlan, work: Path) -> ExitStack:
             raise _not_ours(work) from error
 
 
-def _refuse_others(work: Path) -> None:
-    """Refuse a folder that was not made by a conversion to work in."""
-    if not (is_regular(work / PLAN) or all(map(is_part, os.listdir(work)))):
-        raise _not_ours(work)
-
-
 def _not_ours(work: Path) -> ConversionError:
     return ConversionError(
         f"'{work}', where the conversion works, exists and was not made by a conversion. Rename it, or choose "
@@ -187,40 +182,35 @@ def _not_ours(work: Path) -> ConversionError:
 
 
 def _read_plan(work: Path) -> dict:
-    """What an earlier attempt has noted of itself; empty when there was none."""
+    """Return the notes of an earlier attempt; empty without one."""
     try:
-        found = read_json(work / PLAN)
+        notes = read_json(work / PLAN)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return notes if isinstance(notes, dict) else {}
 
 
 def _update_plan(work: Path, **facts) -> None:
     replace_file(work / PLAN, as_json({**_read_plan(work), **facts}))
 
 
-def _earlier_report(work: Path, asked: dict) -> VerificationReport | None:
-    """What an earlier attempt found when it verified the same files in the same way."""
-    found = _read_plan(work).get("verified") or {}
-    if {name: found.get(name) for name in asked} != json.loads(json.dumps(asked)):
+def _earlier_report(work: Path, subject: dict) -> VerificationReport | None:
+    """Return the report of an earlier attempt that verified the same files in the same way."""
+    verified = _read_plan(work).get("verified") or {}
+    if {name: verified.get(name) for name in subject} != json.loads(json.dumps(subject)):
         return None
-    return VerificationReport.from_dict(found["report"])
+    return VerificationReport.from_dict(verified["report"])
 
 
 def _publish(plan: ConversionPlan, work: Path) -> Path | None:
-    """Give the finished conversion its name; when that is refused, it waits for the next attempt.
+    """Give the finished conversion its name, and return the new name of an old one.
 
-    Returns the new name of what was there.
+    When its name is refused, it waits for the next attempt.
     """
     _update_plan(work, finished=True)
     renamed = plan.output.publish()
     (plan.output.path / PLAN).unlink(missing_ok=True)
     return renamed
-
-
-def _write_weights(plan: ConversionPlan, work: Path) -> None:
-    """Bring the base shards, and meanwhile write the hyper-connection shard and the index."""
-    bring_shards(plan, work, meanwhile=lambda: _write_hyper_connections(plan, work))
 
 
 def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
@@ -242,7 +232,7 @@ def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
 
 def _write_companions(plan: ConversionPlan, work: Path) -> None:
     for name in plan.companions:
-        check_links(plan.base.source, (name,))  # again: a link may have been put there meanwhile
+        refuse_links_out(plan.base.source, (name,))  # again: a link may have been put there meanwhile
         for folder in reversed(Path(name).parents[:-1]):
             if not (work / folder).is_dir():
                 make_folder(work / folder, like=plan.base.source.folder([name]) / folder)
@@ -263,19 +253,22 @@ def _say_what_stays(plan: ConversionPlan, say: Callable[[str], None]) -> None:
 
 
 def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
-    """What hyperconn_conversion.json says of where the checkpoint comes from.
+    """Return the record of a conversion that is not verified yet.
 
-    digests: the SHA-256 of base shards by their names in the base; null is recorded of one that is not among them.
+    digests: the SHA-256 of base shards by their names in the base; null is recorded for other shards.
     """
     from importlib.metadata import version
 
+    source = plan.base.source
     shards = [
-        {"file": target, "source": name, "size": plan.base.source.files[name], "sha256": digests.get(name)}
+        {"file": target, "source": name, "size": source.files[name], "sha256": digests.get(name)}
         for name, target in plan.shards.items()
     ]
+    # of a folder its name alone: the record is published, and a path is nobody's business
+    public_name = source.name if source.commit else Path(os.path.abspath(source.name)).name
     return {
-        "base": {"model": _public_name(plan.base.source), "commit": plan.base.source.commit},
-        "base_card": read_base_card(plan.base.source),
+        "base": {"model": public_name, "commit": source.commit},
+        "base_card": read_base_card(source),
         "arguments": {**plan.fields, "link": plan.link},
         "versions": {
             "hf_hyperconn": hf_hyperconn.__version__,
@@ -286,18 +279,6 @@ def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
         "hyper_connection_sha256": digest(work / plan.hc_shard),
         "files": {name: digest(work / name) for name in sorted((CONFIG, INDEX, *plan.code, *plan.companions))},
     }
-
-
-def _public_name(source: Source) -> str:
-    """A Hub id; of a folder its name alone, as the record is published and where it lies is nobody's business."""
-    return source.name if source.commit else Path(os.path.abspath(source.name)).name
-
-
-def _write_card(plan: ConversionPlan, work: Path) -> "WrittenCard":
-    from .card import write_card
-
-    (work / README).unlink(missing_ok=True)  # of an attempt that was cut off at its end
-    return write_card(work, name=plan.out.absolute().name)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Ctrl-C where Python would lose it, or where it would break what threads share."""
+"""Ctrl-C where Python would lose it, or where it would break the state of threads."""
 
 import os
 import signal
@@ -17,17 +17,17 @@ def _hear(number, frame) -> None:
 
 
 def _is_ours_to_hear() -> bool:
-    """Whether Ctrl-C is raised as KeyboardInterrupt, on this thread: elsewhere the program hears it in its own way."""
+    """Tell whether Ctrl-C is raised as KeyboardInterrupt on this thread; else the program hears it in its own way."""
     handlers = (signal.default_int_handler, _hear)
     return current_thread() is main_thread() and signal.getsignal(signal.SIGINT) in handlers
 
 
 @contextmanager
 def hearing_interrupts() -> Iterator[None]:
-    """Within it, Ctrl-C is heard also where it would be lost.
+    """Hear Ctrl-C also where it would be lost.
 
-    That is while Python finalises an object, which only reports it; and in code of others that takes it for an error
-    of something else, as of a package that it tries to import, and then fails.
+    It would be lost while Python finalizes an object, which only reports it. It would also be lost in other packages'
+    code that takes it for another error, as of an optional import, and then fails.
     """
     global _heard
 
@@ -55,11 +55,12 @@ def hearing_interrupts() -> Iterator[None]:
 
 @contextmanager
 def holding_interrupts() -> Iterator[Callable[[], bool]]:
-    """Within it, Ctrl-C is noted and raised at the end; a second one is raised at once.
+    """Hold Ctrl-C, and raise it at the end; a second one is raised at once.
 
-    For work on several threads: raised while this one takes a lock, it leaves the lock taken, and the others wait for
-    it for ever. Yields what tells whether it came. Where the program hears Ctrl-C in a way of its own, or on a thread
-    that can't, nothing is changed.
+    This is for work on several threads: raised while this thread takes a lock, Ctrl-C leaves the lock taken, and other
+    threads wait forever. Nothing is changed where the program hears Ctrl-C in its own way, or on other threads.
+
+    Yields a function that tells whether Ctrl-C came.
     """
     if not _is_ours_to_hear():
         yield lambda: False

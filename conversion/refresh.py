@@ -1,4 +1,4 @@
-"""The code of an older folder brought to this release, with its weights untouched."""
+"""The command `refresh`: the code of an older folder brought to this release, with its weights untouched."""
 
 import os
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ from .verification.changed_files import find_changes
 
 @dataclass(frozen=True)
 class Refreshed:
-    """What a refresh changes, or has changed.
+    """The changes of a refresh.
 
     written_by, now: the releases of hf_hyperconn and Transformers that wrote the code, and that write it now.
     changed, added, removed: files of model code.
     has_new_config: whether config.json names other classes, or another format or release.
-    forgets_verification: whether a recorded comparison with the base goes, which was of the code as it was.
+    forgets_verification: whether a recorded comparison with the base goes, which was of the old code.
     """
 
     written_by: tuple[str | None, str | None]
@@ -42,12 +42,12 @@ class Refreshed:
 
     @property
     def is_current(self) -> bool:
-        """Whether there is nothing to do."""
+        """Tell whether there is nothing to do."""
         return not (self.changed or self.added or self.removed or self.has_new_config)
 
     def lines(self) -> list[str]:
-        """The summary for people."""
-        package, transformers = (each or "unknown" for each in self.written_by)
+        """Return the summary for people."""
+        package, transformers = (release or "unknown" for release in self.written_by)
         lines = [
             f"code of       hf_hyperconn {package}, Transformers {transformers}",
             f"now           hf_hyperconn {self.now[0]}, Transformers {self.now[1]}",
@@ -60,7 +60,7 @@ class Refreshed:
         return [*lines, "nothing to do"] if self.is_current else lines
 
     def as_dict(self) -> dict:
-        """The summary for machines."""
+        """Return the summary for machines."""
         return {**asdict(self), "is_current": self.is_current}
 
 
@@ -68,11 +68,10 @@ def refresh(folder: str | Path, *, dry_run: bool = False, accept_changes: bool =
     """Write the code of this release into the folder of a hyper-connection checkpoint.
 
     New files are written beside the old ones first, and renamed then, config.json last. A refresh that was cut off is
-    completed by the same call. A comparison with the base that was recorded goes from the record, because it was of
-    the code as it was.
+    completed by the same call. A recorded comparison with the base is removed, because it was of the old code.
 
-    dry_run: only say what would change.
-    accept_changes: whether code that differs from what was written, and which would be lost, is replaced too.
+    dry_run: only return the changes.
+    accept_changes: whether edited code, which would be lost, is replaced too.
 
     Raises `UnsupportedCheckpointError` when the folder is no hyper-connection checkpoint that this release can read,
     and `ConversionError` when it can't be refreshed, also because another refresh or a conversion is at work on it.
@@ -90,7 +89,7 @@ def refresh(folder: str | Path, *, dry_run: bool = False, accept_changes: bool =
 
 
 def _refresh(checkpoint: Checkpoint, given: str | Path, dry_run: bool, accept_changes: bool) -> Refreshed:
-    """Refresh a folder, which is locked unless nothing is to change; arguments as for `refresh`."""
+    """Refresh a folder, which is locked unless `dry_run`; arguments as for `refresh`."""
     source, family, record = checkpoint.source, checkpoint.family, checkpoint.record
     refuse_links_out(source, code_of(checkpoint))
     texts = {name: text.encode() for name, text in family.code(checkpoint.config).items()}
@@ -108,7 +107,7 @@ def _refresh(checkpoint: Checkpoint, given: str | Path, dry_run: bool, accept_ch
         "hc_format": FORMAT,
         "hc_version": hf_hyperconn.__version__,
     }
-    found = Refreshed(
+    refreshed = Refreshed(
         written_by(checkpoint),
         (hf_hyperconn.__version__, release()),
         tuple(sorted(name for name in old & texts.keys() if source.path(name).read_bytes() != texts[name])),
@@ -117,69 +116,73 @@ def _refresh(checkpoint: Checkpoint, given: str | Path, dry_run: bool, accept_ch
         new_config != written,
         bool((record or {}).get("verification")),
     )
-    if not (dry_run or found.is_current):
+    if not (dry_run or refreshed.is_current):
         contents: dict[str, bytes | None] = {
-            **dict.fromkeys(found.removed),
-            **{name: texts[name] for name in (*found.changed, *found.added)},
+            **dict.fromkeys(refreshed.removed),
+            **{name: texts[name] for name in (*refreshed.changed, *refreshed.added)},
         }
         if record:
-            contents[RECORD] = as_json(_new_record(source, record, found, texts, as_json(new_config)))
+            contents[RECORD] = as_json(_new_record(source, record, refreshed, texts, as_json(new_config)))
         remove_parts(source.folder([]))
         replace_files(source.folder([]), {**contents, CONFIG: as_json(new_config)})
-    return found
+    return refreshed
 
 
-def _new_record(source: Source, record: Mapping, found: Refreshed, texts: Mapping[str, bytes], config: bytes) -> dict:
-    """The record without its comparison, with the digests of the new files and the releases that write them."""
+def _new_record(
+    source: Source, record: Mapping, refreshed: Refreshed, texts: Mapping[str, bytes], config: bytes
+) -> dict:
+    """Return the record without its comparison, with the digests of the new files and the releases that write them."""
     new = {name: value for name, value in record.items() if name != "verification"}
-    new["versions"] = {
-        **(new.get("versions") or {}),
-        **dict(zip(("hf_hyperconn", "transformers"), found.now, strict=True)),
-    }
+    package, transformers = refreshed.now
+    new["versions"] = {**(new.get("versions") or {}), "hf_hyperconn": package, "transformers": transformers}
     if files := new.get("files"):
         written = dict(texts)
         if digest(source.path(CONFIG)) == files.get(CONFIG):  # a changed one stays known for changed
             written[CONFIG] = config
         digests = {name: sha256(content).hexdigest() for name, content in written.items()}
-        kept = {name: value for name, value in files.items() if name not in {*texts, *found.removed}}
+        kept = {name: value for name, value in files.items() if name not in {*texts, *refreshed.removed}}
         new["files"] = dict(sorted((kept | digests).items()))
     return new
 
 
 def _refuse_edited(checkpoint: Checkpoint, given: str | Path, kept: set[str], beyond: Mapping[str, str]) -> None:
-    """Raise `ConversionError` when code is not what was written, so that somebody's change would be lost.
+    """Refuse code that somebody has edited, so that the edit would be lost.
 
+    kept: files that stay.
     beyond: recorded digests of files that go too, and that no other file imports any more.
+
+    Raises `ConversionError`.
     """
 
     def digest_of(name: str) -> str:
         return digest(checkpoint.source.path(name))
 
     changes, _ = find_changes(checkpoint, as_converted=False, digest_of=digest_of)
-    found = [str(change) for change in changes if change.name not in kept]
-    found += [f"{name} is not what the conversion wrote" for name in sorted(beyond) if digest_of(name) != beyond[name]]
-    if found:
+    edits = [str(change) for change in changes if change.name not in kept]
+    edits += [f"{name} is not what the conversion wrote" for name in sorted(beyond) if digest_of(name) != beyond[name]]
+    if edits:
         raise ConversionError(
-            f"'{given}' is not as it was written: {'; '.join(found)}. Save what you need of it, and "
+            f"'{given}' is not as it was written: {'; '.join(edits)}. Save what you need of it, and "
             f"replace it with --accept-changes."
         )
 
 
 def _refuse_unrecorded(source: Source, given: str | Path, texts: Mapping[str, bytes]) -> None:
     """Raise `ConversionError` for other code without a digest, as of a model that was trained and saved."""
-    if found := sorted(n for n, text in texts.items() if n in source.files and source.path(n).read_bytes() != text):
+    names = [name for name, text in texts.items() if name in source.files and source.path(name).read_bytes() != text]
+    if names:
         raise ConversionError(
-            f"whether somebody has changed {named(tuple(found))} of '{given}' is not recorded. Save what you need of "
-            f"it, and replace it with --accept-changes."
+            f"whether somebody has changed {named(tuple(sorted(names)))} of '{given}' is not recorded. Save what you "
+            f"need of it, and replace it with --accept-changes."
         )
 
 
 def _of_others(auto_map, code: set[str]) -> dict:
-    """The entries of an `auto_map` that name no file of `code`: somebody's own, who added it."""
+    """Return the entries of an `auto_map` that name no file of `code`, which somebody has added."""
+
+    def is_ours(entry) -> bool:
+        references = entry if isinstance(entry, list) else [entry]
+        return any(f"{str(reference).split('.')[0]}.py" in code for reference in references if reference is not None)
+
     entries = auto_map.items() if isinstance(auto_map, dict) else ()
-    return {name: reference for name, reference in entries if not _is_in(reference, code)}
-
-
-def _is_in(reference, code: set[str]) -> bool:
-    references = reference if isinstance(reference, list) else [reference]
-    return any(f"{str(each).split('.')[0]}.py" in code for each in references if each is not None)
+    return {name: entry for name, entry in entries if not is_ours(entry)}

@@ -1,4 +1,4 @@
-"""What the command line prints: results to stdout, the rest to stderr, whoever reads them or has stopped to."""
+"""Printing of the command line: results to stdout, the rest to stderr, also when nobody reads them."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ NAMED = 3  # files that a message names before it counts
 
 
 def open_streams() -> None:
-    """Let what goes to a closed stdout or stderr go nowhere, not into the next file that is opened."""
+    """Replace a closed stdout or stderr, so that nothing is printed into the next file that is opened."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -22,11 +22,11 @@ def open_streams() -> None:
 
 
 def put(text: str, *, as_is: bool = False) -> None:
-    """Print a result. Who has closed stdout does not want it: the work is done all the same.
+    """Print a result to stdout, or nowhere if its reader has closed it.
 
     as_is: whether nothing is escaped unless a terminal shows it, for paths that a script goes on with.
 
-    Raises `HyperConnError` when it can't be written otherwise.
+    Raises `HyperConnError` when the result can't be written otherwise.
     """
     try:
         _write(sys.stdout, text if as_is and not sys.stdout.isatty() else printable(text))
@@ -35,7 +35,7 @@ def put(text: str, *, as_is: bool = False) -> None:
 
 
 def tell(text: str) -> None:
-    """Print what is worth knowing besides, to stderr if that takes it."""
+    """Print a message to stderr, or nowhere if that fails."""
     try:
         _write(sys.stderr, printable(text))
     except OSError:
@@ -43,12 +43,12 @@ def tell(text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Text whose characters that are not shown, but change what is or drive a terminal, are escaped; lines stay."""
+    """Escape invisible characters, which can change other text or drive a terminal; lines stay."""
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
 def named(names: tuple[str, ...]) -> str:
-    """The first of some files for people, and how many more there are."""
+    """List the first of some files for people, and count the others."""
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -63,7 +63,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _to_nowhere(stream: TextIO) -> None:
-    """What is still in the stream would be written, and fail, when the process ends."""
+    """Send the rest of a stream to nowhere; else it would be written, and fail, when the process ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

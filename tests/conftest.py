@@ -209,6 +209,12 @@ def llama_folder(llama, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def source(llama_folder, tmp_path) -> Path:
+    """A copy of the folder, which a test may change."""
+    return shutil.copytree(llama_folder, tmp_path / "base")
+
+
+@pytest.fixture
 def ids() -> torch.Tensor:
     """Token ids `[2, 24]` for the tiny Llama."""
     return torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0))

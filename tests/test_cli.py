@@ -114,7 +114,7 @@ def test_options_that_would_do_nothing_are_refused(arguments, said, llama_folder
 def test_layers_that_would_not_be_run_are_refused_of_functions_too(llama_folder, tmp_path):
     with pytest.raises(ConversionError, match="with 'structure' no layers are run"):
         convert.convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure", layers=1)
-    with pytest.raises(ConversionError, match="accepted are 'auto', 'full', 'structure', 'off'"):
+    with pytest.raises(ConversionError, match="mode must be 'auto', 'full', 'structure' or 'off'"):
         convert.convert_checkpoint(str(llama_folder), tmp_path / "out", verify="fast")
     assert not list(tmp_path.iterdir())
 

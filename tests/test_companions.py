@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import stat
 from pathlib import Path
 
@@ -23,11 +22,6 @@ READ_BY_TRANSFORMERS = (
     "generation",
     "image_processor",
 )
-
-
-@pytest.fixture
-def source(llama_folder, tmp_path) -> Path:
-    return shutil.copytree(llama_folder, tmp_path / "base")
 
 
 @pytest.fixture

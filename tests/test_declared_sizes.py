@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from hf_hyperconn.conversion.checkpoint.checkpoint import Checkpoint, loading, open_conversion
+from hf_hyperconn.conversion.checkpoint import loading
+from hf_hyperconn.conversion.checkpoint.checkpoint import Checkpoint, open_conversion
 from hf_hyperconn.conversion.checkpoint.checkpoint_files import INDEX, read_written_config
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
@@ -23,14 +24,10 @@ from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import UnsupportedCheckpointError, VerificationError
 from hf_hyperconn.families.family import Family
 
+from .edits import configure, edit_tensors
 from .families import FAMILIES
 from .marks import few
 from .tiny import tiny
-
-
-@pytest.fixture
-def source(llama_folder, tmp_path) -> Path:
-    return shutil.copytree(llama_folder, tmp_path / "base")
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +40,8 @@ def out(pristine, tmp_path) -> Path:
     return shutil.copytree(pristine, tmp_path / "out")
 
 
-def configure(folder: Path, **changes) -> Path:
-    path = folder / "config.json"
-    config = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
-    return folder
-
-
 def edit(folder: Path, change, file: str = "model.safetensors") -> Path:
-    tensors = load_file(folder / file)
-    change(tensors)
-    save_file(tensors, folder / file, metadata={"format": "pt"})
+    edit_tensors(folder / file, change)
     return folder
 
 
@@ -161,11 +149,11 @@ def opened(folder: Path, family: Family) -> Checkpoint:
 def change_weights(folder: Path, change) -> None:
     """Change the base's tensors in a conversion, and its index."""
     path, index = folder / "model-00001-of-00002.safetensors", json.loads((folder / INDEX).read_text())
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path, metadata={"format": "pt"})
+    edit_tensors(path, change)
     others = {name: file for name, file in index["weight_map"].items() if file != path.name}
-    (folder / INDEX).write_text(json.dumps({**index, "weight_map": {**others, **dict.fromkeys(tensors, path.name)}}))
+    (folder / INDEX).write_text(
+        json.dumps({**index, "weight_map": {**others, **dict.fromkeys(load_file(path), path.name)}})
+    )
 
 
 @pytest.mark.parametrize("mode", ["structure", "full"])

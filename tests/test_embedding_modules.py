@@ -68,18 +68,12 @@ def test_a_push_takes_modules_and_nothing_private(source, tmp_path):
     assert {"2_Dense/optimizer.pt", "1_Pooling/secrets.txt"} <= set(checked.left)
 
 
-def test_a_pickle_beside_safetensors_is_not_missed(source, tmp_path):
+def test_shards_of_a_module_are_named_and_no_pickle_beside_safetensors(source, tmp_path):
     write(source, "2_Dense/pytorch_model.bin")
-    said = []
-    convert_checkpoint(str(source), tmp_path / "out", verify="structure", say=said.append)
-    assert not [line for line in said if "modules.json" in line]
-
-
-def test_shards_of_a_module_are_named(source, tmp_path):
     write(source, "2_Dense/model.safetensors.index.json")
-    said = []
-    convert_checkpoint(str(source), tmp_path / "out", verify="structure", say=said.append)
-    (line,) = (line for line in said if "modules.json" in line)
+    lines = []
+    convert_checkpoint(str(source), tmp_path / "out", verify="structure", say=lines.append)
+    (line,) = (line for line in lines if "modules.json" in line)
     assert "names the folder of 2_Dense/model.safetensors.index.json, which is not copied" in line
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.conversion.files import writing as files
 from hf_hyperconn.conversion.files.writing import is_part, leads_out, replace_file, replace_files
-from hf_hyperconn.conversion.files.writing import writing as files
 
 
 def test_a_file_is_replaced(tmp_path):

@@ -2,25 +2,22 @@
 
 import json
 import os
-import shutil
 import struct
 import tracemalloc
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors.torch import load_file
 
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.conversion.files import reading
 from hf_hyperconn.conversion.files.reading import check_offsets, tensor_info
-from hf_hyperconn.conversion.files.writing import reading
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
-
-@pytest.fixture
-def source(llama_folder, tmp_path) -> Path:
-    return shutil.copytree(llama_folder, tmp_path / "base")
+from .edits import configure, edit_tensors
 
 
 @pytest.fixture
@@ -39,12 +36,6 @@ def refusal(tmp_path, capsys):
         return line
 
     return run
-
-
-def configure(folder: Path, **changes) -> Path:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    return folder
 
 
 def sparse(path: Path, size: int) -> None:
@@ -192,9 +183,8 @@ def test_fields_of_other_types(changes, message, source, tmp_path, capsys):
 
 @pytest.mark.parametrize("digit", ["²", "٣", "9" * 5000])
 def test_layers_whose_numbers_are_none(digit, source, tmp_path, capsys):
-    tensors = load_file(source / "model.safetensors")
-    tensors[f"model.layers.{digit}.weight"] = tensors["model.norm.weight"].clone()
-    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    name = f"model.layers.{digit}.weight"
+    edit_tensors(source / "model.safetensors", lambda tensors: tensors.update({name: torch.ones(32)}))
     assert main(["convert", str(source), str(tmp_path / "out")]) == 1
     assert f"the tensor 'model.layers.{digit}"[:60] in capsys.readouterr().err
 
@@ -237,9 +227,11 @@ def test_arguments_that_are_not_text(source, refusal, tmp_path):
     assert "is not UTF-8" in refusal("convert", tmp_path / broken, tmp_path / "out")
 
 
-@pytest.mark.parametrize("length", [245, 300])
+@pytest.mark.parametrize("length", [235, 245, 300])
 def test_names_that_are_too_long(length, source, refusal, tmp_path):
-    assert "is too long" in refusal("convert", source, tmp_path / ("x" * length))
+    message = refusal("convert", source, tmp_path / ("x" * length))
+    assert "is too long: folders beside it have names of" in message
+    assert message.endswith("Choose another OUT.")
     assert "error: " in refusal("convert", tmp_path / ("x" * length), tmp_path / "out")
 
 

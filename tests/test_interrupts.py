@@ -19,7 +19,8 @@ from .test_terminal import ENTRY
 # Ctrl-C when the main thread has just taken the lock of a future, which the thread that works needs to be done
 WITH_A_LOCK_TAKEN = """
 import os, signal, sys, threading, time
-from hf_hyperconn.conversion import cli, shards
+from hf_hyperconn.conversion import cli
+from hf_hyperconn.conversion.planning import shards
 
 bring, enter = shards.bring, threading.Condition.__enter__
 working, sent = threading.Event(), threading.Event()

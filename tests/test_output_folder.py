@@ -13,7 +13,7 @@ import pytest
 from hf_hyperconn.conversion import convert
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.files.writing import writing as locks
+from hf_hyperconn.conversion.files import writing
 from hf_hyperconn.conversion.planning import output_folder
 from hf_hyperconn.conversion.planning.output_folder import OutputFolder
 from hf_hyperconn.conversion.planning.plan import plan_conversion
@@ -28,11 +28,6 @@ ASIDE = re.compile(r"out\.replaced-\d{8}-\d{6}(-\d+)?")
 
 def streams(folder: Path) -> int:
     return json.loads((folder / "config.json").read_text())["hc_mult"]
-
-
-@pytest.fixture
-def source(llama_folder, tmp_path) -> Path:
-    return shutil.copytree(llama_folder, tmp_path / "base")
 
 
 @pytest.fixture
@@ -257,7 +252,7 @@ def test_what_another_command_works_in_is_not_renamed(source, out, tmp_path):
     """As a refresh, which writes by the names of files in it."""
     before = contents(out)
     with (
-        locks.lock(out),
+        writing.lock(out),
         pytest.raises(ConversionError, match="another conversion is working in '.*out', or a"),
     ):
         converted(source, out, hc_mult=3, force=True)
@@ -292,9 +287,9 @@ def test_a_lock_on_what_has_its_name_meanwhile_is_none(tmp_path, monkeypatch):
         work.rename(tmp_path / "out")
         return descriptor
 
-    monkeypatch.setattr(locks.os, "open", late)
+    monkeypatch.setattr(writing.os, "open", late)
     with pytest.raises(FileNotFoundError):
-        locks.lock(work)
+        writing.lock(work)
 
 
 def test_where_a_file_system_has_no_locks(source, monkeypatch, tmp_path):
@@ -384,11 +379,3 @@ def test_out_is_a_link_that_leads_nowhere(source, tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(ConversionError, match="is a link that leads to itself"):
         converted(source, tmp_path / "loop", force=True)
-
-
-def test_a_name_that_is_too_long(source, tmp_path):
-    for length in (235, 300):
-        with pytest.raises(
-            ConversionError, match="is too long: folders beside it have names of .* Choose another OUT."
-        ):
-            converted(source, tmp_path / ("n" * length))

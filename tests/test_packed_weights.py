@@ -1,7 +1,6 @@
 """Quantized bases are refused in every mode, by what a config declares or by the headers of their weights."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,6 @@ from hf_hyperconn.conversion.planning.refusals import packed_tensor
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 FLOAT8 = torch.float8_e4m3fn
-
-
-@pytest.fixture
-def source(llama_folder, tmp_path) -> Path:
-    return shutil.copytree(llama_folder, tmp_path / "base")
 
 
 def repack(folder: Path, pack) -> None:
@@ -100,7 +94,7 @@ def test_headers_tell(method, verify, source, tmp_path):
 def test_configs_tell_wherever_they_say_so(fields, told, source, tmp_path):
     path = source / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-    with pytest.raises(UnsupportedCheckpointError, match=rf"is quantised \({told}"):
+    with pytest.raises(UnsupportedCheckpointError, match=rf"is quantized \({told}"):
         convert_checkpoint(str(source), tmp_path / "out", verify="off")
 
 

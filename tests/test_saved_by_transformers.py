@@ -18,6 +18,7 @@ from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .conftest import TINY, randomise_connections
+from .edits import configure, edit_tensors
 from .families import FAMILIES
 from .marks import few
 from .other_families import LONG_TAIL
@@ -106,9 +107,7 @@ def test_names_of_older_releases(trained, hub_gpt2, tmp_path):
     report = verify_checkpoint(folder, str(hub_gpt2))
     assert (report.failure, report.trained, report.changed) == (None, trained, 0)
     (file,) = folder.glob("*.safetensors")
-    tensors = load_file(file)
-    tensors["transformer.h.1.mlp.c_fc.weight"][0, 0] += 1
-    save_file(tensors, file, metadata={"format": "pt"})
+    edit_tensors(file, lambda tensors: tensors["transformer.h.1.mlp.c_fc.weight"][0, 0].add_(1))
     report = verify_checkpoint(folder, str(hub_gpt2), mode="structure")
     assert report.changed == 1
     assert report.passed is trained
@@ -116,9 +115,7 @@ def test_names_of_older_releases(trained, hub_gpt2, tmp_path):
 
 def test_a_base_that_lacks_what_the_conversion_has_is_no_older_name(hub_gpt2, tmp_path):
     folder = converted_and_saved(hub_gpt2, tmp_path / "saved", "GPT2LMHeadModel", trained=True)
-    tensors = load_file(hub_gpt2 / WEIGHTS)
-    del tensors["h.1.mlp.c_fc.weight"]
-    save_file(tensors, hub_gpt2 / WEIGHTS, metadata={"format": "pt"})
+    edit_tensors(hub_gpt2 / WEIGHTS, lambda tensors: tensors.pop("h.1.mlp.c_fc.weight"))
     assert "is missing in the base" in verify_checkpoint(folder, str(hub_gpt2), mode="structure").failure
 
 
@@ -156,11 +153,6 @@ def change(folder: Path, **fields) -> Path:
     return folder
 
 
-@pytest.fixture
-def source(llama_folder, tmp_path) -> Path:
-    return shutil.copytree(llama_folder, tmp_path / "base")
-
-
 def rename(folder: Path, name_of) -> Path:
     tensors = {name_of(name): value for name, value in load_file(folder / WEIGHTS).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -184,15 +176,13 @@ def test_layers_that_transformers_does_not_ignore(source):
 
 @pytest.mark.parametrize("verify", ["off", "structure"])
 def test_a_tensor_of_no_layer_that_transformers_does_not_ignore(verify, source):
-    tensors = load_file(source / WEIGHTS)
-    save_file({**tensors, "model.layers.x.weight": torch.ones(1)}, source / WEIGHTS, metadata={"format": "pt"})
+    edit_tensors(source / WEIGHTS, lambda tensors: tensors.update({"model.layers.x.weight": torch.ones(1)}))
     assert "the tensor 'model.layers.x.weight' belongs to no layer; a LlamaForCausalLM has" in refusal(source, verify)
 
 
 def test_a_tensor_too_many_goes_when_transformers_saves(source, tmp_path):
     """What the message says is done: loaded, saved and converted."""
-    tensors = load_file(source / WEIGHTS)
-    save_file({**tensors, "rope.freqs": torch.ones(4)}, source / WEIGHTS, metadata={"format": "pt"})
+    edit_tensors(source / WEIGHTS, lambda tensors: tensors.update({"rope.freqs": torch.ones(4)}))
     message = refusal(source)
     assert (
         "a LlamaForCausalLM has no tensor rope.freqs. If the model doesn't need that tensor, load it with" in message
@@ -220,9 +210,7 @@ def test_what_wrappers_put_into_names(wrapper, name_of, source):
 
 def test_a_wrapper_is_not_blamed_for_what_is_missing(source):
     rename(source, lambda name: f"module.{name}")
-    tensors = load_file(source / WEIGHTS)
-    tensors.pop("module.model.layers.0.mlp.up_proj.weight")
-    save_file(tensors, source / WEIGHTS, metadata={"format": "pt"})
+    edit_tensors(source / WEIGHTS, lambda tensors: tensors.pop("module.model.layers.0.mlp.up_proj.weight"))
     assert "Copy or download it again, or name in config.json the class that was saved" in refusal(source)
 
 
@@ -235,8 +223,7 @@ def test_what_transformers_can_not_load(source):
 def test_code_of_its_own_of_a_type_that_transformers_has(source, tmp_path):
     change(source, auto_map={"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"})
     assert "Transformers has a llama of its own. If that is the same model, remove auto_map from" in refusal(source)
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "auto_map"}))
+    configure(source, auto_map=None)
     assert convert_checkpoint(str(source), tmp_path / "out", verify="structure").verification.passed
 
 
@@ -280,9 +267,7 @@ def trained(llama_folder, tmp_path_factory) -> Path:
 def test_of_what_fails_early_it_is_not_known_whether_it_is_trained(trained, tmp_path, capsys):
     folder = shutil.copytree(trained, tmp_path / "out")
     (file,) = folder.glob("*.safetensors")
-    tensors = load_file(file)
-    tensors.pop("model.norm.weight")
-    save_file(tensors, file, metadata={"format": "pt"})
+    edit_tensors(file, lambda tensors: tensors.pop("model.norm.weight"))
     report = verify_checkpoint(folder)
     assert (report.trained, report.failure) == (None, "the tensor model.norm.weight is missing")
     assert report.lines()[0].endswith("tensors; whether the hyper-connections are trained is not known")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, LlavaConfig
 
 from hf_hyperconn import HCLlamaForCausalLM
@@ -26,6 +26,7 @@ from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
 
 from .conftest import randomise_connections
+from .edits import edit_tensors
 
 BASE, ADDED = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -38,12 +39,6 @@ def pristine(llama_folder, tmp_path_factory) -> Path:
 @pytest.fixture
 def out(pristine, tmp_path) -> Path:
     return shutil.copytree(pristine, tmp_path / "out")
-
-
-def change(path: Path, edit) -> None:
-    tensors = load_file(path)
-    edit(tensors)
-    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def test_passes_a_conversion(out, llama_folder):
@@ -85,7 +80,7 @@ def test_a_trained_checkpoint_may_have_more_tokens(out, llama_folder, tmp_path):
     assert report.changed == 2
     assert "config.json: vocab_size is 100, in the base 96" in report.notes
     assert "logits not compared: they are of other tokens than the base's" in report.notes
-    change(tmp_path / "trained" / "model.safetensors", lambda tensors: tensors["model.norm.weight"].resize_(31))
+    edit_tensors(tmp_path / "trained" / "model.safetensors", lambda tensors: tensors["model.norm.weight"].resize_(31))
     assert not verify_checkpoint(tmp_path / "trained", str(llama_folder)).passed
 
 
@@ -101,11 +96,6 @@ def test_a_trained_checkpoint_may_be_saved_in_another_dtype(tmp_path, llama, ids
     assert {comparison.dtype for comparison in report.comparisons} == {"bfloat16", "float32"}
 
 
-def test_finds_base_weights_that_changed_without_the_base(out):
-    change(out / BASE, lambda tensors: tensors["model.norm.weight"].add_(1))
-    assert verify_checkpoint(out).failure == f"{BASE} is not what the conversion wrote"
-
-
 def test_says_that_base_weights_are_not_compared(llama_folder, tmp_path):
     """Without verification a local base is not read, and a digest of it not recorded; a comparison records it."""
     out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="off").path
@@ -113,7 +103,7 @@ def test_says_that_base_weights_are_not_compared(llama_folder, tmp_path):
     assert verify_checkpoint(out).notes == (note,)
     assert main(["verify", str(out), "--against", str(llama_folder), "--mode", "structure"]) == 0
     assert verify_checkpoint(out).notes == ()
-    change(out / BASE, lambda tensors: tensors["model.norm.weight"].add_(1))
+    edit_tensors(out / BASE, lambda tensors: tensors["model.norm.weight"].add_(1))
     assert verify_checkpoint(out).failure == f"{BASE} is not what the conversion wrote"
 
 
@@ -123,14 +113,14 @@ def test_a_comparison_is_recorded_of_what_was_compared_alone(how, llama_folder, 
     link = "symlink" if how == "edited behind a link" else "copy"
     out = convert_checkpoint(str(base), tmp_path / "out", verify="off", link=link).path
     other = shutil.copytree(llama_folder, tmp_path / "other")
-    change(other / "model.safetensors", lambda tensors: tensors["model.norm.weight"].add_(1))
+    edit_tensors(other / "model.safetensors", lambda tensors: tensors["model.norm.weight"].add_(1))
 
     def meanwhile(*arguments, **options):
         report = verify_checkpoint(*arguments, **options)
         if how == "replaced":
             convert_checkpoint(str(other), out, verify="off", force=True)
         elif how.startswith("edited"):
-            change((out / BASE).resolve(), lambda tensors: tensors["model.norm.weight"].add_(1))
+            edit_tensors((out / BASE).resolve(), lambda tensors: tensors["model.norm.weight"].add_(1))
         else:
             holding.enter_context(lock(out))
         return report
@@ -153,7 +143,7 @@ def test_finds_a_damaged_file_without_the_base(llama_folder, tmp_path):
 
 
 def test_fails_a_changed_base_tensor(out, llama_folder, capsys):
-    change(out / BASE, lambda tensors: tensors["model.norm.weight"].mul_(1.5))
+    edit_tensors(out / BASE, lambda tensors: tensors["model.norm.weight"].mul_(1.5))
     assert main(["verify", str(out), "--against", str(llama_folder)]) == 3
     printed = capsys.readouterr()
     assert printed.err == (
@@ -174,7 +164,7 @@ def test_fails_a_changed_base_tensor(out, llama_folder, capsys):
     ],
 )
 def test_fails_wrong_hyper_connections(edit, message, out):
-    change(out / ADDED, edit)
+    edit_tensors(out / ADDED, edit)
     index = json.loads((out / "model.safetensors.index.json").read_text())
     tensors = load_file(out / ADDED)
     index["weight_map"] = {k: v for k, v in index["weight_map"].items() if v != ADDED or k in tensors}
@@ -185,7 +175,7 @@ def test_fails_wrong_hyper_connections(edit, message, out):
 
 
 def test_fails_a_base_tensor_too_few(out, llama_folder):
-    change(out / BASE, lambda tensors: tensors.pop("model.norm.weight"))
+    edit_tensors(out / BASE, lambda tensors: tensors.pop("model.norm.weight"))
     index = json.loads((out / "model.safetensors.index.json").read_text())
     del index["weight_map"]["model.norm.weight"]
     (out / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -317,7 +307,7 @@ def test_the_base_is_freed_before_the_conversion_is_loaded(out, llama_folder, mo
 
 
 def test_refuses_an_unknown_mode(out):
-    with pytest.raises(HyperConnError, match="accepted are 'auto', 'full', 'structure'"):
+    with pytest.raises(HyperConnError, match="mode must be 'auto', 'full' or 'structure' .got 'quick'"):
         verify_checkpoint(out, mode="quick")
 
 

@@ -1,4 +1,4 @@
-"""What the card of a conversion takes over from the card of its base."""
+"""The metadata that the card of a conversion inherits from the card of its base."""
 
 import json
 from itertools import islice
@@ -10,13 +10,13 @@ from .readme import LARGEST_CARD, read_card
 from .source import Source, fetch
 
 README = "README.md"
-# of the base's metadata: its terms, and what is inherited besides
+# fields of the base's metadata: of its terms, and others that are inherited
 LICENCE_FIELDS = ("license", "license_name", "license_link")
 GATED = "extra_gated_"
 INHERITED = ("language", "tags")
-LARGEST = 100_000  # values, written out; those of YAML can stand for more of themselves
+LARGEST_INHERITED = 100_000  # values, written out; those of YAML can stand for more of themselves
 
-# tags that say what the base's files are and what runs them, or where they come from, which is not so of a conversion
+# tags of the base's files, what runs them and where they come from, which are not true of a conversion
 NOT_INHERITED = {
     *("pytorch", "tf", "jax", "flax", "rust", "safetensors", "onnx", "gguf", "mlx", "openvino", "transformers"),
     *("text-generation-inference", "endpoints_compatible", "autotrain_compatible", "vllm", "nemo", "unsloth"),
@@ -25,22 +25,20 @@ NOT_INHERITED = {
 
 
 def is_term(field: str) -> bool:
-    """Whether a field of a card's metadata is of its licence, or of what is asked for before access is given."""
+    """Tell whether a field of a card's metadata is of its licence, or of the form for access."""
     return field in LICENCE_FIELDS or field.startswith(GATED)
 
 
 def read_base_card(source: Source) -> dict:
-    """The metadata that a conversion of `source` inherits; empty when its card has none, or none that can be read.
+    """Return the metadata that a conversion of `source` inherits; empty when no metadata can be read.
 
     Raises `UnsupportedCheckpointError` when the Hub can't be reached for it.
     """
-    if not 0 < source.files.get(README, 0) <= LARGEST_CARD:
-        return {}
-    return _inherited(source.path(README))
+    return _inherited(source.path(README)) if 0 < source.files.get(README, 0) <= LARGEST_CARD else {}
 
 
 def fetch_base_card(model: str, commit: str | None) -> dict:
-    """The same for a base on the Hub that may not be there in full.
+    """Return the metadata that a conversion of a model on the Hub inherits.
 
     Raises `UnsupportedCheckpointError` when the Hub refuses or can't be reached, and the card is not in the cache.
     """
@@ -49,12 +47,12 @@ def fetch_base_card(model: str, commit: str | None) -> dict:
 
 
 def licence_fields(metadata: dict) -> dict:
-    """What the metadata of a card says of the licence, where that is text."""
+    """Return the fields of the licence in a card's metadata that are text."""
     return {name: value for name, value in metadata.items() if name in LICENCE_FIELDS and _is_text(value)}
 
 
 def inheritable(metadata: dict) -> dict:
-    """What of the metadata of a base's card its conversion inherits; nothing when JSON can't hold that."""
+    """Return the part of a base's metadata that its conversion inherits; nothing when JSON can't hold it."""
     kept = {name: value for name, value in metadata.items() if name in INHERITED or name.startswith(GATED)}
     kept |= licence_fields(metadata)
     if isinstance(kept.get("tags"), list):
@@ -63,7 +61,7 @@ def inheritable(metadata: dict) -> dict:
         kept.pop("tags", None)
     encoder = json.JSONEncoder(default=str, skipkeys=True)  # YAML knows dates, JSON does not
     try:
-        return json.loads("".join(islice(encoder.iterencode(kept), LARGEST)))
+        return json.loads("".join(islice(encoder.iterencode(kept), LARGEST_INHERITED)))
     except (ValueError, RecursionError):  # a mapping that holds itself, or so much that it is cut off
         return {}
 
@@ -76,5 +74,4 @@ def _inherited(path: Path) -> dict:
 
 
 def _is_text(value) -> bool:
-    """Whether a value is text, or a list of texts."""
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))

@@ -1,12 +1,14 @@
-"""A checkpoint, opened once: where it is, its config, its family, its weights, its record."""
+"""A checkpoint, opened once: its source, config, family, weights and record."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families.family import Family, configs_of_stacks, find_family, usual_names
-from hf_hyperconn.models.connection_fields import CONNECTIONS, FORMAT, fault
+from hf_hyperconn.models.connection_fields import CONNECTIONS, FORMAT
+from hf_hyperconn.models.connection_fields import fault as fault_of_fields
 
 from ..files.reading import is_size
 from .checkpoint_files import Weights, read_weights, read_written_config
@@ -29,21 +31,26 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """Its folder or Hub id, as the user gave it."""
+        """Return its folder or Hub id, as the user gave it."""
         return self.source.name
 
     @cached_property
     def config(self) -> dict:
-        """The config, with the names, too, that sizes have in most families.
+        """Return the config, with the names, too, that sizes have in most families.
 
-        Of a model with its layers in another one, such as its language model, sizes and connections are those of that.
+        Of a model with its layers in another one, sizes and connections are the inner model's.
         """
         is_conversion = str(self.written.get("model_type")).startswith("hc_")
         return usual_names(self.written if is_conversion else {**self.written, "model_type": self.family.model_type})
 
+    @property
+    def architectures(self) -> list[str]:
+        """Return the names of the classes that were saved, or the usual one's."""
+        return self.written.get("architectures") or [self.family.usual_architecture]
+
     @cached_property
     def weights(self) -> Weights:
-        """The weights, by their headers.
+        """Return the weights, by their headers.
 
         Raises `UnsupportedCheckpointError` when there are no safetensors weights, or they are incomplete or corrupt.
         """
@@ -51,12 +58,12 @@ class Checkpoint:
 
     @cached_property
     def stacks(self) -> tuple[str, ...]:
-        """The beginning of the names of the tensors in each list of layers, as `model.layers.`."""
+        """Return the beginning of the names of the tensors in each list of layers, as `model.layers.`."""
         return self.weights.stacks(self.family)
 
     @cached_property
     def record(self) -> dict | None:
-        """The record of a conversion; None without one.
+        """Return the record of a conversion; None without one.
 
         Raises `UnsupportedCheckpointError` when the record is not as the converter writes it.
         """
@@ -74,20 +81,22 @@ def open_conversion(source: Source | Path | str) -> Checkpoint:
 
 
 def _family_of(source: Source, config: dict) -> Family:
-    """The family of a hyper-connection checkpoint.
+    """Return the family of a hyper-connection checkpoint.
 
     Raises `UnsupportedCheckpointError` when it is of no such family, or its config lacks what all of them have.
     """
     model_type, name = config.get("model_type"), source.name
-    if isinstance(model_type, str) and not model_type.startswith("hc_") and (plain := _family(model_type)):
-        raise UnsupportedCheckpointError(
-            f"{name!r} is a plain {plain.name}, without hyper-connections. Convert it: hf-hyperconn convert {name}"
-        )
     if not isinstance(model_type, str) or not model_type.startswith("hc_"):
-        raise UnsupportedCheckpointError(
+        refusal = (
             f"{name!r} has model_type {model_type!r:.60}; give a checkpoint with hyper-connections, whose model type "
             f"starts with hc_."
         )
+        with suppress(UnsupportedCheckpointError):
+            refusal = (
+                f"{name!r} is a plain {find_family(str(model_type)).name}, without hyper-connections. Convert it: "
+                f"hf-hyperconn convert {name}"
+            )
+        raise UnsupportedCheckpointError(refusal)
     try:
         family = find_family(model_type.removeprefix("hc_"))
     except UnsupportedCheckpointError as error:
@@ -97,35 +106,28 @@ def _family_of(source: Source, config: dict) -> Family:
             f"{CONFIG} of {name!r} has connection {config.get('connection')!r:.40}; known are "
             f"{', '.join(CONNECTIONS)}. A newer hf_hyperconn may know it."
         )
-    if is_size(found := config.get("hc_format", 1)) and found > FORMAT:
+    if is_size(version := config.get("hc_format", 1)) and version > FORMAT:
         raise UnsupportedCheckpointError(
-            f"{CONFIG} of {name!r} has hc_format {found}; this release knows formats up to {FORMAT}. Install a newer "
-            f"hf_hyperconn."
+            f"{CONFIG} of {name!r} has hc_format {version}; this release knows formats up to {FORMAT}. Install a "
+            f"newer hf_hyperconn."
         )
-    if found := _fault(config, family):
-        raise UnsupportedCheckpointError(f"{CONFIG} of {name!r} has {found}. Download it again.")
+    if fault := _fault(config, family):
+        raise UnsupportedCheckpointError(f"{CONFIG} of {name!r} has {fault}. Download it again.")
     return family
 
 
-def _family(model_type: str) -> Family | None:
-    try:
-        return find_family(model_type)
-    except UnsupportedCheckpointError:
-        return None
-
-
 def _fault(config: dict, family: Family) -> str | None:
-    """The first field that is not what it is in any model."""
+    """Find the first field with a value that no model has."""
     sizes = {field: config.get(field) for field in ("hidden_size", "num_hidden_layers", "hc_mult")}
-    for of_stack, each in zip(family.stacks, configs_of_stacks(config), strict=True):
-        sizes[of_stack.source.count] = each.get("num_hidden_layers")
+    for family_of_stack, config_of_stack in zip(family.stacks, configs_of_stacks(config), strict=True):
+        sizes[family_of_stack.source.count] = config_of_stack.get("num_hidden_layers")
     for field, value in sizes.items():
         if not is_size(value):
             return f"{field} {value!r:.20}, not a size of a model"
-    if not is_size(found := config.get("hc_format", 1)):
-        return f"hc_format {found!r:.20}, not a number of a format"
-    if found := fault(config):
-        return f"fields of no model: {found}"
+    if not is_size(version := config.get("hc_format", 1)):
+        return f"hc_format {version!r:.20}, not a number of a format"
+    if fault := fault_of_fields(config):
+        return f"fields of no model: {fault}"
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         return f"architectures {architectures!r:.20}, not a list of names"

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, read from its config, its index and the headers of its weights."""
+"""The files of a checkpoint: its config, its index, the headers and tensors of its weights."""
 
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +21,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SAVE = "save it with save_pretrained, and convert the result."
-# what there may be in their place, and what to do with it
+# weights in their place, by pattern, and the remedy
 OF_OTHER_FORMATS = {
     "*.gguf": f"Load it with Transformers (gguf_file=...), {SAVE}",
     "*.h5": f"Load it with Transformers 4 (from_tf=True), {SAVE}",
@@ -40,24 +40,24 @@ class Weights:
 
     @property
     def parameters(self) -> int:
-        """Number of stored elements."""
+        """Count the stored elements."""
         return sum(tensor.size for tensor in self.tensors.values())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all stored elements."""
+        """Count the bytes of all stored elements."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
     def has_layers(self) -> bool:
-        """Whether there is a layer 0."""
+        """Tell whether there is a layer 0."""
         return bool(self._lists)
 
     def stacks(self, family: Family) -> tuple[str, ...]:
-        """What comes before the index of a layer in the names of the tensors, for each list of layers of a family.
+        """Return the part of the tensors' names before a layer's index, for each list of layers of a family.
 
-        Of a model that looks or listens, too, the layers that read text, unless others have the connections. Where the
-        weights have no such list, what a base model calls it.
+        Of a model that looks or listens, too, these are the layers that read text, unless others have the connections.
+        A list without a layer 0 has its name in a base model.
         """
         if (tower := family.source.tower) is not None:
             return (self._of_tower(tower),)
@@ -66,29 +66,29 @@ class Weights:
             *kind, name = _how_unlike_the_decoder(stack)
             return *kind, not name.startswith(f"{family.source.in_heads}."), name
 
-        found = []
+        stacks, lists = [], self._lists
         for place in family.source.places:
-            named = [each for each in self._lists if f".{each}".endswith(f".{place}.")]
-            named = named or [each for each in self._lists if each.endswith(f"_{place}.")]  # as ..._decoder.layers
+            named = [name for name in lists if f".{name}".endswith(f".{place}.")]
+            named = named or [name for name in lists if name.endswith(f"_{place}.")]  # as ..._decoder.layers
             if not named and not family.source.inner:
-                named = [*self._lists]
-            found.append(min(named, key=how_unlike, default=f"{place}."))
-        return tuple(found)
+                named = [*lists]
+            stacks.append(min(named, key=how_unlike, default=f"{place}."))
+        return tuple(stacks)
 
     def _of_tower(self, tower: InnerModel) -> str:
-        """What the names in a tower's list of layers begin with; on disk a tower may have another name."""
+        """Return the beginning of the names in a tower's list of layers; on disk a tower may have another name."""
         place, lists = f"{tower.source.stack}.", self._lists
         named = filter(of_tower(tower, lists), lists)
-        return min(named, key=lambda each: (not each.endswith(place), each), default=f"{tower.attribute}.{place}")
+        return min(named, key=lambda name: (not name.endswith(place), name), default=f"{tower.attribute}.{place}")
 
     @property
     def _lists(self) -> set[str]:
-        """What comes before the index of a layer in the names of the tensors, for every list with a layer 0."""
+        """Return the part of the tensors' names before a layer's index, for every list with a layer 0."""
         return {name[: match.start(1)] for name in self.tensors if (match := LAYER.search(name)) and match[1] == "0"}
 
     @property
     def dtype(self) -> str:
-        """The dtype that holds most elements, as safetensors spells it."""
+        """Return the dtype of most elements, as safetensors spells it."""
         sizes: dict[str, int] = {}
         for tensor in self.tensors.values():
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size
@@ -107,20 +107,15 @@ def read_weights(source: Source) -> Weights:
     weight_map = read_weight_map(source)
     files = tuple(sorted(set(weight_map.values())))
     for name in files:
+        fault = None
         if Path(name).name != name or name in ("", ".", ".."):
-            raise UnsupportedCheckpointError(
-                f"{INDEX} of {source.name!r} names {name!r}, which is not a file beside it. "
-                f"Do not trust this checkpoint."
-            )
-        if not name.endswith(".safetensors"):
-            raise UnsupportedCheckpointError(
-                f"{INDEX} of {source.name!r} names {name!r}, and only files in .safetensors are read. "
-                f"Do not trust this checkpoint."
-            )
-        if name not in source.files:
-            raise UnsupportedCheckpointError(
-                f"{INDEX} of {source.name!r} names {name}, which is missing. Copy or download the checkpoint again."
-            )
+            fault = f"{name!r}, which is not a file beside it. Do not trust this checkpoint."
+        elif not name.endswith(".safetensors"):
+            fault = f"{name!r}, and only files in .safetensors are read. Do not trust this checkpoint."
+        elif name not in source.files:
+            fault = f"{name}, which is missing. Copy or download the checkpoint again."
+        if fault:
+            raise UnsupportedCheckpointError(f"{INDEX} of {source.name!r} names {fault}")
     tensors = {}
     for name in files:
         header = source.header(name)
@@ -136,7 +131,7 @@ def read_weights(source: Source) -> Weights:
 
 @contextmanager
 def open_tensors(source: Source, weights: Weights, framework: str) -> Iterator[Callable[[str], Any]]:
-    """A function that reads one tensor by its name, for "torch" or "numpy"; each file is opened once."""
+    """Yield a function that reads one tensor by its name, for "torch" or "numpy"; each file is opened once."""
     from safetensors import safe_open
 
     with ExitStack() as stack:
@@ -152,7 +147,7 @@ def open_tensors(source: Source, weights: Weights, framework: str) -> Iterator[C
 
 
 def read_written_config(source: Source) -> dict:
-    """The checkpoint's config.json as it is written.
+    """Return the checkpoint's config.json as it is written.
 
     Raises `UnsupportedCheckpointError` when there is none, or it is not a JSON object.
     """
@@ -184,7 +179,7 @@ def _of_diffusers(source: Source) -> str:
 
 
 def refuse_other_weights(source: Source, config: dict) -> None:
-    """Refuse a checkpoint of which Transformers loads other weights than those in `WEIGHTS` or `INDEX`, or more.
+    """Refuse a checkpoint of which Transformers loads other weights than `WEIGHTS` or `INDEX` have, or more.
 
     Raises `UnsupportedCheckpointError`.
     """
@@ -201,7 +196,10 @@ def refuse_other_weights(source: Source, config: dict) -> None:
 
 
 def read_weight_map(source: Source) -> dict[str, str]:
-    """Which file holds each tensor, by the index. Raises `UnsupportedCheckpointError` when the index does not tell."""
+    """Return the file of each tensor by its name, from the index.
+
+    Raises `UnsupportedCheckpointError` when the index has no map of them.
+    """
     weight_map = read_json(source, INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise UnsupportedCheckpointError(f"{INDEX} of {source.name!r} has no weight_map. Download it again.")
@@ -225,7 +223,7 @@ def refuse_links_out(source: Source, names: Iterable[str]) -> None:
 
 
 def read_json(source: Source, name: str) -> dict:
-    """A JSON file of the checkpoint.
+    """Return the object in a JSON file of the checkpoint.
 
     Raises `UnsupportedCheckpointError` when it holds no JSON object, or is a link out of the folder.
     """
@@ -236,15 +234,15 @@ def read_json(source: Source, name: str) -> dict:
 
 
 def read_any_json(source: Source, name: str) -> Any:
-    """What a JSON file of the checkpoint holds.
+    """Return the value in a JSON file of the checkpoint.
 
     Raises `UnsupportedCheckpointError` when it is not JSON, or is a link out of the folder.
     """
     refuse_links_out(source, [name])
-    if source.files[name] > reading.LARGEST:  # and isn't downloaded
+    if source.files[name] > reading.LARGEST_JSON:  # and isn't downloaded
         raise UnsupportedCheckpointError(
-            f"{name} of {source.name!r} holds {source.files[name]:,} bytes, and up to {reading.LARGEST:,} are read. "
-            f"Do not trust this checkpoint."
+            f"{name} of {source.name!r} holds {source.files[name]:,} bytes, and up to {reading.LARGEST_JSON:,} are "
+            f"read. Do not trust this checkpoint."
         )
     path = source.path(name)
     try:
@@ -260,22 +258,21 @@ def read_any_json(source: Source, name: str) -> Any:
 
 
 def _how_unlike_the_decoder(stack: str) -> tuple:
-    """Orders stacks by name: first the language model's; last what sees or hears."""
+    """Order stacks by name: first the language model's; last those of towers."""
     return bool(TOWER.search(stack)), not OF_TEXT.search(stack), not stack.endswith("layers."), stack
 
 
 def _no_weights(source: Source) -> str:
     if "adapter_config.json" in source.files:
         return _adapter(source)
-    pickles = sorted(name for name in source.files if name.endswith(PICKLES))
-    if pickles:
+    if pickles := [name for name in source.files if name.endswith(PICKLES)]:
         return (
-            f"{source.name!r} has no safetensors weights, only {pickles[0]}, and pickles are not read. "
+            f"{source.name!r} has no safetensors weights, only {min(pickles)}, and pickles are not read. "
             f"Save it again with Transformers (save_pretrained writes safetensors) and convert that."
         )
     for pattern, remedy in OF_OTHER_FORMATS.items():
-        if found := sorted(name for name in source.files if fnmatch(name, pattern)):
-            return f"{source.name!r} has no {WEIGHTS} or {INDEX}, only {found[0]}. {remedy}"
+        if names := [name for name in source.files if fnmatch(name, pattern)]:
+            return f"{source.name!r} has no {WEIGHTS} or {INDEX}, only {min(names)}. {remedy}"
     return f"{source.name!r} has no weights: neither {WEIGHTS} nor {INDEX}. Give a complete checkpoint."
 
 

@@ -1,4 +1,4 @@
-"""State what may be asked of a conversion."""
+"""The fields of connections that a conversion accepts, and their options on the command line."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from hf_hyperconn.models.connection_fields import (
 if TYPE_CHECKING:
     from typing import Unpack
 
-# of the command line, by the fields that they set
+# of the command line, by field
 OPTIONS = {
     "hc_mult": "--hc-mult",
     "connection": "--connection",
@@ -77,8 +77,8 @@ def fields_of_conversion(**given: "Unpack[GivenFields]") -> dict[str, Any]:
     Raises `ConversionError` for fields that no conversion has.
     """
     fields = completed(given)
-    if found := unknown(given) or refusal(given) or unread(given):
-        raise ConversionError(f"{found}.")
+    if fault := unknown(given) or refusal(given) or unread(given):
+        raise ConversionError(f"{fault}.")
     if because := INEXACT.get(readout := fields["hc_readout"]):
         raise ConversionError(
             f"hc_readout must be {one_of(exact('hc_readout'))} in a folder that equals its base (got {readout!r}): "

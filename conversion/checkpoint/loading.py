@@ -1,4 +1,4 @@
-"""What Transformers reports when it loads a checkpoint: tensors missing, unknown or of other shapes than the model's.
+"""Loading faults that Transformers reports: tensors missing, unknown or of other shapes than the model's.
 
 Only headers are read: the model and the tensors are made without memory behind them.
 """
@@ -33,7 +33,7 @@ FAKE_TENSORS = getLogger("torch._subclasses.fake_tensor")  # traces every error 
 
 @dataclass(frozen=True)
 class LoadingFault:
-    """Why Transformers doesn't load a checkpoint in full, and from all of its tensors.
+    """The reason why Transformers doesn't load a checkpoint in full, and from all of its tensors.
 
     kind: a tensor is "missing", "unknown" or of another "shape", the config makes too large a "buffer", or the whole
         is "refused".
@@ -48,7 +48,7 @@ class LoadingFault:
 
 
 class _Header:
-    """In the place of a tensor that is not read: it has its shape, whatever the dtype it is asked for in."""
+    """A stand-in for a tensor that is not read: it has the tensor's shape, in any dtype."""
 
     def __init__(self, shape: tuple[int, ...]):
         self._tensor = torch.empty(shape)
@@ -57,15 +57,15 @@ class _Header:
         return self
 
     def to(self, *args, **kwargs) -> torch.Tensor:
-        """The tensor."""
+        """Return the tensor, without memory."""
         return self._tensor
 
 
 def fault_by_headers(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo] | None = None) -> LoadingFault | None:
-    """Which tensor of the base's class a checkpoint lacks, holds in another shape, or holds besides.
+    """Find a tensor of the base's class that a checkpoint lacks, holds in another shape, or holds besides.
 
     checkpoint: of a base, or of its conversion, whose connections are left out.
-    tensors: those to judge, by name; None for those of the checkpoint.
+    tensors: the tensors to judge, by name; None for the checkpoint's.
 
     Raises `UnsupportedCheckpointError` when the config names a class that is not of the family.
     """
@@ -91,19 +91,15 @@ def fault_by_headers(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo] |
                 )
     except Exception as error:  # whatever Transformers makes of a config that contradicts itself or the weights
         # a class that computes with numbers, or casts modules of its own, while it is made
-        if isinstance(error, DataDependentOutputException) or _cant_cast(error):
+        if isinstance(error, DataDependentOutputException) or str(error).startswith(CANT_CAST):
             more = more_than_layers(checkpoint)
             return LoadingFault("unknown", more) if more else None
         return LoadingFault("refused", refused_by_transformers(error))
     return loading_fault(report, model_class) or _fault_of_buffers(model, shapes)
 
 
-def _cant_cast(error: Exception) -> bool:
-    return isinstance(error, RuntimeError) and str(error).startswith(CANT_CAST)
-
-
 def _fault_of_buffers(model: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> LoadingFault | None:
-    """Which tensor that a config alone asks for is out of all proportion to the weights."""
+    """Find a tensor that a config alone asks for, out of all proportion to the weights."""
     weights = sum(map(math.prod, shapes.values()))
     widest = max((max(shape, default=1) for shape in shapes.values()), default=1)
     for name, buffer in model.named_buffers():
@@ -115,22 +111,22 @@ def _fault_of_buffers(model: PreTrainedModel, shapes: Mapping[str, tuple[int, ..
 
 
 def _number(value: object) -> object:
-    """A value of config.json, where Transformers writes infinity as `{"__float__": "Infinity"}`."""
+    """Read a value of config.json, where Transformers writes infinity as `{"__float__": "Infinity"}`."""
     match value:
         case list():
-            return [_number(each) for each in value]
+            return [_number(item) for item in value]
         case {"__float__": "Infinity" | "-Infinity" | "NaN" as number, **others} if not others:
             return float(number)
     return value
 
 
 def base_class(checkpoint: Checkpoint) -> type[PreTrainedModel]:
-    """The class of Transformers that a base has, or that the base of a conversion had.
+    """Return the class of Transformers of a base, or of the base of a conversion.
 
     Raises `UnsupportedCheckpointError` when the config names another.
     """
     family = checkpoint.family
-    (architecture, *_) = checkpoint.written.get("architectures") or [family.usual_architecture]
+    architecture = checkpoint.architectures[0]
     name = architecture.removeprefix("HC")
     if name not in family.architectures:
         raise UnsupportedCheckpointError(
@@ -141,13 +137,15 @@ def base_class(checkpoint: Checkpoint) -> type[PreTrainedModel]:
 
 
 def loading_fault(report: dict, model_class: type[PreTrainedModel], layers: int | None = None) -> LoadingFault | None:
-    """The first thing that a loading report names, if it names any.
+    """Return the first fault in a loading report, if there is one.
 
     layers: how many of the first layers were loaded, where some were left out.
     """
     if missing := sorted(report["missing_keys"]):
         return LoadingFault("missing", f"the tensor {missing[0]} is missing")
-    unexpected = sorted(name for name in report["unexpected_keys"] if layers is None or not _is_beyond(name, layers))
+    unexpected = sorted(report["unexpected_keys"])
+    if layers is not None:
+        unexpected = [name for name in unexpected if not ((match := LAYER.search(name)) and int(match[1]) >= layers)]
     if unexpected:
         return LoadingFault("unknown", f"a {model_class.__name__} has no tensor {unexpected[0]}")
     for name, stored, expected in sorted(report["mismatched_keys"]):
@@ -156,21 +154,20 @@ def loading_fault(report: dict, model_class: type[PreTrainedModel], layers: int 
 
 
 def refused_by_transformers(error: Exception) -> str:
-    """That Transformers can't load a checkpoint, with the reason it gives."""
+    """Say that Transformers can't load a checkpoint, with its reason."""
     return f"Transformers can't load it ({' '.join(str(error).split()) or type(error).__name__:.300})"
 
 
 def without_kernels(config: PreTrainedConfig) -> PreTrainedConfig:
-    """A config, changed so that no implementation of attention or experts is fetched, or needs a device of its own.
+    """Change a config so that no implementation of attention or experts is fetched, or needs a device of its own.
 
-    Where it, or a config in it, names one other than `RUN_AS_NAMED`, Transformers chooses as it does for a config that
-    names none.
+    Implementations other than `RUN_AS_NAMED` are left to Transformers' choice, also in configs inside of it.
     """
     nested = list(_nested(config))
     for field in ("_attn_implementation", "_experts_implementation"):
-        named = [getattr(each, field, None) for each in nested]
-        for each, name in zip(nested, named, strict=True):  # setting one sets those in it, which come after it
-            setattr(each, field, name if name in RUN_AS_NAMED else None)
+        names = [getattr(part, field, None) for part in nested]
+        for part, name in zip(nested, names, strict=True):  # setting it sets it in inner configs, which come after
+            setattr(part, field, name if name in RUN_AS_NAMED else None)
     return config
 
 
@@ -183,7 +180,7 @@ def _nested(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
 
 @contextmanager
 def while_loading() -> Iterator[None]:
-    """Keep Transformers' loading reports, which name the layers left out, and torch's traces from the terminal.
+    """Keep Transformers' loading reports and torch's traces from the terminal.
 
     Ctrl-C is held meanwhile, as weights are loaded on several threads.
     """
@@ -199,8 +196,3 @@ def while_loading() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-
-
-def _is_beyond(name: str, layers: int) -> bool:
-    match = LAYER.search(name)
-    return match is not None and int(match[1]) >= layers

@@ -1,4 +1,4 @@
-"""The model code that a checkpoint brings, judged by what it names itself and not by what this release writes."""
+"""The model code of a checkpoint, judged by its own names and not by the code of this release."""
 
 import ast
 import re
@@ -16,16 +16,15 @@ from ..files.reading import read_text
 from .checkpoint import Checkpoint
 from .source import CONFIG, Source
 
-LARGEST = 1_000_000  # bytes of a file of code
+LARGEST_CODE = 1_000_000  # bytes of a file
 REFERENCE = re.compile(r"(\w+)\.(\w+)")
 
 
 def code_of(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The files that `auto_map` names, and those beside them that they import, also where one is missing.
+    """Return the files that `auto_map` names, and their imports beside them, also where one is missing.
 
     Raises `UnsupportedCheckpointError` when one can't be read.
     """
-
     source, named = checkpoint.source, _named(checkpoint.written)
 
     def read(module: str) -> str:
@@ -45,7 +44,7 @@ def size_of_code(checkpoint: Checkpoint) -> tuple[int, int]:
 
 
 def code_fault(checkpoint: Checkpoint) -> str | None:
-    """What is wrong with the code of a checkpoint: classes not named, files missing, or cut from other layers."""
+    """Find a fault of the code of a checkpoint: classes not named, a file missing, or branches of other layers."""
     config, family = checkpoint.written, checkpoint.family
     named, expected = _named(config), family.auto_map
     wrong = [auto for auto, (file, name) in named.items() if expected.get(auto, f"{file}.{name}") != f"{file}.{name}"]
@@ -57,19 +56,19 @@ def code_fault(checkpoint: Checkpoint) -> str | None:
 
 
 def cuts_of(checkpoint: Checkpoint) -> tuple[CutFrom, ...]:
-    """What branches in the code of a checkpoint say that they were cut from."""
+    """Return the sources of branches that are written in the code of a checkpoint."""
     source, family = checkpoint.source, checkpoint.family
-    files = [file for each in (family, family.of_layers) if each is not None for file in each.files]
-    texts = [_text(source, name) for name in files if name in source.files and name.startswith("modeling_")]
+    names = (*family.files, *(family.of_layers.files if family.of_layers else ()))
+    texts = [_text(source, name) for name in names if name in source.files and name.startswith("modeling_")]
     return tuple(cut for text in texts if "CutFrom(" in text for cut in _cuts(text))
 
 
 def cut_fault(cuts: Iterable[CutFrom]) -> str | None:
-    """What branches were cut from that the installed Transformers has otherwise; None for nothing."""
+    """Find a source of branches that the installed Transformers has otherwise."""
     for cut in cuts:
-        found = [each for name in cut.functions if (each := Function.named(name)) is not None]
-        same = digest([(each.node, each.layers) for each in found])
-        if len(found) != len(cut.functions) or same != cut.same:
+        functions = [function for name in cut.functions if (function := Function.named(name)) is not None]
+        same = digest([(function.node, function.layers) for function in functions])
+        if len(functions) != len(cut.functions) or same != cut.same:
             return (
                 f"the code was cut from Transformers {cut.release}, and {cut.functions[0].partition(':')[2]} of the "
                 f"installed {release()} is another. Install transformers=={cut.release}, or run `hf-hyperconn refresh`"
@@ -78,7 +77,7 @@ def cut_fault(cuts: Iterable[CutFrom]) -> str | None:
 
 
 def _cuts(text: str) -> Iterator[CutFrom]:
-    """What is written as `cut_from = CutFrom(...)` in a file of code."""
+    """Yield every `cut_from = CutFrom(...)` in a file of code."""
     try:
         nodes = [*ast.walk(ast.parse(text))]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -97,14 +96,14 @@ def _cuts(text: str) -> Iterator[CutFrom]:
 
 
 def written_by(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
-    """The releases of this package and of Transformers that wrote the code of a checkpoint, as far as it tells."""
+    """Return the releases of this package and of Transformers that wrote the code; None for an unknown one."""
     if versions := (checkpoint.record or {}).get("versions"):
         return versions.get("hf_hyperconn"), versions.get("transformers")
     return checkpoint.config.get("hc_version"), checkpoint.config.get("transformers_version")
 
 
 def packaged(name: str, config: dict) -> str | None:
-    """The source of a file of model code as this release writes it for a config; None when it has no such file."""
+    """Return a file of model code as this release writes it for a config; None when it has no such file."""
     try:
         return written_for(config, name.removesuffix(".py"), code_text(name))
     except (FileNotFoundError, UnsupportedCheckpointError):
@@ -112,7 +111,7 @@ def packaged(name: str, config: dict) -> str | None:
 
 
 def _named(config: dict) -> dict[str, tuple[str, str]]:
-    """File and class by Auto class, of those that are written as the converter writes them."""
+    """Return file and class by Auto class, for entries as the converter writes them."""
     auto_map = config.get("auto_map")
     if not isinstance(auto_map, dict):
         return {}
@@ -122,7 +121,7 @@ def _named(config: dict) -> dict[str, tuple[str, str]]:
 
 def _text(source: Source, name: str) -> str:
     try:
-        return read_text(source.path(name), LARGEST)
+        return read_text(source.path(name), LARGEST_CODE)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UnsupportedCheckpointError(f"can't read {name} of {source.name!r}: {reason}.") from error

@@ -1,4 +1,4 @@
-"""The text of a model card: which parts of it were generated, and how new ones take their place.
+"""The text of a model card: its generated sections, and new ones in their place.
 
 A generated section stands between two marks, of which the first bears a digest of what was generated:
 
@@ -6,8 +6,8 @@ A generated section stands between two marks, of which the first bears a digest 
     ...
     <!-- /hf-hyperconn -->
 
-What stands outside the marks, or differs from its digest, was written by a person and is kept. A file that is
-generated as a whole begins with a digest of the rest.
+Text outside the marks, or with another digest, was written by a person and is kept. A file that is generated as a
+whole begins with a digest of the rest.
 """
 
 import hashlib
@@ -42,11 +42,11 @@ TRAINER_FACTS = (RESULTS, "Training hyperparameters", "Training results", "Frame
 
 
 def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
-    """The metadata (`data`) and the text (`text`) of a README.md.
+    """Return metadata (`data`) and text (`text`) of a README.md.
 
     lenient: whether a `model-index` that can't be read is left out.
 
-    Raises `CardError` when it can't be read, is not text, or its metadata is not a YAML mapping without aliases.
+    Raises `CardError` when the file can't be read, is not text, or its metadata is no YAML mapping without aliases.
     """
     from huggingface_hub import ModelCard
     from yaml import YAMLError
@@ -71,7 +71,7 @@ def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
 
 
 def _check_metadata(content: str) -> None:
-    """Raises `ValueError` or `YAMLError` for metadata that stand for more than is written, or take long to read."""
+    """Raise `ValueError` or `YAMLError` for metadata that stand for more than is written, or take long to read."""
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
     from yaml import AliasEvent, SafeLoader, compose
 
@@ -89,45 +89,49 @@ def _check_metadata(content: str) -> None:
 
 
 def _languages(value):
-    """Languages as they were written: in YAML, Norwegian's code is a way to say false."""
+    """Return languages as they were written: in YAML, Norwegian's code is a way to say false."""
     if isinstance(value, list):
-        return [_languages(each) for each in value]
+        return [_languages(language) for language in value]
     return "no" if value is False else value
 
 
 def is_ours(text: str) -> bool:
-    """Whether there are generated sections in the text of a card."""
+    """Tell whether there are generated sections in the text of a card."""
     return any(_sections(text))
 
 
 def is_by_trainer(text: str) -> bool:
-    """Whether Transformers' Trainer wrote this text of a card, and nobody has removed its comment since."""
+    """Tell whether Transformers' Trainer wrote this text of a card, and its comment is still there."""
     return BY_TRAINER in text and not is_ours(text)
 
 
 def stamp(text: str) -> str:
-    """The text of a card whose sections were just generated, with their digests."""
-    compact = re.sub(r"\n{3,}", "\n\n", text)
-    return _with_sections(compact, lambda section: _marked(section["name"], section["text"]))
+    """Add digests to the sections of a text that was just generated."""
+
+    def marked(section: re.Match) -> str:
+        text = section["text"]
+        return f"<!-- hf-hyperconn: {section['name']} {_digest(text)} -->\n{text}{CLOSED}\n"
+
+    return _with_sections(re.sub(r"\n{3,}", "\n\n", text), marked)
 
 
 def stamp_file(text: str) -> str:
-    """A file of YAML that was just generated, with its digest in a comment."""
+    """Add a comment with its digest to a file of YAML that was just generated."""
     return f"{STAMP}{_digest(text)}\n{text}"
 
 
 def is_stamped(text: str) -> bool:
-    """Whether a file is as it was when `stamp_file` was given it."""
+    """Tell whether a file is unchanged since `stamp_file`."""
     first, _, rest = text.partition("\n")
     return first == f"{STAMP}{_digest(rest)}"
 
 
 def merge(old: str, new: str) -> tuple[str, tuple[str, ...]]:
-    """The text `old` with the generated sections of `new`, which is stamped.
+    """Put the generated sections of `new`, which is stamped, into the text `old`.
 
-    A section that `old` lacks is put after the one before it in `new`. A section that `new` lacks stays.
+    A section that `old` lacks is put after its predecessor in `new`. A section that `new` lacks stays.
 
-    Returns the text, and the names of the sections that are as they were: edited, or not generated this time.
+    Returns the text, and the names of the sections that stayed: edited, or not generated this time.
     """
     fresh = {section["name"]: section[0] for section in _sections(new)}
     kept = []
@@ -142,16 +146,17 @@ def merge(old: str, new: str) -> tuple[str, tuple[str, ...]]:
     text = _with_sections(old, renew)
     previous = None
     for name, section in fresh.items():
-        places = {found["name"]: found for found in _sections(text)}
+        places = {match["name"]: match for match in _sections(text)}
         if name not in places:
-            after = places[previous].end() if previous in places else _before(places, text)
+            first = min((match.start() for match in places.values()), default=len(text))
+            after = places[previous].end() if previous in places else first
             text = f"{text[:after].rstrip()}\n\n{section}\n{text[after:].lstrip()}".lstrip()
         previous = name
     return text.rstrip() + "\n", tuple(kept)
 
 
 def trainer_facts(text: str) -> str:
-    """What a Trainer's card says of the training, also when it has since become part of one of ours."""
+    """Return the facts of the training from a Trainer's card, also when it has become part of one of ours."""
     if is_ours(text):
         text = "".join(section["text"] for section in _sections(text) if section["name"] == "training")
     facts = []
@@ -165,7 +170,7 @@ def trainer_facts(text: str) -> str:
 
 
 def written_into(text: str) -> str:
-    """What a person has written into a Trainer's card: sections that Trainer left open, and ones of their own."""
+    """Return a person's text from a Trainer's card: sections that Trainer left open, and sections of their own."""
     by_trainer = (*TRAINER_FACTS, "Training procedure")
     return "".join(
         block
@@ -175,15 +180,15 @@ def written_into(text: str) -> str:
 
 
 def _sections(text: str) -> Iterator[re.Match]:
-    """The generated sections of a text, looked for no further than the last mark that closes one.
+    """Find the generated sections of a text, no further than the last closing mark.
 
-    After it, each mark that opens one would be followed to the end of the text.
+    After it, each opening mark would be followed to the end of the text.
     """
     return SECTION.finditer(text, 0, _end_of_sections(text))
 
 
 def _with_sections(text: str, renewed: Callable[[re.Match], str]) -> str:
-    """A text with each of its sections replaced."""
+    """Replace each section of a text."""
     end = _end_of_sections(text)
     return SECTION.sub(renewed, text[:end]) + text[end:]
 
@@ -194,18 +199,9 @@ def _end_of_sections(text: str) -> int:
 
 
 def _by_headings(text: str) -> list[tuple[str, str]]:
-    """Each heading, and the text from it up to the next one."""
+    """Return each heading, and the text from it up to the next one."""
     blocks = [block for block in HEADING.split(text) if block.startswith("#")]
     return [(block.partition("\n")[0].lstrip("# ").rstrip(), block) for block in blocks]
-
-
-def _before(places: dict[str, re.Match], text: str) -> int:
-    """Where a section goes that comes before all those there are."""
-    return min((section.start() for section in places.values()), default=len(text))
-
-
-def _marked(name: str, text: str) -> str:
-    return f"<!-- hf-hyperconn: {name} {_digest(text)} -->\n{text}<!-- /hf-hyperconn -->\n"
 
 
 def _digest(text: str) -> str:

@@ -1,4 +1,4 @@
-"""hyperconn_conversion.json: where a converted checkpoint comes from, and what verification found."""
+"""The record of a conversion, hyperconn_conversion.json: its base, digests of its files, its verification."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ from .source import COMMIT, RECORD, REPO_ID, Source
 
 SHA256 = re.compile("[0-9a-f]{64}")
 
-# types of what is read of each part
+# types of the values that are read, by part
 TEXT_OR_NONE = (str, type(None))
 BASE = {"model": str, "commit": TEXT_OR_NONE}
 SHARD = {"file": str, "source": str, "size": int, "sha256": TEXT_OR_NONE}
@@ -31,27 +31,26 @@ COMPARISON = {
 
 
 def read_record(source: Source) -> dict | None:
-    """The record of a conversion; None of a checkpoint that has none.
+    """Return the record of a conversion; None of a checkpoint without one.
 
-    Its keys `base` and `base_shards` are there; of what else it holds, the parts in `OTHERS` are as the converter
-    writes them.
+    It has the keys `base` and `base_shards`. The parts in `OTHERS` are None or as the converter writes them.
 
     Raises `UnsupportedCheckpointError` when the file is not as the converter writes it.
     """
     if RECORD not in source.files:
         return None
     record = read_json(source, RECORD)
-    if found := _fault(record):
+    if fault := _fault(record):
         raise UnsupportedCheckpointError(
-            f"{RECORD} of {source.name!r} is not what the converter writes ({found}). Convert the base again."
+            f"{RECORD} of {source.name!r} is not what the converter writes ({fault}). Convert the base again."
         )
     return record
 
 
 def base_of(config: dict, record: dict | None) -> tuple[str | None, str | None]:
-    """What a checkpoint was converted from, and its commit on the Hub.
+    """Return the base of a checkpoint, and its commit on the Hub.
 
-    After training there is no record of a conversion; of a base on the Hub the config still tells.
+    After training there is no record of a conversion. The config still names a base on the Hub.
     """
     if record is None:
         return config.get("hc_base_model"), config.get("hc_base_commit")
@@ -59,24 +58,24 @@ def base_of(config: dict, record: dict | None) -> tuple[str | None, str | None]:
 
 
 def base_on_the_hub(config: dict, record: dict | None) -> tuple[str | None, str | None]:
-    """Id and commit of a base that is no local folder; the commit is None where it is not known."""
+    """Return id and commit of a base that is no local folder; the commit is None where it is not known."""
     base, commit = base_of(config, record)
     is_named = commit is not None or base == config.get("hc_base_model")
     return (base, commit) if is_named and REPO_ID.fullmatch(str(base)) and base is not None else (None, None)
 
 
 def is_verified(record: dict) -> bool:
-    """Whether the conversion has been compared with its base."""
+    """Tell whether the conversion has been compared with its base."""
     return bool(record.get("verification"))
 
 
 def shards_without_digest(record: dict) -> tuple[str, ...]:
-    """The base shards of which no SHA-256 was recorded, so that a change of them goes unnoticed."""
+    """Return the base shards without a recorded SHA-256, whose changes go unnoticed."""
     return tuple(shard["file"] for shard in record["base_shards"] if shard["sha256"] is None)
 
 
 def _fault(record: dict) -> str | None:
-    """The first part of a record that is not as the converter writes it."""
+    """Find the first part of a record that is not as the converter writes it."""
     shards = record.get("base_shards")
     if not isinstance(shards, list):
         return f"base_shards is {shards!r:.40}"
@@ -108,11 +107,11 @@ def _fault(record: dict) -> str | None:
 
 
 def _is_of(value, accepted: type | tuple[type, ...]) -> bool:
-    """Whether a value of JSON is of a type, where true and false are no numbers."""
+    """Tell whether a value of JSON is of a type, where true and false are no numbers."""
     types = accepted if isinstance(accepted, tuple) else (accepted,)
     return isinstance(value, types) and (not isinstance(value, bool) or bool in types)
 
 
 def _are_layers(value) -> bool:
-    """Whether a value is how many layers were run, of how many."""
-    return isinstance(value, list) and len(value) == 2 and all(_is_of(each, int) for each in value)
+    """Tell whether a value is the number of layers that ran, and of all layers."""
+    return isinstance(value, list) and len(value) == 2 and all(_is_of(count, int) for count in value)

@@ -1,4 +1,4 @@
-"""What a model's repo on the Hub consists of, besides config, weights and code: the names that a push looks for."""
+"""The names of a model's files in a repo on the Hub, besides config, weights and code."""
 
 import re
 from fnmatch import fnmatchcase
@@ -41,19 +41,19 @@ NOT_FOR_A_REPO = re.compile(r"(.*/)?\.(git|cache)/.*", re.DOTALL)
 
 
 def belongs(name: str) -> bool:
-    """Whether the file of a path goes with a model: of its tokenizer, processor, licence, record, card or figures."""
+    """Tell whether a file goes with a model: of its tokenizer, processor, licence, record, card or figures."""
     listed = any(_matches(name, pattern) for pattern in (*TOKENIZER, *CONFIGS, *ABOUT))
     return listed or LICENCE.fullmatch(name) is not None
 
 
 def belongs_to_module(name: str) -> bool:
-    """Whether a file goes with a module of sentence-transformers in whose folder it is."""
+    """Tell whether a file goes with the module of sentence-transformers in its folder."""
     own = name.rpartition("/")[2]
     return any(fnmatchcase(own, pattern) for pattern in MODULE) or (belongs(own) and own != README)
 
 
 def may_be_added(name: str) -> bool:
-    """Whether a file that does not belong may go up when it is asked for.
+    """Tell whether a file that does not belong may go up on request.
 
     It may not where it would be loaded instead of the model's weights, or is of git or a download.
     """
@@ -61,5 +61,5 @@ def may_be_added(name: str) -> bool:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a path is of a pattern, whose `*` is within one folder."""
+    """Tell whether a path matches a pattern, whose `*` is within one folder."""
     return name.count("/") == pattern.count("/") and fnmatchcase(name, pattern)

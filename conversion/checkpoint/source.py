@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: a local folder or a repo of the Hub."""
+"""The source of a checkpoint's files: a local folder or a repo of the Hub."""
 
 import errno
 import os
@@ -13,14 +13,13 @@ from transformers.utils import logging
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
-from ..files.reading import LARGEST, TensorInfo, check_offsets, read_header, tensor_info
-from ..files.writing import is_of_volume
+from ..files.reading import LARGEST_JSON, TensorInfo, check_offsets, read_header, tensor_info
 
 logger = logging.get_logger(__name__)
 
 CONFIG = "config.json"
 RECORD = "hyperconn_conversion.json"
-GENERATE = "custom_generate/generate.py"  # which `generate` runs, of a folder whose code is trusted
+GENERATE = "custom_generate/generate.py"  # run by `generate`, of a folder whose code is trusted
 REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 COMMIT = re.compile("[0-9a-f]{40}")
 # of this machine, not of the way to the Hub
@@ -43,25 +42,25 @@ class Source(ABC):
 
     @abstractmethod
     def folder(self, names: Iterable[str]) -> Path:
-        """A local folder that holds the files `names`, downloaded first if need be."""
+        """Return a local folder that holds the files `names`, downloaded first if need be."""
 
     @abstractmethod
     def header(self, name: str) -> dict[str, TensorInfo]:
-        """The tensors of a safetensors file, without downloading its data."""
+        """Return the tensors of a safetensors file, without downloading its data."""
 
     @abstractmethod
     def to_download(self, names: list[str]) -> tuple[Path, int]:
-        """Where files would be downloaded to, and how many bytes of the files `names` are not there yet."""
+        """Return the folder of downloads, and how many bytes of the files `names` are not there yet."""
 
     def path(self, name: str) -> Path:
-        """A local path of one file, downloaded first if need be; never a symbolic link."""
+        """Return a local path of one file, downloaded first if need be; never a symbolic link."""
         return Path(os.path.realpath(self.folder([name]) / name))
 
 
 class LocalSource(Source):
-    """A folder, of which pipes, devices and links to nothing are not files.
+    """A folder without its pipes, devices and links to nothing.
 
-    Raises `UnsupportedCheckpointError` when it can't be read in full, or a name in it is no text.
+    Raises `UnsupportedCheckpointError` when the folder can't be read in full, or a name in it is not UTF-8.
     """
 
     def __init__(self, folder: Path, name: str | None = None, commit: str | None = None):
@@ -94,7 +93,7 @@ class HubSource(Source):
             siblings = info.siblings or []
             self.files = {sibling.rfilename: sibling.size or 0 for sibling in siblings}
             self.sha256 = {sibling.rfilename: sibling.lfs.sha256 for sibling in siblings if sibling.lfs}
-            if 0 < self.files.get(CONFIG, 0) <= LARGEST:
+            if 0 < self.files.get(CONFIG, 0) <= LARGEST_JSON:
                 # asked for by its revision, so that the cache knows the commit when the Hub is out of reach
                 self._api.hf_hub_download(repo_id, CONFIG, revision=revision)
 
@@ -134,7 +133,7 @@ class _Unreachable(UnsupportedCheckpointError):
 
 
 def open_source(model: str, revision: str | None = None) -> Source:
-    """The checkpoint behind MODEL, a local folder or a Hub id.
+    """Open the source behind MODEL, a local folder or a Hub id.
 
     revision: branch, tag or commit of a Hub repo.
 
@@ -170,7 +169,7 @@ def open_source(model: str, revision: str | None = None) -> Source:
 
 
 def fetch(repo_id: str, name: str, revision: str | None) -> Path | None:
-    """One file of a Hub repo, from the local cache or downloaded; None when the repo does not have it.
+    """Return the path of one file of a Hub repo, cached or downloaded; None when the repo does not have it.
 
     Raises `UnsupportedCheckpointError` when the Hub refuses or can't be reached.
     """
@@ -184,7 +183,7 @@ def fetch(repo_id: str, name: str, revision: str | None) -> Path | None:
 
 
 def check_is_text(name: str) -> None:
-    """Raises `UnsupportedCheckpointError` for the name of a file or folder that is not UTF-8."""
+    """Raise `UnsupportedCheckpointError` for the name of a file or folder that is not UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -194,10 +193,10 @@ def check_is_text(name: str) -> None:
 
 
 def _regular_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Path inside a folder and size of each of its files, but what a file system keeps for itself."""
+    """Yield path inside a folder and size of each of its files, but those that a file system keeps for itself."""
 
     def refuse(error: OSError) -> None:
-        if is_of_volume(error, folder):
+        if Path(str(error.filename)) == folder / "lost+found":  # of a file system, which only root may read
             return
         raise UnsupportedCheckpointError(
             f"can't read '{error.filename}': {error.strerror}. Allow that, or give another folder."
@@ -207,20 +206,19 @@ def _regular_files(folder: Path) -> Iterator[tuple[str, int]]:
         for name in names:
             path = Path(place, name)
             try:
-                found = path.stat()
+                status = path.stat()
             except OSError as error:
-                if os.path.islink(path):  # to nothing, to itself or to where nobody may look
-                    continue
-                refuse(error)
+                if not os.path.islink(path):  # to nothing, to itself or to where nobody may look
+                    refuse(error)
                 continue
-            if stat.S_ISREG(found.st_mode):
+            if stat.S_ISREG(status.st_mode):
                 inside = path.relative_to(folder).as_posix()
                 check_is_text(inside)
-                yield inside, found.st_size
+                yield inside, status.st_size
 
 
 def _cached(repo_id: str, revision: str | None) -> LocalSource | None:
-    """What the local cache holds of a repo, if there are weights in it."""
+    """Return the source of a repo in the local cache, if it has weights."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -233,7 +231,7 @@ def _cached(repo_id: str, revision: str | None) -> LocalSource | None:
 
 @contextmanager
 def _hub_errors(repo_id: str, revision: str | None):
-    """Turn what huggingface_hub raises into an error that says what to do."""
+    """Turn errors of huggingface_hub into ones that say what to do."""
     from huggingface_hub import constants, errors
 
     try:

@@ -1,4 +1,4 @@
-"""Reading small files that somebody else wrote: regular ones alone, and no more of them than they may hold."""
+"""Reading of small files that somebody else wrote, and of the headers of safetensors files."""
 
 import errno
 import json
@@ -9,72 +9,14 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
-LARGEST = 50_000_000  # bytes; of JSON, Python's values take up to 24 times as many
-LARGEST_SIZE = 2**31  # that a model has
-HUGE = 2**63  # what no count and no score comes to
-HALVES = re.compile(r"\\u[dD][89a-fA-F]")
-
-
-def open_regular(path: str | Path) -> BinaryIO:
-    """A regular file, open to be read. Neither a pipe nor a device is waited for.
-
-    Raises `OSError` when it can't be opened or is something else.
-    """
-    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return file
-
-
-def read_text(path: str | Path, largest: int = LARGEST) -> str:
-    """The text of a file in UTF-8, without a mark of its byte order.
-
-    largest: how many bytes it may hold.
-
-    Raises `OSError` when it can't be read, is no regular file or holds more, and `ValueError` when it is no such text.
-    """
-    with open_regular(path) as file:
-        if (size := os.fstat(file.fileno()).st_size) > largest:
-            raise OSError(errno.EFBIG, f"it holds more than {largest:,} bytes", str(path))
-        content = file.read(size)
-    return content.decode("utf-8-sig")
-
-
-def read_json(path: str | Path, largest: int = LARGEST) -> Any:
-    """What a file of JSON holds; arguments and `OSError` as for `read_text`.
-
-    Raises `ValueError` when it is not JSON, nested deeper than can be read, or escapes stand for halves of characters.
-    """
-    text = read_text(path, largest)
-    try:
-        content = json.loads(text)
-        if HALVES.search(text):
-            json.dumps(content, ensure_ascii=False).encode()
-        return content
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-def finite(value: object) -> int | float | None:
-    """A value that is a number and can be written as one, or None."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < HUGE:
-        return value
-    return None
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def is_size(value: object) -> bool:
-    """Whether a field of a config holds a size that a model can have."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < LARGEST_SIZE
-
+LARGEST_JSON = 50_000_000  # bytes; Python's values take up to 24 times as many
+LARGEST_SIZE = 2**31  # of a model
+HUGE = 2**63  # above every count and score
+HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # of characters, as escapes
 
 # bits of one value, of all dtypes of safetensors
 BITS = {
@@ -87,9 +29,68 @@ BITS = {
 }
 
 
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a regular file to read it, without waiting for a pipe or a device.
+
+    Raises `OSError` when it can't be opened or is something else.
+    """
+    nonblocking = getattr(os, "O_NONBLOCK", 0)
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | nonblocking))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
+
+
+def read_text(path: str | Path, largest: int = LARGEST_JSON) -> str:
+    """Return the text of a file in UTF-8, without a mark of its byte order.
+
+    largest: how many bytes the file may hold.
+
+    Raises `OSError` when it can't be read, is no regular file or holds more, and `ValueError` when it isn't UTF-8.
+    """
+    with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > largest:
+            raise OSError(errno.EFBIG, f"it holds more than {largest:,} bytes", str(path))
+        content = file.read(size)
+    return content.decode("utf-8-sig")
+
+
+def read_json(path: str | Path) -> Any:
+    """Return the value in a JSON file.
+
+    Raises `OSError` as `read_text` does. Raises `ValueError` when the text is not JSON, is nested too deeply, or has
+    escapes for halves of characters.
+    """
+    text = read_text(path)
+    try:
+        content = json.loads(text)
+        if HALVES.search(text):
+            json.dumps(content, ensure_ascii=False).encode()
+        return content
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def finite(value: object) -> int | float | None:
+    """Return a value that is a number and can be written as one, or None."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < HUGE:
+        return value
+    return None
+
+
+def is_size(value: object) -> bool:
+    """Tell whether a field of a config holds a size that a model can have."""
+    return _is_count(value) and 0 < value < LARGEST_SIZE
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 @dataclass(frozen=True)
 class TensorInfo:
-    """dtype (as safetensors spells it), shape, size in bytes and file of one stored tensor."""
+    """A stored tensor: dtype (as safetensors spells it), shape, size in bytes and file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -98,14 +99,14 @@ class TensorInfo:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Count the elements."""
         return math.prod(self.shape)
 
 
 def tensor_info(dtype: str, shape: list[int], file: str) -> TensorInfo:
-    """The entry of a header as a `TensorInfo`.
+    """Return the entry of a header as a `TensorInfo`.
 
-    Raises `ValueError` for a dtype or a shape that there is not.
+    Raises `ValueError` for an unknown dtype or an impossible shape.
     """
     if not isinstance(dtype, str) or dtype not in BITS:
         raise ValueError(f"a tensor has dtype {dtype!r:.40}")
@@ -131,7 +132,7 @@ def check_offsets(tensors: Mapping[str, TensorInfo], offsets: Mapping[str, tuple
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of a safetensors file, which safetensors itself checks.
+    """Return the tensors of a safetensors file, which safetensors itself checks.
 
     Raises `UnsupportedCheckpointError` when the file can't be read, is cut short or is not safetensors.
     """
@@ -141,16 +142,10 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         open_regular(path).close()
         with safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            return {
-                name: tensor_info(found.get_dtype(), found.get_shape(), path.name) for name, found in slices.items()
-            }
+            return {name: tensor_info(part.get_dtype(), part.get_shape(), path.name) for name, part in slices.items()}
     except OSError as error:
         raise UnsupportedCheckpointError(f"can't read '{path}': {error.strerror}. Check its permissions.") from error
     except (SafetensorError, ValueError) as error:
         raise UnsupportedCheckpointError(
             f"{str(path)!r} is cut short or not a safetensors file ({error}). Copy or download it again."
         ) from error
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,4 +1,4 @@
-"""Bringing weight files to the output, byte for byte."""
+"""Copying, linking and comparing of files, byte for byte."""
 
 import hashlib
 import os
@@ -14,16 +14,21 @@ COPIED_AT_ONCE = 2**26
 
 FICLONE = 0x40049409  # Linux: share the extents of another file, on file systems that can
 
+Progress = Callable[[int], None]  # called with each number of bytes done
 
-def bring(source: Path, target: Path, link: str, progress: Callable[[int], None]) -> None:
+
+def _ignore(count: int) -> None:
+    pass
+
+
+def bring(source: Path, target: Path, link: str, progress: Progress) -> None:
     """Make `target` hold the bytes of `source`; it appears under its name only when complete.
 
     link: "copy" (sharing extents where the file system can), "hard" or "symlink".
-    progress: called with each number of bytes done.
 
     Raises `ConversionError` when the file system refuses.
     """
-    if target.exists() and _is_of(source, target):
+    if target.exists() and _are_equal(source, target):
         progress(source.stat().st_size)
         return
     part = target.with_name(target.name + ".part")
@@ -41,7 +46,7 @@ def bring(source: Path, target: Path, link: str, progress: Callable[[int], None]
         raise ConversionError(f"can't bring '{source}' to '{target.parent}': {error.strerror}. {advice}") from error
 
 
-def compare(source: Path, target: Path, progress: Callable[[int], None] = lambda count: None) -> str:
+def compare(source: Path, target: Path, progress: Progress = _ignore) -> str:
     """Read two files side by side and return their common SHA-256; a file and a link to it are read once.
 
     Raises `VerificationError` when they differ.
@@ -50,33 +55,27 @@ def compare(source: Path, target: Path, progress: Callable[[int], None] = lambda
         return digest(source, progress)
     if source.stat().st_size != target.stat().st_size:
         raise VerificationError(f"'{target}' and '{source}' differ in size.")
-    found, here, there = hashlib.sha256(), bytearray(CHUNK), bytearray(CHUNK)
+    sha256 = hashlib.sha256()
     with open(source, "rb") as a, open(target, "rb") as b:
-        while count := a.readinto(here):
-            if b.readinto(there) != count or not _equal(here, there, count):
+        while chunk := a.read(CHUNK):
+            if b.read(CHUNK) != chunk:
                 raise VerificationError(f"'{target}' differs from '{source}'.")
-            found.update(memoryview(here)[:count])
-            progress(count)
-    return found.hexdigest()
+            sha256.update(chunk)
+            progress(len(chunk))
+    return sha256.hexdigest()
 
 
-def digest(path: Path, progress: Callable[[int], None] = lambda count: None) -> str:
-    """The SHA-256 of a file."""
-    found, chunk = hashlib.sha256(), bytearray(CHUNK)
+def digest(path: Path, progress: Progress = _ignore) -> str:
+    """Return the SHA-256 of a file."""
+    sha256 = hashlib.sha256()
     with open(path, "rb") as file:
-        while count := file.readinto(chunk):
-            found.update(memoryview(chunk)[:count])
-            progress(count)
-    return found.hexdigest()
+        while chunk := file.read(CHUNK):
+            sha256.update(chunk)
+            progress(len(chunk))
+    return sha256.hexdigest()
 
 
-def _equal(here: bytearray, there: bytearray, count: int) -> bool:
-    """Whether the first `count` bytes are equal; whole buffers are compared without copying them."""
-    return here == there if count == len(here) else here[:count] == there[:count]
-
-
-def _is_of(source: Path, target: Path) -> bool:
-    """Whether what an earlier attempt brought is still what the source holds."""
+def _are_equal(source: Path, target: Path) -> bool:
     try:
         compare(source, target)
     except VerificationError:
@@ -85,29 +84,26 @@ def _is_of(source: Path, target: Path) -> bool:
 
 
 def copy_anew(source: Path, target: Path) -> None:
-    """Copy a file, in place of what has the name `target`. Raises `OSError`, also when `source` is no regular file."""
+    """Copy a file, in place of any file or link at `target`.
+
+    Raises `OSError`, also when `source` is no regular file.
+    """
     if os.path.lexists(target):
         target.unlink()
+    _copy(source, target)
+
+
+def _copy(source: Path, target: Path, progress: Progress = _ignore) -> None:
     with opened_to_copy(source, target) as (a, b):
-        _copy_all(a.fileno(), b.fileno())
-
-
-def _copy(source: Path, target: Path, progress: Callable[[int], None]) -> None:
-    with opened_to_copy(source, target) as (a, b):
-        _copy_all(a.fileno(), b.fileno(), progress)
-
-
-def _copy_all(source: int, target: int, progress: Callable[[int], None] = lambda count: None) -> None:
-    """Copy what an open file holds to another."""
-    size, done = os.fstat(source).st_size, 0
-    if _reflink(source, target):
-        progress(size)
-        return
-    while count := _copy_some(source, target, done):
-        done += count
-        progress(count)
-    if done != size:
-        raise OSError(0, f"only {done} of {size} bytes could be read")
+        size, done = os.fstat(a.fileno()).st_size, 0
+        if _reflink(a.fileno(), b.fileno()):
+            progress(size)
+            return
+        while count := _copy_some(a.fileno(), b.fileno(), done):
+            done += count
+            progress(count)
+        if done != size:
+            raise OSError(0, f"only {done} of {size} bytes could be read")
 
 
 def _copy_some(source: int, target: int, offset: int) -> int:

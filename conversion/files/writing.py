@@ -1,4 +1,4 @@
-"""Files of a checkpoint's folder: written whole or not at all, and not outside of it."""
+"""Writing of files and folders of a checkpoint: whole or not at all, inside of it, and under a lock."""
 
 import errno
 import json
@@ -21,7 +21,7 @@ PART = re.compile(r"\.hyperconn-[0-9a-f]{16}\.part")  # what is not complete yet
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Make a file hold `content`, in one step; when that fails, it is as it was.
+    """Make a file hold `content`, in one step; a failure leaves the old file.
 
     A link is replaced, not what it leads to. A file keeps its permissions. Raises `OSError`.
     """
@@ -53,12 +53,12 @@ def replace_files(folder: Path, contents: Mapping[str, bytes | None]) -> None:
 
 
 def as_json(content: object) -> bytes:
-    """The text of a JSON file."""
+    """Return the text of a JSON file."""
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def is_part(name: str) -> bool:
-    """Whether a file has the name of what `replace_file` had not completed when its process was killed."""
+    """Tell whether a name is that of a file that a killed process had not completed."""
     return PART.fullmatch(name) is not None
 
 
@@ -85,7 +85,7 @@ def opened_to_copy(source: Path, target: Path) -> Iterator[tuple[BinaryIO, Binar
 
 
 def make_folder(path: Path, like: Path, file: Path | None = None) -> None:
-    """Make a folder that nobody may enter who may not enter the folder `like`, or not read a file.
+    """Make a folder for those alone who may enter the folder `like`, and read `file`.
 
     Raises `OSError`.
     """
@@ -97,38 +97,33 @@ def make_folder(path: Path, like: Path, file: Path | None = None) -> None:
 
 
 def is_regular(path: Path) -> bool:
-    """Whether a path is a regular file, and no link to one."""
+    """Tell whether a path is a regular file, and no link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except FileNotFoundError:
         return False
 
 
-def is_of_volume(error: OSError, folder: Path) -> bool:
-    """Whether what can't be read in a folder is what a file system keeps at its root, which only root may read."""
-    return Path(str(error.filename)) == folder / "lost+found"
-
-
 def leads_out(folder: Path, path: Path) -> bool:
-    """Whether a path in a folder leads out of it, by a symbolic link.
+    """Tell whether a path in a folder leads out of it, by a symbolic link.
 
-    In a snapshot of the Hub's cache, links to the files of that cache do not.
+    In a snapshot of the Hub's cache, links to the files of the cache do not.
     """
-    folder, target = (Path(os.path.realpath(each)) for each in (folder, path))
+    folder, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
     is_of_cache = folder.parent.name == "snapshots" and target.parent == folder.parents[1] / "blobs"
     return not (target.is_relative_to(folder) or is_of_cache)
 
 
 def _create(path: Path, mode: int) -> BinaryIO:
-    """A new file; the process's umask takes from `mode`."""
+    """Create a file to write; the process's umask takes from `mode`."""
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
 
 
 def lock(folder: Path) -> ExitStack:
-    """Keep other commands from a folder, where the system can, from this call until what it returns is left.
+    """Keep other commands from a folder, where the system can, until the returned context is left.
 
     Raises `ConversionError` when another command holds it, `NotADirectoryError` for a link or a file, and
-    `FileNotFoundError` when the folder is gone, even if that was while it was asked for.
+    `FileNotFoundError` when the folder is gone, also when it went during this call.
     """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))

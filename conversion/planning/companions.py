@@ -1,19 +1,19 @@
-"""What comes along with the weights of a base, unchanged, what stays behind, and what is refused."""
+"""The companions of a base's weights, the files that stay behind, and companions that are refused."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from posixpath import isabs, normpath
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from ..checkpoint.base_card import README
-from ..checkpoint.checkpoint_files import INDEX, PICKLES, read_any_json, read_json, refuse_links_out
+from ..checkpoint.checkpoint_files import INDEX, PICKLES, read_any_json, read_json
 from ..checkpoint.source import CONFIG, GENERATE, RECORD, Source
 
-# what does not come along, in any case: weights in any format, pickles, what the conversion writes itself, records of
-# training
+# weights in any format, pickles, files that a conversion writes itself, records of training
 LEFT_BEHIND = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.ggml", "*.onnx", "*.onnx_data", "*.h5"),
     *("*.msgpack", "*.ot", "*.tflite", "*.npz", "*.mlmodel", "*.index.json", "*.py", "*.lock", CONFIG, RECORD),
@@ -23,16 +23,18 @@ LEFT_BEHIND = (
     "*adapter_config.json",
 )
 
-# where a tokenizer asks Transformers to correct how it splits text, and the types of old models of which it does so
+MODULES = "modules.json"
+
+# where a tokenizer asks Transformers to correct how it splits text, and the types of old models with this correction
 TOKENIZER, FLAG = "tokenizer_config.json", "fix_mistral_regex"
 CORRECTED = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
 
 
 def companions_of(source: Source) -> tuple[str, ...]:
-    """The files that come along with weights, code, config and card: tokenizer, chat template, licence and the like.
+    """Return the files that come along with weights, code, config and card: tokenizer, chat template and the like.
 
-    That is all but `LEFT_BEHIND` and other models in folders of the checkpoint. Of the folders that modules.json names
-    configs and safetensors come along, too.
+    These are all files but `LEFT_BEHIND` and other models in folders of the checkpoint. Configs and safetensors in
+    folders that modules.json names come along, too.
 
     Raises `UnsupportedCheckpointError` as `folders_of_modules` does.
     """
@@ -49,16 +51,16 @@ def companions_of(source: Source) -> tuple[str, ...]:
 
 
 def left_behind(source: Source, taken: Iterable[str]) -> tuple[str, ...]:
-    """The files of a base that have no part in its conversion, but hidden ones.
+    """Return the files of a base that have no part in its conversion, but hidden ones.
 
-    taken: its weights and companions.
+    taken: weights and companions of the base.
     """
     read = {CONFIG, INDEX, README, *taken}
     return tuple(sorted(name for name in source.files if name not in read and not _matches(name, (".*", "*/.*"))))
 
 
 def modules_left_behind(source: Source, left: Iterable[str]) -> tuple[str, ...]:
-    """The files without which sentence-transformers would not load the conversion: weights of modules alone.
+    """Return weights of modules without which sentence-transformers would not load the conversion.
 
     left: as `left_behind` has them.
     """
@@ -69,24 +71,21 @@ def modules_left_behind(source: Source, left: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in (*pickles, *indices) if name.startswith(modules))
 
 
-def check_links(source: Source, companions: tuple[str, ...]) -> None:
-    """Raise `UnsupportedCheckpointError` when what is read or copied of a folder, but weights, is a link out of it."""
-    refuse_links_out(source, (CONFIG, INDEX, README, *companions))
-
-
 def check_no_code(source: Source, companions: tuple[str, ...]) -> None:
-    """Refuse tokenizers, processors and ways to generate that are code, which would not be copied."""
+    """Refuse tokenizers, processors, modules and ways to generate that are code, which would not be copied."""
     for name in companions:
         if name.endswith("config.json") and (classes := _auto_map(read_json(source, name))):
             raise UnsupportedCheckpointError(
                 f"{name} of {source.name!r} names code of its own (auto_map: {str(classes)[:60]}), which is not run "
                 f"and not copied. Convert a copy that has a class of Transformers for it, or none."
             )
-    if code := code_of_modules(source):
-        raise UnsupportedCheckpointError(
-            f"{MODULES} of {source.name!r} names code of its own ({code:.60}), which is not run and not copied. "
-            f"Convert a copy that has a class of sentence-transformers for it, or no {MODULES}."
-        )
+    for _, name in _modules(source):
+        file = f"{name.rpartition('.')[0].replace('.', '/')}.py"
+        if "--" in name or file in source.files:  # of a repo of the Hub, or of this one
+            raise UnsupportedCheckpointError(
+                f"{MODULES} of {source.name!r} names code of its own ({name:.60}), which is not run and not copied. "
+                f"Convert a copy that has a class of sentence-transformers for it, or no {MODULES}."
+            )
     if GENERATE in source.files:
         raise UnsupportedCheckpointError(
             f"{source.name!r} generates by code of its own (custom_generate), which is not run and not copied. "
@@ -107,7 +106,7 @@ def check_split_of_text(source: Source, config: dict) -> None:
 
 
 def _is_old(release: object) -> bool:
-    """Tell whether a config was saved before Transformers 5, or doesn't say."""
+    """Tell whether a config was saved before Transformers 5, or by an unknown release."""
     try:
         return Version(str(release)) < Version("5")
     except InvalidVersion:
@@ -119,7 +118,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _auto_map(config: dict):
-    """The first `auto_map` in a config or a config inside it; None when there is none, or nothing in it."""
+    """Return the first `auto_map` with entries in a config or a config inside it; None without one."""
     pending = [config]
     while pending:
         part = pending.pop()
@@ -132,13 +131,10 @@ def _auto_map(config: dict):
     return None
 
 
-MODULES = "modules.json"
-
-
 def folders_of_modules(source: Source) -> tuple[str, ...]:
-    """The folders that modules.json names, each with a "/" at its end, but its own.
+    """Return the folders that modules.json names, each with a "/" at its end, but for the checkpoint's own.
 
-    Raises `UnsupportedCheckpointError` when it leads out, or is not what sentence-transformers writes.
+    Raises `UnsupportedCheckpointError` when one leads out, or the file is not as sentence-transformers writes it.
     """
     folders = []
     for path, _ in _modules(source):
@@ -151,30 +147,16 @@ def folders_of_modules(source: Source) -> tuple[str, ...]:
     return tuple(folder for folder in folders if folder != "./")
 
 
-def code_of_modules(source: Source) -> str | None:
-    """The first class in modules.json whose code lies in the checkpoint, or in a repo of the Hub."""
-    for _, name in _modules(source):
-        module, _, _ = name.rpartition(".")
-        if "--" in name or f"{module.replace('.', '/')}.py" in source.files:
-            return name
-    return None
-
-
 def _modules(source: Source) -> list[tuple[str, str]]:
-    """Path and class of each module."""
+    """Return path and class of each module."""
     if MODULES not in source.files:
         return []
-    modules = read_any_json(source, MODULES)
-    found = [_path_and_class(each) for each in modules] if isinstance(modules, list) else [None]
-    if None in found:
+    content = read_any_json(source, MODULES)
+    modules = content if isinstance(content, list) else [None]
+    entries: list[tuple[Any, Any]]
+    entries = [(module.get("path"), module.get("type")) for module in modules if isinstance(module, dict)]
+    if len(entries) != len(modules) or not all(isinstance(text, str) for entry in entries for text in entry):
         raise UnsupportedCheckpointError(
             f"{MODULES} of {source.name!r} is no list of modules with path and type. Download it again."
         )
-    return [each for each in found if each is not None]
-
-
-def _path_and_class(module: object) -> tuple[str, str] | None:
-    match module:
-        case {"path": str(path), "type": str(name)}:
-            return path, name
-    return None
+    return entries

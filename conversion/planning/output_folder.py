@@ -1,4 +1,4 @@
-"""The folder that a conversion makes: where it may be, and how it gets its name."""
+"""The folder of a conversion: its place, its workspace and its renaming."""
 
 import os
 from collections.abc import Iterable
@@ -19,10 +19,10 @@ LONGEST_SUFFIX = len(".replaced-20260101-000000-99")
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """Where a conversion goes.
+    """The place of a conversion.
 
     path: the folder to make, without links in its path.
-    is_replaced: whether something is there, which gets another name.
+    is_replaced: whether something is at the path, which gets another name.
     """
 
     path: Path
@@ -30,7 +30,7 @@ class OutputFolder:
 
     @property
     def work(self) -> Path:
-        """The folder beside `path` in which a conversion works until it is complete."""
+        """Return the folder beside `path` in which a conversion works until it is complete."""
         return self.path.with_name(f".{self.path.name}.incomplete")
 
     def refuse_newcomer(self) -> None:
@@ -42,11 +42,11 @@ class OutputFolder:
             )
 
     def publish(self) -> Path | None:
-        """Rename `work` to `path`, and what is there to a name with the time; nothing is deleted.
+        """Rename `work` to `path`, and an old `path` to a name with the time; nothing is deleted.
 
-        Returns the new name of what was there. When renaming fails, everything keeps its name.
+        Returns the old one's new name. When renaming fails, everything keeps its name.
 
-        Raises `ConversionError`, also when another command works in what is there, and `OSError`.
+        Raises `ConversionError`, also when another command works in the old folder, and `OSError`.
         """
         self.refuse_newcomer()
         with lock(self.path) if self.path.is_dir() else nullcontext():
@@ -72,13 +72,13 @@ class OutputFolder:
 
 
 def plan_output_folder(out: Path, source: Source, names: Iterable[str], *, force: bool) -> OutputFolder:
-    """Decide where a conversion of `source` to OUT goes.
+    """Decide the place of a conversion of `source` to OUT.
 
-    out: as the user gave it. A link stands for the folder that it leads to, whether that is there or not.
+    out: as the user gave it. A link stands for its target, whether the target exists or not.
     names: files of the source that are needed.
-    force: whether what is at OUT may be renamed.
+    force: whether an OUT that exists may be renamed.
 
-    Raises `ConversionError` when the conversion can't go there.
+    Raises `ConversionError` when the conversion can't be there.
     """
     try:
         path = Path(os.path.realpath(out))
@@ -114,13 +114,12 @@ def _check_name(out: Path, path: Path) -> None:
 
 
 def _check_source(out: Path, folder: OutputFolder, source: Source, names: Iterable[str]) -> None:
-    """Refuse a source that lies where a conversion works, or in what would be renamed."""
+    """Refuse a source that lies in the workspace, or in a folder that would be renamed."""
     home = source.folder([CONFIG])
     homes = {Path(os.path.realpath(home)), *(Path(os.path.realpath(home / name)).parent for name in names)}
+    around = {parent for home in homes for parent in _with_parents(home) if parent.is_dir()}
     for taken in (folder.path, folder.work):
-        if taken.is_dir() and any(
-            around.is_dir() and taken.samefile(around) for home in homes for around in _with_parents(home)
-        ):
+        if taken.is_dir() and any(map(taken.samefile, around)):
             raise ConversionError(
                 f"files of {source.name!r} lie in '{taken}', which a conversion to '{out}' would replace. Choose "
                 f"another OUT."

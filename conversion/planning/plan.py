@@ -1,4 +1,4 @@
-"""What a conversion will do, decided and checked before anything is written."""
+"""The plan of a conversion, decided and checked before anything is written."""
 
 import json
 import os
@@ -14,27 +14,23 @@ from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 from hf_hyperconn.families.family import Family, configs_of_stacks, find_family, name_of_family, refuse_other_stacks
 from hf_hyperconn.families.reading.classes import auto_class
 from hf_hyperconn.kinds import FORMAT, KINDS, sub_layers
-from hf_hyperconn.models.connection_fields import GivenFields, fault
+from hf_hyperconn.models.connection_fields import GivenFields, fault, one_of
 
+from ..checkpoint.base_card import README
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.checkpoint_files import Weights, read_written_config, refuse_other_weights
+from ..checkpoint.checkpoint_files import INDEX, read_written_config, refuse_links_out, refuse_other_weights
 from ..checkpoint.fields import described, fields_of_conversion
 from ..checkpoint.sizes import fault_of_sizes, more_than_layers
 from ..checkpoint.source import CONFIG, Source, open_source
 from ..files.reading import is_size
-from .companions import check_links, check_no_code, check_split_of_text, companions_of, left_behind
+from .companions import check_no_code, check_split_of_text, companions_of, left_behind
 from .output_folder import OutputFolder, plan_output_folder
-from .refusals import quantization, refuse_own_code, refuse_unfit
+from .refusals import refuse_own_code, refuse_quantized, refuse_unfit
 
 LINKS = ("copy", "hard", "symlink")
 
 # model types whose layers are no chain of branches, each added to a residual stream of weight one
-SCALED_RESIDUAL = ("minimax",)
-NORMED_RESIDUAL = ("bert", "distilbert", "roberta")
-OTHERWISE = {
-    **dict.fromkeys(SCALED_RESIDUAL, "scales the residual stream itself"),
-    **dict.fromkeys(NORMED_RESIDUAL, "norms the residual stream itself"),
-}
+OTHER_RESIDUALS = {"minimax": "scales", **dict.fromkeys(("bert", "distilbert", "roberta"), "norms")}
 
 ACCEPTED = "docs/families.md lists what can be converted."
 
@@ -47,7 +43,7 @@ class ConversionPlan:
     output: where OUT is, and whether it is renamed.
     companions: files copied unchanged besides the weights.
     left: files of the base that stay behind, hidden ones aside.
-    bytes_needed: what the output takes on disk beyond what it shares with the base.
+    bytes_needed: space on disk of the output, without files that it shares with the base.
     """
 
     base: Checkpoint
@@ -64,18 +60,21 @@ class ConversionPlan:
 
     @property
     def base_bytes(self) -> int:
-        """Size of the base's weight files."""
+        """Return the size of the base's weight files."""
         return sum(self.base.source.files[name] for name in self.shards)
 
     @property
     def hc_parameters(self) -> int:
-        """Number of parameters the hyper-connections add."""
+        """Count the parameters of the hyper-connections."""
         return connection_parameters({**self.base.config, **self.fields}, self.base.family.norm)
 
     @property
     def loading(self) -> str:
-        """The call that loads the output from its folder: of an Auto class, which for a backbone would ask the Hub."""
-        (architecture, *_) = _architectures(self.base.config, self.base.family)
+        """Return the call that loads the output from its folder.
+
+        It is of an Auto class, but for a backbone, which an Auto class would look for on the Hub.
+        """
+        architecture = self.base.architectures[0]
         name = auto_class(self.base.family.head_of(architecture))
         if name == "AutoBackbone":
             return f'hf_hyperconn.HC{architecture}.from_pretrained("{self.out}")'
@@ -83,25 +82,23 @@ class ConversionPlan:
 
     @property
     def config(self) -> dict:
-        """The config.json of the output: the base's, with its new type, classes and connection fields.
+        """Return the config.json of the output: the base's, with its new type, classes and connection fields.
 
-        Where older releases of Transformers loaded the base from, which can be a path, is left out.
+        `_name_or_path` is left out: older releases of Transformers wrote a path of their machine there.
         """
+        family = self.base.family
         config = {name: value for name, value in self.base.written.items() if name != "_name_or_path"}
         config |= {
-            "model_type": self.base.family.hc_model_type,
-            "architectures": [
-                self.base.family.architectures[name] for name in _architectures(self.base.config, self.base.family)
-            ],
-            "auto_map": self.base.family.auto_map,
+            "model_type": family.hc_model_type,
+            "architectures": [family.architectures[name] for name in self.base.architectures],
+            "auto_map": family.auto_map,
             "hc_format": FORMAT,
             "hc_version": __version__,
         }
-        field = self.base.family.field_of_layers
-        if self.base.family.of_layers is not None and isinstance(config.get(field), dict):
+        field = family.field_of_layers
+        if family.of_layers is not None and isinstance(config.get(field), dict):
             part = {name: value for name, value in config[field].items() if name != "_name_or_path"}
-            types = {"model_type": self.base.family.of_layers.hc_model_type}
-            config[field] = {**part, **types, **self.fields}
+            config[field] = {**part, "model_type": family.of_layers.hc_model_type, **self.fields}
         else:
             config |= self.fields
         if self.base.source.commit:
@@ -110,16 +107,17 @@ class ConversionPlan:
 
     @cached_property
     def code(self) -> dict[str, str]:
-        """The files of code that the output brings, by their names: their text."""
+        """Return the texts of the output's files of code, by name."""
         return self.base.family.code(self.config)
 
     def fingerprint(self) -> list:
-        """What an interrupted conversion must have in common with this one to be resumed."""
-        files = {name: self.base.source.files[name] for name in (*self.shards, *self.companions)}
-        return json.loads(json.dumps([self.base.source.name, self.base.source.commit, files, self.config, self.link]))
+        """Return the facts that an interrupted conversion must have in common with this one to be resumed."""
+        source = self.base.source
+        files = {name: source.files[name] for name in (*self.shards, *self.companions)}
+        return json.loads(json.dumps([source.name, source.commit, files, self.config, self.link]))
 
     def as_dict(self) -> dict:
-        """The plan for machines."""
+        """Return the plan for machines."""
         return {
             "model": self.base.source.name,
             "commit": self.base.source.commit,
@@ -140,10 +138,10 @@ class ConversionPlan:
         }
 
     def describe(self) -> str:
-        """The plan for people."""
-        config, commit = self.base.config, f"@{self.base.source.commit[:7]}" if self.base.source.commit else ""
-        stacks = configs_of_stacks(config)
-        modules, layers = sum(map(sub_layers, stacks)), sum(each["num_hidden_layers"] for each in stacks)
+        """Describe the plan for people."""
+        config, source = self.base.config, self.base.source
+        commit, stacks = f"@{source.commit[:7]}" if source.commit else "", configs_of_stacks(config)
+        modules, layers = sum(map(sub_layers, stacks)), sum(stack["num_hidden_layers"] for stack in stacks)
         how = {"copy": "copied unchanged", "hard": "hard-linked", "symlink": "linked symbolically"}[self.link]
         share = 100 * self.hc_parameters / self.base.weights.parameters
         rows = [
@@ -160,7 +158,7 @@ class ConversionPlan:
             ("output", f"{self.out}: needs {gigabytes(self.bytes_needed)}, {gigabytes(self.bytes_free)} free"),
         ]
         head = (
-            f"Plan: {self.base.source.name}{commit} ({self.base.family.model_type}, {layers} layers, "
+            f"Plan: {source.name}{commit} ({self.base.family.model_type}, {layers} layers, "
             f"hidden {config['hidden_size']}, {self.base.weights.dtype})"
         )
         return "\n".join([head, *(f"  {name:<14} {text}" for name, text in rows)])
@@ -176,7 +174,7 @@ def plan_conversion(
     link: str = "copy",
     force: bool = False,
 ) -> ConversionPlan:
-    """Decide how MODEL becomes OUT, and refuse what can't be converted; nothing is written.
+    """Decide how MODEL becomes OUT, and refuse a model that can't be converted; nothing is written.
 
     model: local folder or Hub id.
     out: folder to make; by default the model's name followed by `-HCx<n>` (`-AttnRes` for attention residuals), here.
@@ -190,35 +188,22 @@ def plan_conversion(
     written.
     """
     if link not in LINKS:
-        raise ConversionError(f"link {link!r} was asked for; accepted are {', '.join(map(repr, LINKS))}.")
+        raise ConversionError(f"link must be {one_of(LINKS)} (got {link!r}).")
     chosen = fields_of_conversion(**(fields or {}))
     source = open_source(model, revision)
     companions = companions_of(source)
-    check_links(source, companions)
-    written = read_written_config(source)
-    base = Checkpoint(source, written, _family(source, written, stack))
-    _check_fields(base)
-    if found := fault({**base.config, **chosen}):
-        raise ConversionError(f"for {source.name!r}, {found}.")
-    weights = base.weights
-    _refuse_quantized(source, written, weights)
-    if not weights.has_layers:
-        raise UnsupportedCheckpointError(
-            f"the weights of {source.name!r} hold no decoder layer 0. Give a complete checkpoint."
-        )
-    refuse_other_weights(source, base.config)
-    if found := fault_of_sizes(base):
-        raise UnsupportedCheckpointError(
-            f"{CONFIG} of {source.name!r} does not fit its weights: {found}. Copy or download it again."
-        )
-    if more := more_than_layers(base):
-        refuse_unfit(base, because=f"{more}; ")
-    count = len(weights.files) + 1
-    shards = {name: f"model-{i:05}-of-{count:05}.safetensors" for i, name in enumerate(weights.files, start=1)}
+    refuse_links_out(source, (CONFIG, INDEX, README, *companions))
+    base = _open_base(source, stack)
+    if reason := fault({**base.config, **chosen}):
+        raise ConversionError(f"for {source.name!r}, {reason}.")
+    _check_weights(base)
     if outside := [name for name in companions if name.startswith("/") or ".." in name.split("/")]:
         raise UnsupportedCheckpointError(f"{source.name!r} lists {outside[0]!r}, a path outside it. Do not trust it.")
     check_no_code(source, companions)
-    check_split_of_text(source, written)
+    check_split_of_text(source, base.written)
+    files = base.weights.files
+    count = len(files) + 1
+    shards = {name: f"model-{i:05}-of-{count:05}.safetensors" for i, name in enumerate(files, start=1)}
     if out is None:
         out = f"{Path(os.path.abspath(model)).name}-{KINDS[chosen['connection']].suffix(chosen['hc_mult'])}"
     out = Path(out)
@@ -246,12 +231,39 @@ def plan_conversion(
 
 
 def gigabytes(count: float) -> str:
-    """A number of bytes for people."""
+    """Write a number of bytes for people."""
     for unit in ("bytes", "KB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.2f} GB"
+
+
+def _open_base(source: Source, stack: str | None) -> Checkpoint:
+    """Open a base, and refuse one whose config is not that of a model that can be converted."""
+    config = read_written_config(source)
+    base = Checkpoint(source, config, _family(source, config, stack))
+    architectures = config.get("architectures")
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(architecture, str) for architecture in architectures)
+    ):
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {base.name!r} has architectures {architectures!r:.40}, not a list of names. "
+            f"Download it again."
+        )
+    for architecture in base.architectures:
+        if architecture not in base.family.architectures:
+            raise UnsupportedCheckpointError(
+                f"{base.name!r} is a {architecture}; hf-hyperconn converts: {', '.join(base.family.architectures)}."
+            )
+    _check_sizes(base)
+    for field, value in base.family.source.settings.items():
+        if (setting := base.config.get(field, value)) != value:
+            raise UnsupportedCheckpointError(
+                f"{CONFIG} of {base.name!r} has {field} {setting!r:.20}; hf-hyperconn knows the layers of "
+                f"{base.family.model_type} with {field} {value!r}. {ACCEPTED}"
+            )
+    return base
 
 
 def _family(source: Source, config: dict, stack: str | None) -> Family:
@@ -264,42 +276,22 @@ def _family(source: Source, config: dict, stack: str | None) -> Family:
         raise UnsupportedCheckpointError(
             f"{name!r} has model_type {model_type!r:.40}, which is not a name. Download it again."
         )
-    if model_type in OTHERWISE:
+    if model_type in OTHER_RESIDUALS:
         raise UnsupportedCheckpointError(
-            f"{name!r} can't be converted: {model_type} {OTHERWISE[model_type]}; hyper-connections stand for "
-            f"additions, one after the other, to a residual stream. {ACCEPTED}"
+            f"{name!r} can't be converted: {model_type} {OTHER_RESIDUALS[model_type]} the residual stream itself; "
+            f"hyper-connections stand for additions, one after the other, to a residual stream. {ACCEPTED}"
         )
-    _refuse_quantized(source, config)
+    refuse_quantized(source, config)
     refuse_own_code(source, config)
     refuse_other_stacks(repr(name), model_type, stack)
     try:
-        family = find_family(name_of_family(config, stack))
+        return find_family(name_of_family(config, stack))
     except UnsupportedCheckpointError as error:
         raise UnsupportedCheckpointError(f"{name!r} can't be converted: {error} {ACCEPTED}") from error
-    architectures = config.get("architectures")
-    if architectures is not None and not (
-        isinstance(architectures, list) and all(isinstance(architecture, str) for architecture in architectures)
-    ):
-        raise UnsupportedCheckpointError(
-            f"{CONFIG} of {name!r} has architectures {architectures!r:.40}, not a list of names. Download it again."
-        )
-    for architecture in _architectures(config, family):
-        if architecture not in family.architectures:
-            raise UnsupportedCheckpointError(
-                f"{name!r} is a {architecture}; hf-hyperconn converts: {', '.join(family.architectures)}."
-            )
-    return family
 
 
-def _refuse_quantized(source: Source, config: dict, weights: Weights | None = None) -> None:
-    if found := quantization(source, config, weights):
-        raise UnsupportedCheckpointError(
-            f"{source.name!r} is quantised ({found}); convert the full-precision checkpoint instead."
-        )
-
-
-def _check_fields(base: Checkpoint) -> None:
-    """Refuse sizes that are none, and settings with which layers have other branches than those that were cut."""
+def _check_sizes(base: Checkpoint) -> None:
+    """Refuse a config without a hidden size, or a number of layers in one list."""
     name, config, family = base.name, base.config, base.family
     if (backbone := config.get("backbone_config")) is not None:
         kind = backbone.get("model_type") if isinstance(backbone, dict) else backbone
@@ -308,51 +300,57 @@ def _check_fields(base: Checkpoint) -> None:
             f"{family.model_type} has none. {ACCEPTED}"
         )
     for field in ("num_hidden_layers", "hidden_size"):
-        if (value := config.get(field)) is None:
-            raise UnsupportedCheckpointError(
-                f"{CONFIG} of {name!r} has no {field}. Download it again; where a family's config never has it, "
-                f"convert in memory (convert_model)."
-            )
-        if isinstance(value, list):
-            raise UnsupportedCheckpointError(
-                f"{name!r} can't be converted: its layers come in stages ({field} {value!r:.20}), not in one list. "
-                f"{ACCEPTED}"
-            )
-        if not is_size(value):
-            raise UnsupportedCheckpointError(
-                f"{CONFIG} of {name!r} has {field} {value!r:.20}, not a size of a model. Download it again."
-            )
-    for of_stack, each in zip(family.stacks, configs_of_stacks(config), strict=True):
-        if not is_size(value := each["num_hidden_layers"]):
-            raise UnsupportedCheckpointError(
-                f"{CONFIG} of {name!r} has {of_stack.source.count} {value!r:.20}, not a size of a model. Download it "
-                f"again."
-            )
-    for field, value in family.source.settings.items():
-        if (found := config.get(field, value)) != value:
-            raise UnsupportedCheckpointError(
-                f"{CONFIG} of {name!r} has {field} {found!r:.20}; hf-hyperconn knows the layers of "
-                f"{family.model_type} with {field} {value!r}. {ACCEPTED}"
-            )
+        _check_size(name, field, config.get(field))
+    for stack, config_of_stack in zip(family.stacks, configs_of_stacks(config), strict=True):
+        _check_size(name, stack.source.count, config_of_stack["num_hidden_layers"])
 
 
-def _architectures(config: dict, family: Family) -> list[str]:
-    return config.get("architectures") or [family.usual_architecture]
+def _check_size(name: str, field: str, value: object) -> None:
+    if value is None:
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {name!r} has no {field}. Download it again; where a family's config never has it, "
+            f"convert in memory (convert_model)."
+        )
+    if isinstance(value, list):
+        raise UnsupportedCheckpointError(
+            f"{name!r} can't be converted: its layers come in stages ({field} {value!r:.20}), not in one list. "
+            f"{ACCEPTED}"
+        )
+    if not is_size(value):
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {name!r} has {field} {value!r:.20}, not a size of a model. Download it again."
+        )
+
+
+def _check_weights(base: Checkpoint) -> None:
+    """Refuse packed weights, weights of other sizes than the config's, and others that Transformers would load."""
+    refuse_quantized(base.source, base.written, base.weights)
+    if not base.weights.has_layers:
+        raise UnsupportedCheckpointError(
+            f"the weights of {base.name!r} hold no decoder layer 0. Give a complete checkpoint."
+        )
+    refuse_other_weights(base.source, base.config)
+    if reason := fault_of_sizes(base):
+        raise UnsupportedCheckpointError(
+            f"{CONFIG} of {base.name!r} does not fit its weights: {reason}. Copy or download it again."
+        )
+    if more := more_than_layers(base):
+        refuse_unfit(base, because=f"{more}; ")
 
 
 def _with_space_checked(plan: ConversionPlan) -> ConversionPlan:
-    parent = plan.output.path.parent
-    kept = sum(plan.base.source.files[name] for name in plan.companions)
-    needed = kept + 4 * plan.hc_parameters + 2**20
+    """Return the plan with its bytes, and refuse one that needs more space than there is."""
+    source, parent = plan.base.source, plan.output.path.parent
+    needed = sum(source.files[name] for name in plan.companions) + 4 * plan.hc_parameters + 2**20
     if plan.link == "copy":
         done = {target for target in plan.shards.values() if (plan.output.work / target).is_file()}
-        needed += sum(plan.base.source.files[name] for name, target in plan.shards.items() if target not in done)
-    cache, download = plan.base.source.to_download([*plan.shards, *plan.companions])
+        needed += sum(source.files[name] for name, target in plan.shards.items() if target not in done)
+    cache, download = source.to_download([*plan.shards, *plan.companions])
     if download and os.stat(cache).st_dev == os.stat(parent).st_dev:
         needed += download
     elif download > (cache_free := shutil.disk_usage(cache).free):
         raise ConversionError(
-            f"downloading {plan.base.source.name!r} needs {gigabytes(download)} in '{cache}', "
+            f"downloading {source.name!r} needs {gigabytes(download)} in '{cache}', "
             f"{gigabytes(cache_free)} free. Free some space, or set HF_HOME elsewhere."
         )
     free = shutil.disk_usage(parent).free

@@ -1,12 +1,12 @@
-"""Files that are not as the conversion or this package wrote them, and fields of a config that are not the base's."""
+"""Changed files of a conversion, and fields of its config that differ from the base's."""
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 
-import hf_hyperconn
+from hf_hyperconn import __version__
 from hf_hyperconn.families.family import Family, usual_names
 from hf_hyperconn.families.reading.source_files import release
 from hf_hyperconn.kinds import FIELDS, setting
@@ -17,17 +17,17 @@ from ..checkpoint.checkpoint_files import INDEX
 from ..checkpoint.fields import exact
 from ..checkpoint.model_code import code_of, packaged, written_by
 from ..checkpoint.repository_files import NOT_FOR_A_REPO
-from ..checkpoint.source import CONFIG, GENERATE, Source
+from ..checkpoint.source import CONFIG, GENERATE
 from ..terminal import named
 
-PACKAGE = f"hf_hyperconn {hf_hyperconn.__version__}"
+PACKAGE = f"hf_hyperconn {__version__}"
 
 # fields of a config that a conversion sets itself
 SET = (
     *(*FIELDS, "model_type", "architectures", "auto_map", "_name_or_path"),
     *("hc_base_model", "hc_base_commit", "hc_format", "hc_version"),
 )
-PASSING = ("transformers_version", "dtype", "use_cache")  # what is not the model's
+PASSING = ("transformers_version", "dtype", "use_cache")  # fields that are not the model's
 SHOWN = 60  # characters of a value, in a message
 
 
@@ -36,8 +36,8 @@ class FileChange:
     """A file that is not as it was written.
 
     name: its path in the checkpoint.
-    finding: what differs, to be read after the name.
-    fails: whether a conversion with this file is no longer the one that was made.
+    finding: the difference, to be read after the name.
+    fails: whether a conversion with this file fails verification.
     """
 
     name: str
@@ -51,18 +51,17 @@ class FileChange:
 def find_changes(
     checkpoint: Checkpoint, *, as_converted: bool, digest_of: Callable[[str], str]
 ) -> tuple[tuple[FileChange, ...], tuple[str, ...]]:
-    """Compare code, config, index and companions with what was recorded of them, and code with this package's.
+    """Compare code, config, index and companions with the record, and code with this package's.
 
-    as_converted: whether nobody has trained the checkpoint since its conversion. Of one that was trained and saved,
-        config, index and tokenizer are Transformers' own, and code alone can be judged.
-    digest_of: the SHA-256 of a file of the checkpoint.
+    as_converted: whether nobody has trained the checkpoint since its conversion. After training and saving, config,
+        index and tokenizer are Transformers' own, and code alone can be judged.
+    digest_of: gives the SHA-256 of a file of the checkpoint.
 
-    Returns the files that changed, and what else is worth knowing of files.
+    Returns the files that changed, and notes on other files.
     """
     source, recorded = checkpoint.source, (checkpoint.record or {}).get("files") or {}
     code = code_of(checkpoint)
-    ours = {name: packaged(name, checkpoint.config) for name in code}
-    changes, notes = _code(source, ours, written_by(checkpoint), recorded, as_converted, digest_of)
+    changes, notes = _code_changes(checkpoint, code, as_converted, digest_of)
     for name, expected in recorded.items():
         if name in code or (name in (CONFIG, INDEX) and not as_converted):
             continue
@@ -74,18 +73,55 @@ def find_changes(
     if GENERATE in source.files:
         change = FileChange(GENERATE, "is code that `generate` would run", True)
         changes.append(change) if as_converted else notes.append(str(change))
-    notes += _other_code({*source.files} - {*code, *recorded, GENERATE})
+    others = {*source.files} - {*code, *recorded, GENERATE}
+    python = sorted(name for name in others if name.endswith(".py") and not NOT_FOR_A_REPO.fullmatch(name))
+    notes += [f"{name} is not of the model's code" for name in python if "/" not in name]
+    if inside := tuple(name for name in python if "/" in name):
+        notes.append(f"{named(inside)} {'is' if len(inside) == 1 else 'are'} not of the model's code")
     return tuple(changes), tuple(notes)
 
 
-def config_differences(checkpoint: Checkpoint, base: dict) -> list[str]:
-    """What the config of a checkpoint says of the model otherwise than its base's config.json.
+def _code_changes(
+    checkpoint: Checkpoint, code: Iterable[str], as_converted: bool, digest_of: Callable[[str], str]
+) -> tuple[list[FileChange], list[str]]:
+    """Compare files of model code with the record, and with this package's; arguments as for `find_changes`."""
+    recorded = (checkpoint.record or {}).get("files") or {}
+    package, transformers = written_by(checkpoint)
+    is_of_another = None not in (package, transformers) and (package, transformers) != (__version__, release())
+    changes, of_another = [], []
+    for name in code:
+        if name not in checkpoint.source.files:
+            continue
+        text = packaged(name, checkpoint.config)
+        ours = None if text is None else hashlib.sha256(text.encode()).hexdigest()
+        digest, expected = digest_of(name), recorded.get(name)
+        if digest == ours:
+            if as_converted and expected not in (None, digest):
+                changes.append(FileChange(name, f"is not what the conversion wrote, but {PACKAGE}'s", True))
+        elif expected not in (None, digest):
+            changes.append(FileChange(name, f"is not what the conversion wrote, nor {PACKAGE}'s", as_converted))
+        elif is_of_another:
+            of_another.append(name)
+        elif expected is None:
+            changes.append(FileChange(name, f"differs from {PACKAGE}'s", False))
+        else:
+            finding = f"is what is recorded of the conversion, but differs from {PACKAGE}'s, which made it"
+            changes.append(FileChange(name, finding, False))
+    note = (
+        f"code is of hf_hyperconn {package} and Transformers {transformers}, and differs from that of {PACKAGE} and "
+        f"Transformers {release()}: {', '.join(of_another)} (`hf-hyperconn refresh` brings it up to date)"
+    )
+    return changes, [note] if of_another else []
 
-    Where they aren't the same, field by field, both are read as Transformers reads them: a newer release, or saving,
-    adds fields, renames them and leaves out those that have their defaults.
+
+def config_differences(checkpoint: Checkpoint, base: dict) -> list[str]:
+    """Find fields of the model in the config of a checkpoint that differ from its base's config.json.
+
+    Where any differs, both configs are read as Transformers reads them: a newer release, or saving, adds fields,
+    renames them and leaves out defaults.
     """
     config, family = checkpoint.config, checkpoint.family
-    if found := _differences(config, base, family):
+    if differences := _differences(config, base, family):
         from transformers import CONFIG_MAPPING
 
         hc_class = getattr(family.configuration_module(), f"HC{family.name}Config")
@@ -93,82 +129,30 @@ def config_differences(checkpoint: Checkpoint, base: dict) -> list[str]:
             ours = hc_class.from_dict(deepcopy(config)).to_dict()
             theirs = CONFIG_MAPPING[family.base_model_type].from_dict(deepcopy(base)).to_dict()
             lasting = {field: value for field, value in theirs.items() if field not in PASSING}
-            found = _differences(ours, lasting, family)
+            differences = _differences(ours, lasting, family)
         except Exception:  # whatever a class makes of values that Transformers can't have written
             pass
     readouts, readout = exact("hc_readout"), setting(config, "hc_readout")
-    return found + [f"hc_readout is {readout!r}, of a conversion {one_of(readouts)}"] * (readout not in readouts)
+    if readout not in readouts:
+        differences.append(f"hc_readout is {readout!r}, of a conversion {one_of(readouts)}")
+    return differences
 
 
 def _differences(config: dict, base: dict, family: Family) -> list[str]:
-    """The fields of a base that a config has otherwise, but for those that a conversion sets.
+    """Find fields of a base that differ in a config, but for fields that a conversion sets.
 
-    Of a model with its layers in another one, as in a language model, the fields of that one stand for it.
+    Of a model with its layers in another one, the fields of the inner model are compared.
     """
     config, base = usual_names(config), usual_names({**base, "model_type": family.model_type})
     if isinstance(base.get(family.field_of_layers), dict):
         base.pop(family.field_of_layers)
-    found = []
+    differences = []
     for field, value in base.items():
         if field not in SET and field not in config:
-            found.append(f"{field} is missing, in the base {_shown(value)}")
+            differences.append(f"{field} is missing, in the base {_shown(value)}")
         elif field not in SET and _json(config[field]) != _json(value):
-            found.append(f"{field} is {_shown(config[field])}, in the base {_shown(value)}")
-    return found
-
-
-def _code(
-    source: Source,
-    code: dict[str, str | None],
-    writers: tuple[str | None, str | None],
-    recorded: dict[str, str],
-    as_converted: bool,
-    digest_of: Callable[[str], str],
-) -> tuple[list[FileChange], list[str]]:
-    """`find_changes` of the files of model code, which `writers` wrote.
-
-    code: the source of each as this package writes it; None where it writes no such file.
-    """
-    changes, of_release = [], []
-    is_of_another = None not in writers and writers != (hf_hyperconn.__version__, release())
-    for name, text in code.items():
-        if name not in source.files:
-            continue
-        found, ours = digest_of(name), text and hashlib.sha256(text.encode()).hexdigest()
-        if name not in recorded:
-            if found != ours and is_of_another:
-                of_release.append(name)
-            elif found != ours:
-                changes.append(FileChange(name, f"differs from {PACKAGE}'s", False))
-        elif found != recorded[name]:
-            if found != ours:
-                changes.append(FileChange(name, f"is not what the conversion wrote, nor {PACKAGE}'s", as_converted))
-            elif as_converted:
-                changes.append(FileChange(name, f"is not what the conversion wrote, but {PACKAGE}'s", True))
-        elif found != ours:
-            if not is_of_another:
-                finding = f"is what is recorded of the conversion, but differs from {PACKAGE}'s, which made it"
-                changes.append(FileChange(name, finding, False))
-            else:
-                of_release.append(name)
-    if not of_release:
-        return changes, []
-    package, transformers = writers
-    note = (
-        f"code is of hf_hyperconn {package} and Transformers {transformers}, and differs from that of {PACKAGE} and "
-        f"Transformers {release()}: {', '.join(of_release)} (`hf-hyperconn refresh` brings it up to date)"
-    )
-    return changes, [note]
-
-
-def _other_code(names: set[str]) -> list[str]:
-    """Notes of files of Python that are not of the model: of each beside it, and of those in folders together."""
-    found = sorted(name for name in names if name.endswith(".py") and not NOT_FOR_A_REPO.fullmatch(name))
-    inside = tuple(name for name in found if "/" in name)
-    notes = [f"{name} is not of the model's code" for name in found if "/" not in name]
-    if inside:
-        notes.append(f"{named(inside)} {'is' if len(inside) == 1 else 'are'} not of the model's code")
-    return notes
+            differences.append(f"{field} is {_shown(config[field])}, in the base {_shown(value)}")
+    return differences
 
 
 def _json(value) -> str:

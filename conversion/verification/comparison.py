@@ -1,4 +1,4 @@
-"""A comparison of a conversion with its base, noted in the record of the files that were compared and of no others."""
+"""Notes of a comparison with the base, in the record of the compared files alone."""
 
 import errno
 import os
@@ -17,11 +17,11 @@ CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class ClosedFolderError(ConversionError):
-    """A folder that may be read alone."""
+    """A folder that may not be written to."""
 
 
 def files_now(folder: Path) -> Seen | None:
-    """What `record_comparison` takes, before the comparison; None when the folder can't be read in full."""
+    """Return the state of a folder for `record_comparison`; None when it can't be read in full."""
     try:
         return _seen(folder)
     except (OSError, UnsupportedCheckpointError):
@@ -29,15 +29,15 @@ def files_now(folder: Path) -> Seen | None:
 
 
 def record_comparison(folder: Path, report: Mapping, compared: Seen | None) -> bool:
-    """Note in the record of a conversion that it was compared with its base and equals it, if that isn't there yet.
+    """Note in the record of a conversion that it equals its base, if that isn't there yet.
 
     The SHA-256 of base shards that the conversion did not record are noted, too.
 
-    report: of a verification that passed, as `VerificationReport.as_dict` gives it. Nothing is noted of one without a
-        base, or of a trained checkpoint, which is no longer what was recorded.
-    compared: what `files_now` gave before it.
+    report: of a verification that passed, as `VerificationReport.as_dict` gives it. Nothing is noted of a report
+        without a base, or of a trained checkpoint.
+    compared: the folder's state before the verification, of `files_now`.
 
-    Returns whether the record was changed. Raises `ClosedFolderError` when the folder may only be read, and
+    Returns whether the record was changed. Raises `ClosedFolderError` when the folder may only be read. Raises
     `ConversionError` when the record can't be written otherwise, when the folder holds other files than before, and
     when a conversion or a refresh is at work on it.
     """
@@ -71,7 +71,7 @@ def record_comparison(folder: Path, report: Mapping, compared: Seen | None) -> b
 
 
 def _seen(folder: Path) -> Seen:
-    """Inode, size and time of change of every file of a folder, and of the files that links lead to."""
+    """Return inode, size and time of change of every file of a folder, and of the targets of links."""
     seen: Seen = {}
     for name in LocalSource(folder).files:
         path = folder / name
@@ -84,7 +84,7 @@ def _seen(folder: Path) -> Seen:
 
 
 def _noted(source: LocalSource, record: dict, report: Mapping) -> dict:
-    """A record with the comparison and every digest in it."""
-    found = {name: digest(source.path(name)) for name in shards_without_digest(record) if name in source.files}
-    shards = [{**shard, "sha256": found.get(shard["file"], shard["sha256"])} for shard in record["base_shards"]]
+    """Return a record with the comparison and every digest in it."""
+    digests = {name: digest(source.path(name)) for name in shards_without_digest(record) if name in source.files}
+    shards = [{**shard, "sha256": digests.get(shard["file"], shard["sha256"])} for shard in record["base_shards"]]
     return {**record, "base_shards": shards, "verification": record.get("verification") or report}

@@ -1,4 +1,4 @@
-"""Running a base and its conversion on the same tokens, one after the other."""
+"""The numeric comparison of a conversion with its base, on the same inputs, within free memory."""
 
 import gc
 import re
@@ -21,19 +21,25 @@ from ..checkpoint.loading import base_class, loading_fault, refused_by_transform
 from ..checkpoint.source import CONFIG
 
 TOKENS, NEW_TOKENS, SAMPLES = 64, 16, 8000
-LARGEST = 2**27  # values that a model is run on
+LARGEST_INPUT = 2**27  # values
 ROUNDING = 1e-5
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 HIDDEN_STATES, DECODER_IDS = ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"), "decoder_input_ids"
-ELSEWHERE = (
-    "the conversion can't be compared with it; use --verify structure, and compare the two on inputs of your own"
-)
+INSTEAD = "the conversion can't be compared with it; use --verify structure, and compare the two on inputs of your own"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+GROUPS = Path("/proc/self/cgroup")  # of Linux: a line for each hierarchy, `number:controllers:path`
+MOUNTED = Path("/sys/fs/cgroup")
+# of both versions: the folder of the hierarchy, the files of the limit and of the used memory, and its part of cache
+VERSIONS = {
+    "": ("", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Base and conversion on the same tokens, in one dtype.
+    """The comparison of base and conversion on the same inputs, in one dtype.
 
     logits, hidden_states: whether they are equal, bit for bit.
     continuation: whether the greedy continuations are equal; None for a model that does not generate.
@@ -54,16 +60,16 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether everything compared is equal, bit for bit."""
+        """Tell whether everything compared is equal, bit for bit."""
         return self.logits and self.hidden_states and self.continuation is not False
 
     @property
     def rounded(self) -> bool:
-        """Whether they are equal but for the rounding of float32 reads, which sum to 1 within an ulp."""
+        """Tell whether both are equal but for the rounding of float32 reads, which sum to 1 within an ulp."""
         return self.dtype == "float32" and self.relative < ROUNDING and self.continuation is not False
 
     def line(self) -> str:
-        """The comparison for people."""
+        """Return the comparison for people."""
         if self.equal:
             parts = ["logits", "hidden states"] + ["greedy continuation"] * (self.continuation is not None)
             return f"{self.dtype:<13} {', '.join(parts)}: equal to the base, bit for bit"
@@ -73,7 +79,7 @@ class Comparison:
         )
 
     def failure(self) -> str:
-        """What differs, for an error message."""
+        """Return the differences for an error message."""
         differing = [name for name in ("logits", "hidden_states", "continuation") if getattr(self, name) is False]
         return (
             f"in {self.dtype}, {', '.join(differing).replace('_', ' ')} differ from the base's "
@@ -82,7 +88,7 @@ class Comparison:
 
 
 def layers_that_fit(weights: Weights, layers: int) -> int:
-    """How many of the first layers can run in float32 in four fifths of the memory that is free; at least one."""
+    """Count the first layers that can run in float32 in four fifths of the free memory; at least one."""
     per_layer = [0] * layers
     rest = 0
     for name, tensor in weights.tensors.items():
@@ -99,12 +105,12 @@ def layers_that_fit(weights: Weights, layers: int) -> int:
 
 
 def compare_models(target: Checkpoint, base: Checkpoint, *, layers: int) -> tuple[Comparison, ...]:
-    """Run base and conversion in the base's dtype and in float32; the base is freed before the other is loaded.
+    """Run base and conversion in the base's dtype and in float32; the base is freed before the conversion is loaded.
 
     layers: how many of the first layers to run.
 
-    Raises `VerificationError` when one of them can't be loaded, lacks weights or has others, or computes NaN, and when
-    the base can't run on what is made for it here.
+    Raises `VerificationError` when one can't be loaded, lacks weights or has others, or computes NaN, and when the
+    base can't run on the inputs that are made here.
     """
     plain_class = base_class(target)
     hc_class = getattr(target.family.modeling_module(), f"HC{plain_class.__name__}")
@@ -119,7 +125,7 @@ def compare_models(target: Checkpoint, base: Checkpoint, *, layers: int) -> tupl
                     raise
                 reason = " ".join(str(error).split()) or type(error).__name__
                 raise VerificationError(
-                    f"{plain_class.__name__} can't run here ({reason:.200}), so {ELSEWHERE}"
+                    f"{plain_class.__name__} can't run here ({reason:.200}), so {INSTEAD}"
                 ) from error
             if fault := ran[-1]["fault"]:
                 raise VerificationError(fault)
@@ -128,9 +134,9 @@ def compare_models(target: Checkpoint, base: Checkpoint, *, layers: int) -> tupl
 
 
 def _run(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -> dict:
-    """Logits (or last hidden state, or maps), hidden states and greedy continuation on fixed tokens, or a fixed image.
+    """Return logits (or last hidden state, or maps), hidden states and greedy continuation on fixed inputs.
 
-    `fault` says which weights are no numbers, or that those it has lead to none; None where all is well.
+    `fault` names weights that are NaN or infinite, or says that finite ones lead to NaN; None where all is well.
     """
     model: Any = checkpoint.family.ran(_load(model_class, checkpoint, dtype, layers))
     inputs, new_tokens = _inputs(model)
@@ -142,7 +148,7 @@ def _run(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -
         )
         logits = outputs[0] if logits is None else logits
         if isinstance(logits, tuple):  # the maps of a backbone
-            logits = torch.cat([each.flatten() for each in logits])
+            logits = torch.cat([feature_map.flatten() for feature_map in logits])
         result = {
             "logits": logits,
             "hidden_states": [state for name in HIDDEN_STATES for state in outputs.get(name) or ()],
@@ -163,7 +169,7 @@ def _run(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -
 
 
 def _without_search(config: GenerationConfig) -> GenerationConfig:
-    """Its special tokens, and what only this model knows: with the rest a checkpoint could ask for 10,000 beams."""
+    """Keep special tokens and options of this model alone: by the others a checkpoint could ask for 10,000 beams."""
     of_search = GenerationConfig().to_dict()
     kept = {
         name: value for name, value in config.to_dict().items() if name not in of_search or name.endswith("_token_id")
@@ -172,9 +178,9 @@ def _without_search(config: GenerationConfig) -> GenerationConfig:
 
 
 def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
-    """Tokens, or an image of noise, and how many tokens can follow.
+    """Make tokens, an image or sound of noise, and count the tokens that can follow.
 
-    Raises `VerificationError` for a model that takes something else.
+    Raises `VerificationError` for a model with other inputs.
     """
     config, generator = getattr(model.config, TEXT, None) or model.config, torch.Generator().manual_seed(0)
     match model.main_input_name:
@@ -182,66 +188,63 @@ def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
             longest = getattr(config, "max_position_embeddings", None) or TOKENS + NEW_TOKENS
             tokens = max(min(TOKENS, longest - NEW_TOKENS), 1)
             ids = torch.randint(config.vocab_size, (1, tokens), generator=generator)
-            ids[torch.isin(ids, torch.tensor(_places(model.config), dtype=torch.long))] = 0
+            ids[torch.isin(ids, torch.tensor(_placeholders(model.config), dtype=torch.long))] = 0
             if type(model).__name__.endswith("ForMultipleChoice"):
                 return {"input_ids": ids.expand(1, 2, -1)}, 0
-            seen = {"pixel_values": _seen(model.config.vision_config, model, generator)} if _compares(model) else {}
-            return {"input_ids": ids, **seen, **_begun(model, generator)}, min(NEW_TOKENS, longest - tokens)
+            image = {}
+            if hasattr(model, "logit_scale") and hasattr(model.config, "vision_config"):  # compares texts with images
+                image = {"pixel_values": _image(model.config.vision_config, model, generator)}
+            return {"input_ids": ids, **image, **_prefix(model, generator)}, min(NEW_TOKENS, longest - tokens)
         case "input_features" if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
-            heard = _noise((1, config.num_mel_bins, 2 * config.max_source_positions), model, generator)
-            return {"input_features": heard, **_begun(model, generator)}, NEW_TOKENS
+            features = _noise((1, config.num_mel_bins, 2 * config.max_source_positions), model, generator)
+            return {"input_features": features, **_prefix(model, generator)}, NEW_TOKENS
         case "input_features" if hasattr(config, "input_feat_per_channel"):
-            heard = _noise((1, TOKENS, config.input_feat_per_channel), model, generator)
-            return {"input_features": heard, **_begun(model, generator)}, NEW_TOKENS
+            features = _noise((1, TOKENS, config.input_feat_per_channel), model, generator)
+            return {"input_features": features, **_prefix(model, generator)}, NEW_TOKENS
         case "input_values" if model.config.is_encoder_decoder:
-            heard = _noise((1, SAMPLES), model, generator)
-            return {"input_values": heard, **_begun(model, generator)}, NEW_TOKENS
+            return {"input_values": _noise((1, SAMPLES), model, generator), **_prefix(model, generator)}, NEW_TOKENS
         case "pixel_values" if hasattr(config, "image_size"):
-            return {"pixel_values": _seen(config, model, generator)}, 0
+            return {"pixel_values": _image(config, model, generator)}, 0
     raise VerificationError(
-        f"{type(model).__name__} takes {model.main_input_name}, and what to give it is not known here, so {ELSEWHERE}"
+        f"{type(model).__name__} takes {model.main_input_name}, and what to give it is not known here, so {INSTEAD}"
     )
 
 
-def _begun(model: PreTrainedModel, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """The beginning of what the decoder of an encoder-decoder says; nothing for another model."""
+def _prefix(model: PreTrainedModel, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Make the first tokens of the decoder of an encoder-decoder; nothing for another model."""
     if not model.config.is_encoder_decoder:
         return {}
     return {DECODER_IDS: torch.randint(model.config.vocab_size, (1, NEW_TOKENS), generator=generator)}
 
 
-def _places(config: PreTrainedConfig) -> list[int]:
-    """The tokens in whose places goes what a model sees or hears."""
-    named = (
-        value for name, value in vars(config).items() if re.fullmatch(r"(image|video|audio)_token_(id|index)", name)
-    )
-    return [value for value in named if isinstance(value, int)]
+def _placeholders(config: PreTrainedConfig) -> list[int]:
+    """Return the tokens that stand for images, videos or sound."""
+    return [
+        value
+        for name, value in vars(config).items()
+        if re.fullmatch(r"(image|video|audio)_token_(id|index)", name) and isinstance(value, int)
+    ]
 
 
-def _compares(model: PreTrainedModel) -> bool:
-    """Whether a model compares texts with images, and so needs both."""
-    return hasattr(model, "logit_scale") and hasattr(model.config, "vision_config")
-
-
-def _seen(config: PreTrainedConfig, model: PreTrainedModel, generator: torch.Generator) -> torch.Tensor:
-    """An image or a video of noise."""
+def _image(config: PreTrainedConfig, model: PreTrainedModel, generator: torch.Generator) -> torch.Tensor:
+    """Make an image or a video of noise."""
     size = config.image_size if isinstance(config.image_size, list | tuple) else [config.image_size] * 2
     frames = [] if (count := getattr(config, "num_frames", None)) is None else [count]
     return _noise((1, *frames, getattr(config, "num_channels", 3), *size), model, generator)
 
 
 def _noise(shape: tuple[int, ...], model: PreTrainedModel, generator: torch.Generator) -> torch.Tensor:
-    """Noise of a shape that a config asks for, in the model's dtype.
+    """Make noise of a shape that a config asks for, in the model's dtype.
 
-    Raises `VerificationError` where that is more than a model would be run on.
+    Raises `VerificationError` for more than `LARGEST_INPUT` values.
     """
-    if prod(shape) > LARGEST:
-        raise VerificationError(f"{type(model).__name__} takes {list(shape)} values, too many here, so {ELSEWHERE}")
+    if prod(shape) > LARGEST_INPUT:
+        raise VerificationError(f"{type(model).__name__} takes {list(shape)} values, too many here, so {INSTEAD}")
     return torch.randn(shape, generator=generator).to(model.dtype)
 
 
 def _load(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -> PreTrainedModel:
-    """The model of a checkpoint in evaluation mode, cut after some layers; its config makes nothing be fetched."""
+    """Load the model of a checkpoint in evaluation mode, cut after some layers, without fetching kernels."""
     source, family = checkpoint.source, checkpoint.family
     needed = (CONFIG, INDEX, "generation_config.json", *checkpoint.weights.files)
     names = [name for name in needed if name in source.files]
@@ -249,7 +252,7 @@ def _load(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) 
     try:
         with while_loading():
             config = model_class.config_class.from_pretrained(folder)
-            counts, field = [of_stack.source.count for of_stack in family.stacks], family.field_of_layers
+            counts, field = [stack.source.count for stack in family.stacks], family.field_of_layers
             moved = {}
             for count, stack in zip(counts, checkpoint.stacks, strict=True):
                 if layers < (total := getattr(getattr(config, field or "", config), count)):
@@ -266,13 +269,13 @@ def _load(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) 
             )
     except Exception as error:  # whatever Transformers makes of files that nobody has checked
         raise VerificationError(f"{source.name!r}: {refused_by_transformers(error)}") from error
-    if found := loading_fault(report, model_class, layers):
-        raise VerificationError(f"{source.name!r} as Transformers loads it is not complete: {found}")
+    if fault := loading_fault(report, model_class, layers):
+        raise VerificationError(f"{source.name!r} as Transformers loads it is not complete: {fault}")
     return model.eval()
 
 
 def _no_numbers(model: PreTrainedModel, checkpoint: Checkpoint) -> str:
-    """That a model computes NaN, and from what."""
+    """Say that a model computes NaN, and from which weights."""
     dtype = str(model.dtype).removeprefix("torch.")
     stored = next((name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()), None)
     if stored:
@@ -281,14 +284,14 @@ def _no_numbers(model: PreTrainedModel, checkpoint: Checkpoint) -> str:
 
 
 def _first_layers(config: PreTrainedConfig, layers: int, counts: list[str], field: str | None) -> PreTrainedConfig:
-    """The config of the same model, cut after some layers.
+    """Cut the config of a model after some layers.
 
-    counts: the fields that say how many there are in each list of layers.
-    field: the config that they are in, in this one; None where it is this one.
+    counts: the fields with the number of layers in each list of layers.
+    field: the inner config that has these fields; None where it is this config.
     """
     if field is not None:
-        of_layers = _first_layers(getattr(config, field), layers, counts, None)
-        return type(config).from_dict({**config.to_dict(), field: of_layers.to_dict()})
+        inner = _first_layers(getattr(config, field), layers, counts, None)
+        return type(config).from_dict({**config.to_dict(), field: inner.to_dict()})
     if all(layers >= getattr(config, count) for count in counts):
         return config
     fields = {
@@ -301,17 +304,17 @@ def _first_layers(config: PreTrainedConfig, layers: int, counts: list[str], fiel
     return type(config).from_dict({**fields, **per_layer, **cut})
 
 
-def _compare(dtype: str, expected: dict, found: dict) -> Comparison:
-    a, b = expected["logits"].double(), found["logits"].double()
+def _compare(dtype: str, expected: dict, actual: dict) -> Comparison:
+    a, b = expected["logits"].double(), actual["logits"].double()
     log_a, log_b = a.log_softmax(-1), b.log_softmax(-1)
     return Comparison(
         dtype=dtype,
-        logits=torch.equal(expected["logits"], found["logits"]),
-        hidden_states=len(expected["hidden_states"]) == len(found["hidden_states"])
-        and all(map(torch.equal, expected["hidden_states"], found["hidden_states"])),
+        logits=torch.equal(expected["logits"], actual["logits"]),
+        hidden_states=len(expected["hidden_states"]) == len(actual["hidden_states"])
+        and all(map(torch.equal, expected["hidden_states"], actual["hidden_states"])),
         continuation=None
         if expected["continuation"] is None
-        else torch.equal(expected["continuation"], found["continuation"]),
+        else torch.equal(expected["continuation"], actual["continuation"]),
         max_difference=(a - b).abs().max().item(),
         relative=((a - b).abs().max() / a.abs().max()).item(),
         kl=(log_a.exp() * (log_a - log_b)).sum(-1).mean().item(),
@@ -319,39 +322,28 @@ def _compare(dtype: str, expected: dict, found: dict) -> Comparison:
     )
 
 
-GROUPS = Path("/proc/self/cgroup")  # of Linux: a line for each hierarchy, `number:controllers:path`
-MOUNTED = Path("/sys/fs/cgroup")
-# of both versions: the folder of the hierarchy, the files of the limit and of what is used, and what of this is cache
-VERSIONS = {
-    "": ("", "memory.max", "memory.current", "inactive_file"),
-    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
-
-
 def free_memory() -> int:
-    """Bytes that may be taken without swapping: what is free on the machine, or what the strictest limit leaves."""
+    """Return the bytes that can be used without swapping, on the machine and within the strictest limit."""
     return min([psutil.virtual_memory().available, *_left_by_limits()])
 
 
 def _left_by_limits() -> list[int]:
-    """What each limit on this process, and on the groups that it is in, leaves."""
+    """Return the free bytes within each limit on this process and its groups."""
     left = []
     for line in _text(GROUPS).splitlines():
-        if line.count(":") < 2:  # none of a hierarchy
-            continue
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = [*line.split(":", 2), "other", ""][:3]
         version = "memory" if "memory" in controllers.split(",") else controllers
         if version not in VERSIONS:
             continue
         hierarchy, limit, used, cached = VERSIONS[version]
         group = MOUNTED / hierarchy / path.lstrip("/")
-        for each in (group, *group.parents):
-            if not each.is_relative_to(MOUNTED):
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(MOUNTED):
                 break
-            numbers = [_text(each / name).strip() for name in (limit, used)]
+            numbers = [_text(folder / name).strip() for name in (limit, used)]
             if all(map(str.isdecimal, numbers)):  # else there is no limit
-                of_files = re.search(rf"^{cached} (\d+)$", _text(each / "memory.stat"), re.MULTILINE)
-                left.append(int(numbers[0]) - int(numbers[1]) + int(of_files[1] if of_files else 0))
+                cache = re.search(rf"^{cached} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+                left.append(int(numbers[0]) - int(numbers[1]) + int(cache[1] if cache else 0))
     return left
 
 

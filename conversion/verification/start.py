@@ -1,7 +1,8 @@
-"""How far stored connections are from the equivalent initialisation."""
+"""The tensors of connections by name: as they start, and how far stored ones are from that."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -16,15 +17,15 @@ from ..checkpoint.source import CONFIG
 
 @dataclass(frozen=True)
 class Drift:
-    """That of the connection around one sub-layer.
+    """The distance of the connection around one sub-layer from its start.
 
     stack: "encoder" or "decoder" of an encoder-decoder; "" of another model.
-    layer: from zero. sub_layer: "attention", "mlp", or what else it is called.
+    layer: from zero. sub_layer: "attention", "mlp", or another name of the family.
     alpha: the largest change of a static weight that reads or mixes streams; of its logit, for mHC and iHC.
     beta: the same of the weights that write.
-    dynamic: the standard deviation of what a token's own streams add to a coefficient, of the coefficient where it is
-        largest, for streams of independent values of mean square 1; 0 when nothing is predicted, as at the start. For
-        attention residuals that of a value's score.
+    dynamic: the standard deviation of the predicted part of a coefficient, of the coefficient where it is largest, for
+        streams of independent values of mean square 1; 0 when nothing is predicted, as at the start. For attention
+        residuals it is that of a value's score.
     """
 
     stack: str
@@ -35,13 +36,73 @@ class Drift:
     dynamic: float
 
 
+@dataclass(frozen=True)
+class _Module:
+    """The connection around a sub-layer, or the readout of a list of layers.
+
+    config, family: of the list.
+    stack: the beginning of the names of its tensors, as `model.layers.`.
+    k: the number of the sub-layer; None for the readout.
+    """
+
+    config: dict
+    family: Family
+    stack: str
+    k: int | None
+
+    def name(self, parameter: str) -> str:
+        """Return the name of a tensor in the checkpoint."""
+        if self.k is None:
+            return f"{self.stack}{self.config['num_hidden_layers'] - 1}.hc_head.{parameter}"
+        layer, sub_layer = place_of(self.k, parts(self.config))
+        return f"{self.stack}{layer}.{sub_layer.connection}.{parameter}"
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        kind = readout_of(self.config) if self.k is None else kind_of(self.config)
+        return kind.shapes(self.config, self.family.norm)
+
+    def values(self) -> dict[str, np.ndarray]:
+        """Return the parameters as they start, float32."""
+        if self.k is None:
+            return readout_of(self.config).values(self.config, self.family.norm)
+        return kind_of(self.config).values(self.config, self.family.norm, self.k)
+
+
+def _modules(config: dict, family: Family, stacks: Sequence[str]) -> Iterator[_Module]:
+    for config_of_stack, family_of_stack, stack in zip(configs_of_stacks(config), family.stacks, stacks, strict=True):
+        for k in chain(range(sub_layers(config_of_stack)), [None]):  # a config may name any number of layers
+            yield _Module(config_of_stack, family_of_stack, stack, k)
+
+
+def hyper_connection_tensors(config: dict, family: Family, stacks: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return every tensor of connections and readouts by its name in the checkpoint, float32, as it starts.
+
+    config: of the hyper-connection model, as in its config.json.
+    stacks: the beginning of the names of the tensors in each list of layers, as `model.layers.`.
+    """
+    return {
+        module.name(parameter): value
+        for module in _modules(config, family, stacks)
+        for parameter, value in module.values().items()
+    }
+
+
+def hyper_connection_shapes(
+    config: dict, family: Family, stacks: Sequence[str]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of each tensor of connections and readouts; arguments as for `hyper_connection_tensors`."""
+    for module in _modules(config, family, stacks):
+        for parameter, shape in module.shapes().items():
+            yield module.name(parameter), shape
+
+
 def fault(checkpoint: Checkpoint) -> str | None:
-    """What is wrong with the connections of a checkpoint, by the headers of its weights."""
+    """Find a fault of the connections of a checkpoint, by the headers of its weights."""
     config, family, weights = checkpoint.config, checkpoint.family, checkpoint.weights
-    if found := fault_of_start(config):
-        return f"in {CONFIG}, {found}"
-    each = connection_parameters(config, family.norm) // sum(map(sub_layers, configs_of_stacks(config)))
-    if 4 * each > weights.nbytes:
+    if reason := fault_of_start(config):
+        return f"in {CONFIG}, {reason}"
+    parameters = connection_parameters(config, family.norm) // sum(map(sub_layers, configs_of_stacks(config)))
+    if 4 * parameters > weights.nbytes:
         return f"all weights together are smaller than one connection of the sizes in {CONFIG}"
     for name, shape in hyper_connection_shapes(config, family, checkpoint.stacks):
         stored = weights.tensors.get(name)
@@ -55,67 +116,21 @@ def fault(checkpoint: Checkpoint) -> str | None:
 def measure_drift(
     read: Callable[[str], np.ndarray], checkpoint: Checkpoint
 ) -> tuple[bool, tuple[Drift, ...], float | None]:
-    """Whether any value of the connections differs from the equivalent initialisation, and how far each has come.
+    """Tell whether any value of the connections differs from its start, and how far each connection has come.
 
     read: gives a stored tensor by its name, in float32.
 
-    The last is the largest change of a parameter of the readout; None when it has none.
+    The last value is the largest change of a parameter of the readout; None when it has none.
     """
     has_changed, drifts, changes = False, [], []
-    for each, of_stack, stack in stacks_of(checkpoint.config, checkpoint.family, checkpoint.stacks):
-        kind = kind_of(each)
-        for k in range(sub_layers(each)):
-            initial = kind.values(each, of_stack.norm, k)
-            stored = {name: read(f"{connection_name(each, stack, k)}.{name}") for name in initial}
-            has_changed = has_changed or not all(np.array_equal(stored[name], initial[name]) for name in initial)
-            layer, sub_layer = place_of(k, parts(each))
-            drifts.append(Drift(of_stack.place, layer, sub_layer.name, *map(float, kind.drift(stored, initial, each))))
-        initial = readout_of(each).values(each, of_stack.norm)
-        changes += [np.abs(read(f"{readout_name(each, stack)}.{name}") - initial[name]).max() for name in initial]
-    of_readout = float(max(changes)) if changes else None
-    return has_changed or bool(of_readout), tuple(drifts), of_readout
-
-
-def stacks_of(config: dict, family: Family, stacks: Sequence[str]) -> Iterator[tuple[dict, Family, str]]:
-    """For each list of layers its config, its family, and what the names of its tensors begin with.
-
-    config: of the hyper-connection model, as in its config.json.
-    stacks: what comes before the index of a layer in the names of the checkpoint's tensors, as `model.layers.`, for
-        each list of layers.
-    """
-    return zip(configs_of_stacks(config), family.stacks, stacks, strict=True)
-
-
-def hyper_connection_tensors(config: dict, family: Family, stacks: Sequence[str]) -> dict[str, np.ndarray]:
-    """Every hyper-connection tensor by its name in the checkpoint, float32. Its arguments are those of `stacks_of`."""
-    tensors = {}
-    for each, of_stack, stack in stacks_of(config, family, stacks):
-        for k in range(sub_layers(each)):
-            for parameter, value in kind_of(each).values(each, of_stack.norm, k).items():
-                tensors[f"{connection_name(each, stack, k)}.{parameter}"] = value
-        for parameter, value in readout_of(each).values(each, of_stack.norm).items():
-            tensors[f"{readout_name(each, stack)}.{parameter}"] = value
-    return tensors
-
-
-def hyper_connection_shapes(
-    config: dict, family: Family, stacks: Sequence[str]
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of each of these tensors, one after the other: a config may speak of more than there are."""
-    for each, of_stack, stack in stacks_of(config, family, stacks):
-        for k in range(sub_layers(each)):
-            for parameter, shape in kind_of(each).shapes(each, of_stack.norm).items():
-                yield f"{connection_name(each, stack, k)}.{parameter}", shape
-        for parameter, shape in readout_of(each).shapes(each, of_stack.norm).items():
-            yield f"{readout_name(each, stack)}.{parameter}", shape
-
-
-def connection_name(config: dict, stack: str, k: int) -> str:
-    """What the names of the tensors around sub-layer k begin with."""
-    layer, sub_layer = place_of(k, parts(config))
-    return f"{stack}{layer}.{sub_layer.connection}"
-
-
-def readout_name(config: dict, stack: str) -> str:
-    """What the names of the readout's tensors begin with."""
-    return f"{stack}{config['num_hidden_layers'] - 1}.hc_head"
+    for module in _modules(checkpoint.config, checkpoint.family, checkpoint.stacks):
+        initial = module.values()
+        stored = {parameter: read(module.name(parameter)) for parameter in initial}
+        has_changed = has_changed or not all(np.array_equal(stored[name], initial[name]) for name in initial)
+        if module.k is None:
+            changes += [np.abs(stored[name] - initial[name]).max() for name in initial]
+        else:
+            layer, sub_layer = place_of(module.k, parts(module.config))
+            drift = kind_of(module.config).drift(stored, initial, module.config)
+            drifts.append(Drift(module.family.place, layer, sub_layer.name, *map(float, drift)))
+    return has_changed, tuple(drifts), float(max(changes)) if changes else None
