@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .additions import added_to, is_copy, returned_at_once
-from .settings import Settled
+from .choices import ConfigChoice
 from .source_files import Definition, Source, SourceFile
-from .statements import Statement, made, read, statement_of
+from .statements import Statement, assigned_names, names, read_names, statement_of
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Inliner:
     """What puts the statements of callees into those of a layer.
 
     layer: whose forward it is.
-    settled: the choice between its statements.
+    choice: the choice between its statements.
     inlined: the classes of modules of which it has put statements there.
     sources: of all statements that it has put there.
     """
 
     layer: Definition
-    settled: Settled
+    choice: ConfigChoice
     inlined: list[Definition] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
 
@@ -57,7 +57,7 @@ class Inliner:
         match statement.node:
             case ast.Assign([target], ast.Call(ast.Name("apply_chunking_to_forward"), [function, _, _, given], [])):
                 call = ast.Call(function, [given], [])
-                self.settled.required["chunk_size_feed_forward"] = 0  # with which nothing is cut into chunks
+                self.choice.required["chunk_size_feed_forward"] = 0  # with which nothing is cut into chunks
             case ast.Assign([target], ast.Call() as call):
                 pass
             case _:
@@ -83,8 +83,8 @@ class Inliner:
         return [statement_of(text, statement.given) for text in texts]
 
     def _statements(self, callee: Callee) -> Iterator[Statement]:
-        settled = self.settled.for_class(callee.owner, callee.file)
-        for each in settled.statements(callee.body, callee.body[0].lineno - 1):
+        choice = self.choice.for_class(callee.owner, callee.file)
+        for each in choice.statements(callee.body, callee.body[0].lineno - 1):
             text = each.text if callee.path in (None, "self") else re.sub(r"(?<![\w.])self\b", callee.path, each.text)
             yield statement_of(text, each.given)
 
@@ -97,7 +97,7 @@ class Inliner:
             if is_copy(each.node, names):
                 names.add(each.node.targets[0].id)
             else:
-                names -= made([*ast.walk(each.node)])
+                names -= assigned_names(each.node)
         return False
 
     def _callee(self, function: ast.expr) -> Callee | None:
@@ -134,7 +134,7 @@ class Inliner:
         if (init := owner.method("__init__")) is None:
             return
         node, file = init
-        for statement in self.settled.for_class(owner, file).statements(node.body, node.body[0].lineno - 1):
+        for statement in self.choice.for_class(owner, file).statements(node.body, node.body[0].lineno - 1):
             match statement.node:
                 case ast.Expr(ast.Call(function, [ast.Call(ast.Name(layer))])):
                     if ast.unparse(function) == f"self.{name}.append" and (found := file.find(layer)) is not None:
@@ -187,15 +187,15 @@ def _bound(call: ast.Call, arguments: ast.arguments) -> dict[str, ast.expr] | No
 
 def _assignments(bound: dict[str, ast.expr], streams: set[str], body: list[Statement]) -> list[str] | None:
     """An assignment for each argument that has another name where it is used; None when one would spoil another."""
-    used = {name for each in body for name in read([*ast.walk(each.node)])}
-    used |= {name for each in body if isinstance(each.node, ast.AugAssign) for name in made([*ast.walk(each.node)])}
+    used = {name for each in body for name in read_names(each.node)}
+    used |= {name for each in body if isinstance(each.node, ast.AugAssign) for name in assigned_names(each.node)}
     ordered = sorted(bound, key=lambda name: name not in streams)
     found: list[str] = []
     spoilt: set[str] = set()
     for name in ordered:
         if ast.unparse(bound[name]) == name or (name not in used and name not in streams):
             continue
-        if spoilt & read([*ast.walk(bound[name])]):
+        if spoilt & read_names(bound[name]):
             return None
         found.append(f"{name} = {ast.unparse(bound[name])}")
         spoilt.add(name)
@@ -231,12 +231,12 @@ def _ends(target: ast.expr, body: list[Statement]) -> tuple[list[str], list[str]
             return None
     if not all(isinstance(each, ast.Name) for each, _ in pairs):
         return None
-    by_last = made([*ast.walk(body[-2].node)])
+    by_last = assigned_names(body[-2].node)
     before: list[str] = []
     after: list[str] = []
     for name, result in ((ast.unparse(each), result) for each, result in pairs):
         if name in ("_", ast.unparse(result)):
             continue
-        is_after = by_last & {node.id for node in ast.walk(result) if isinstance(node, ast.Name)}
+        is_after = by_last & {name.id for name in names(result)}
         (after if is_after else before).append(f"{name} = {ast.unparse(result)}")
     return before, after

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...errors import UnsupportedCheckpointError
 from .additions import changes_in_place
 from .source_files import Definition
-from .statements import made, names, read
+from .statements import names, read_names
 
 CHECKPOINTING = "self._gradient_checkpointing_func"  # of diffusers
 
@@ -53,7 +53,7 @@ def read_layer_loop(
         ((call, stream, positional),) = calls
         positional = max(positional, *checkpointed)
         records = f"if output_hidden_states:\n    all_hidden_states = all_hidden_states + ({stream},)"
-        uses = [node for node in body if stream in (read([*ast.walk(node)]) | made([*ast.walk(node)]))]
+        uses = [node for node in body if stream in {name.id for name in names(node)}]
         others = [node for node in uses if node is not call and ast.unparse(node) != records]
         others = [node for node in others if owner is None or not _only_chooses_tokens(node, stream, owner)]
         between = _called_between(others[-1], stream) if others else None
@@ -142,8 +142,7 @@ def _called_between(statement: ast.stmt, stream: str) -> str | None:
             test,
             [ast.Assign([ast.Name(made_of)], ast.Call(ast.Attribute(ast.Name("self"), method), [first, *others], []))],
         ) if made_of == stream == ast.unparse(first):
-            nodes = [node for part in (test, *others) for node in ast.walk(part)]
-            return None if stream in read(nodes) else method
+            return None if stream in read_names(test, *others) else method
     return None
 
 
@@ -157,7 +156,7 @@ def _only_chooses_tokens(statement: ast.stmt, stream: str, owner: Definition) ->
             test,
             [ast.Assign([ast.Tuple([ast.Name(kept), *_])], ast.Call(ast.Attribute(ast.Name("self"), name), values))],
             [],
-        ) if kept == stream == ast.unparse(values[0]) and stream not in read([*ast.walk(test)]):
+        ) if kept == stream == ast.unparse(values[0]) and stream not in read_names(test):
             method = owner.method(name)
             return method is not None and _slices_first(method[0])
     return False
@@ -174,7 +173,7 @@ def _slices_first(method: ast.FunctionDef) -> bool:
             case ast.Return(value):
                 if not isinstance(value, ast.Tuple) or ast.unparse(value.elts[0]) != given:
                     return False
-    stored = {node for node in names([*ast.walk(method)]) if node.id == given and isinstance(node.ctx, ast.Store)}
+    stored = {node for node in names(method) if node.id == given and isinstance(node.ctx, ast.Store)}
     return stored == slices and not changes_in_place(method, {given})
 
 
@@ -188,8 +187,7 @@ def _without_checkpointing(statement: ast.stmt) -> tuple[ast.stmt, int]:
             body=[ast.Assign([made], ast.Call(function, [ast.Name(layer), ast.Name(stream), *others], []))],
             orelse=[ast.Assign([also], ast.Call(ast.Name(called), [ast.Name(given), *_])) as plain],
         ) if ast.unparse(function) == CHECKPOINTING and ast.unparse(made) == ast.unparse(also):
-            nodes = [node for argument in others for node in ast.walk(argument)]
-            if (layer, stream) == (called, given) and stream not in read(nodes):
+            if (layer, stream) == (called, given) and stream not in read_names(*others):
                 return plain, len(others)
     return statement, 0
 
@@ -200,7 +198,6 @@ def _layer_call(statement: ast.stmt, loop_variables: str) -> tuple[ast.Assign, s
         case ast.Assign(targets=[_], value=ast.Call(ast.Name(layer), [ast.Name(stream), *others], keywords)) if (
             layer in loop_variables
         ):
-            nodes = [node for argument in (*others, *keywords) for node in ast.walk(argument)]
-            if stream not in read(nodes) and not any(isinstance(node, ast.Starred) for node in others):
+            if stream not in read_names(*others, *keywords) and not any(isinstance(e, ast.Starred) for e in others):
                 return statement, stream, len(others)
     return None

@@ -10,7 +10,7 @@ from ...errors import UnsupportedCheckpointError
 from ...models.layer_source import CutFrom, digest
 from ..branch import Cut
 from ..family_source import INNER, FamilySource, InnerModel, LayerSource
-from .branches import cut_branches, refusal
+from .branches import cut_branches_of_class, refusal
 from .classes import FamilyName, class_names, first_with, made_by, module_of, path_of, within_another
 from .composites import TEXT, Part, find_part, find_parts, type_of_part, usual_type
 from .inlining import assigned_classes
@@ -274,8 +274,8 @@ def _of_layer(
     run_by: Source,
     known: Mapping[str, object] | None,
 ) -> LayerSource:
-    forward, of_forward = layer.own_method("forward")
-    cut = cut_branches(forward, of_forward.text, layer.name, layer, of_config, known)
+    forward, _ = layer.own_method("forward")
+    cut = cut_branches_of_class(layer, of_config, known)
     if how.takes_first != (cut.returned is not None):
         raise refusal(layer.name, "it returns other than its model takes")
     read = (ast.unparse(node) for node in ast.walk(forward) if isinstance(node, ast.Subscript))
