@@ -160,7 +160,7 @@ def _figures(folder: str, text: str, against: str | None, stack: str | None) -> 
     source, family = checkpoint.source, checkpoint.family
     base = None if against is None else open_base(against, checkpoint)
     tokenizer, model = load_tokenizer(source), load_model(source)
-    if (taken := family.ran(model).main_input_name) != "input_ids":
+    if (taken := family.observed(model).main_input_name) != "input_ids":
         raise HyperConnError(
             f"the model in '{folder}' takes {taken}, not text. Draw its static weights, without --text, or run it on "
             f"what it takes by hf_hyperconn.analysis.study (docs/analysis.md)."

@@ -59,7 +59,7 @@ def code_fault(checkpoint: Checkpoint) -> str | None:
 def cuts_of(checkpoint: Checkpoint) -> tuple[CutFrom, ...]:
     """What branches in the code of a checkpoint say that they were cut from."""
     source, family = checkpoint.source, checkpoint.family
-    files = [file for each in (family, family.of_layers) if each is not None for file in each.files]
+    files = [file for each in (family, family.part) if each is not None for file in each.files]
     texts = [_text(source, name) for name in files if name in source.files and name.startswith("modeling_")]
     return tuple(cut for text in texts if "CutFrom(" in text for cut in _cuts(text))
 

@@ -34,7 +34,7 @@ def fault_of_sizes(checkpoint: Checkpoint) -> str | None:
         return found
     for parameter in family.norm if "norm" in family.source.modules else ():
         norm = weights.tensors.get(name := f"{prefix}norm.{parameter}")
-        if norm is None and family.of_layers is None and not _has_outside(weights, (hidden,)):
+        if norm is None and family.part is None and not _has_outside(weights, (hidden,)):
             return f"the tensor {name} is missing"
         if norm is not None and norm.shape != (hidden,):
             return f"hidden_size is {hidden}, and {name} is {list(norm.shape)}"
@@ -79,7 +79,7 @@ def _of_embedding(checkpoint: Checkpoint, prefix: str) -> str | None:
     embedding = weights.tensors.get(f"{prefix}embed_tokens.weight")
     if embedding is None:
         shape = (vocabulary, hidden)
-        is_elsewhere = family.of_layers or _has_outside(weights, shape) or _is_tied(checkpoint, shape)
+        is_elsewhere = family.part or _has_outside(weights, shape) or _is_tied(checkpoint, shape)
         return None if is_elsewhere else f"the tensor {prefix}embed_tokens.weight is missing"
     if len(embedding.shape) != 2 or embedding.shape[1] != hidden:
         return f"hidden_size is {hidden}, and {prefix}embed_tokens.weight is {list(embedding.shape)}"

@@ -97,10 +97,10 @@ class ConversionPlan:
             "hc_format": FORMAT,
             "hc_version": __version__,
         }
-        field = self.base.family.field_of_layers
-        if self.base.family.of_layers is not None and isinstance(config.get(field), dict):
+        field = self.base.family.part_field
+        if self.base.family.part is not None and isinstance(config.get(field), dict):
             part = {name: value for name, value in config[field].items() if name != "_name_or_path"}
-            types = {"model_type": self.base.family.of_layers.hc_model_type}
+            types = {"model_type": self.base.family.part.hc_model_type}
             config[field] = {**part, **types, **self.fields}
         else:
             config |= self.fields

@@ -132,7 +132,7 @@ def _run(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -
 
     `fault` says which weights are no numbers, or that those it has lead to none; None where all is well.
     """
-    model: Any = checkpoint.family.ran(_load(model_class, checkpoint, dtype, layers))
+    model: Any = checkpoint.family.observed(_load(model_class, checkpoint, dtype, layers))
     inputs, new_tokens = _inputs(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some models draw what they mask
@@ -249,7 +249,7 @@ def _load(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) 
     try:
         with while_loading():
             config = model_class.config_class.from_pretrained(folder)
-            counts, field = [of_stack.source.count for of_stack in family.stacks], family.field_of_layers
+            counts, field = [of_stack.source.count for of_stack in family.stacks], family.part_field
             moved = {}
             for count, stack in zip(counts, checkpoint.stacks, strict=True):
                 if layers < (total := getattr(getattr(config, field or "", config), count)):

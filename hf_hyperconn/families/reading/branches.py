@@ -246,9 +246,7 @@ class _Cutter:
             segment.statements.append(statement)
 
 
-def _branches(
-    segments: list[_Segment], forward: ast.FunctionDef, layer: str, returned: list[str]
-) -> Iterator[Branch]:
+def _branches(segments: list[_Segment], forward: ast.FunctionDef, layer: str, returned: list[str]) -> Iterator[Branch]:
     arguments = {argument.arg for argument in ast.walk(forward.args) if isinstance(argument, ast.arg)}
     others = forward.args.kwarg.arg if forward.args.kwarg else None
     handed_on = [_handed_on(segments, place, layer) for place in range(len(segments))]

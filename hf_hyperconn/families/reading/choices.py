@@ -1,4 +1,4 @@
-"""Which statements of a layer's `forward` run: a choice by the fields of a config, or by the attributes of one layer."""
+"""The statements of a layer's `forward` that run: chosen by the fields of a config, or by one layer's attributes."""
 
 import ast
 import re
@@ -75,7 +75,7 @@ class LayerChoice(Choice):
         self.layer, self.stream = layer, stream
 
     def statement(self, node: ast.stmt, line: int, given: str | None) -> Statement:
-        """Return a statement; of an `if` whose body calls what this layer lacks, and so never ends, nothing is left."""
+        """Return a statement; of an `if` whose body calls what this layer lacks nothing is left."""
         statement = super().statement(node, line, given)
         calls = [ast.unparse(child.func) for child in ast.walk(node) if isinstance(child, ast.Call)]
         lacks_one = any(re.fullmatch(r"self\.\w+", name) and not hasattr(self.layer, name[5:]) for name in calls)

@@ -17,7 +17,7 @@ from .statements import Statement, assigned_names, names, read_names, statement_
 
 @dataclass(frozen=True)
 class Callee:
-    """What is called.
+    """A function, or a method, that is called.
 
     node: its definition. body: of it, without its docstring. arguments: of it, without `self`.
     file: in which it stands. owner: the class that it is a method of; None for a function.
@@ -33,13 +33,13 @@ class Callee:
 
     @property
     def source(self) -> Source:
-        """Where it stands."""
+        """The function that its statements are from."""
         return Source.of(self.node, self.owner.file if self.owner else self.file, self.owner)
 
 
 @dataclass
 class Inliner:
-    """What puts the statements of callees into those of a layer.
+    """Puts the statements of callees into those of a layer.
 
     layer: whose forward it is.
     choice: the choice between its statements.
@@ -53,7 +53,7 @@ class Inliner:
     sources: list[Source] = field(default_factory=list)
 
     def expanded(self, statement: Statement, streams: set[str]) -> list[Statement] | None:
-        """The statements that stand for one that calls what adds to the stream; None for another."""
+        """Return the statements that stand for one that calls what adds to the stream; None for another statement."""
         match statement.node:
             case ast.Assign([target], ast.Call(ast.Name("apply_chunking_to_forward"), [function, _, _, given], [])):
                 call = ast.Call(function, [given], [])
@@ -63,7 +63,7 @@ class Inliner:
             case _:
                 return None
         values = [*call.args, *(keyword.value for keyword in call.keywords)]
-        if not any(isinstance(each, ast.Name) and each.id in streams for each in values):
+        if not any(isinstance(value, ast.Name) and value.id in streams for value in values):
             return None
         callee = self._callee(call.func)
         if callee is None or (bound := _bound(call, callee.arguments)) is None:
@@ -89,7 +89,7 @@ class Inliner:
             yield statement_of(text, each.given)
 
     def _adds(self, body: list[Statement], streams: set[str]) -> bool:
-        """Whether something is added to what a callee takes as the stream."""
+        """Tell whether something is added to what a callee takes as the stream."""
         names = set(streams)
         for each in body:
             if added_to(each.node, names) is not None or self.expanded(each, names) is not None:
@@ -102,8 +102,8 @@ class Inliner:
 
     def _callee(self, function: ast.expr) -> Callee | None:
         if isinstance(function, ast.Name):
-            found = self.layer.file.function(function.id)
-            return None if found is None else _callee_of(found, found.args.args, self.layer.file, None, None)
+            node = self.layer.file.function(function.id)
+            return node and _callee_of(node, node.args.args, self.layer.file, None, None)
         if not ast.unparse(function).startswith("self."):
             return None
         if (module := self._module(function)) is not None and (forward := module.method("forward")) is not None:
@@ -117,28 +117,29 @@ class Inliner:
         return None
 
     def _module(self, path: ast.expr) -> Definition | None:
-        """The class of `self`, `self.name`, `self.name.name` or `self.names[i]`, where the source shows it."""
+        """Return the class of `self`, `self.name`, `self.name.name` or `self.names[i]`, where the source shows it."""
         match path:
             case ast.Name("self"):
                 return self.layer
             case ast.Attribute(value, name) if (owner := self._module(value)) is not None:
                 return next(assigned_classes(owner, name), None)
             case ast.Subscript(ast.Attribute(value, name), index) if (owner := self._module(value)) is not None:
-                found = [*self._appended(owner, name)]
-                place = ast.literal_eval(index) if isinstance(index, ast.Constant | ast.UnaryOp) else len(found)
-                return found[place] if -len(found) <= place < len(found) else None
+                classes = [*self._appended(owner, name)]
+                place = ast.literal_eval(index) if isinstance(index, ast.Constant | ast.UnaryOp) else len(classes)
+                return classes[place] if -len(classes) <= place < len(classes) else None
         return None
 
     def _appended(self, owner: Definition, name: str) -> Iterator[Definition]:
-        """The classes of what an `__init__` appends to a list."""
+        """Yield the classes of what an `__init__` appends to a list."""
         if (init := owner.method("__init__")) is None:
             return
         node, file = init
         for statement in self.choice.for_class(owner, file).statements(node.body, node.body[0].lineno - 1):
             match statement.node:
                 case ast.Expr(ast.Call(function, [ast.Call(ast.Name(layer))])):
-                    if ast.unparse(function) == f"self.{name}.append" and (found := file.find(layer)) is not None:
-                        yield found
+                    appended = file.find(layer) if ast.unparse(function) == f"self.{name}.append" else None
+                    if appended is not None:
+                        yield appended
 
 
 def _callee_of(
@@ -156,18 +157,18 @@ def _callee_of(
 
 
 def assigned_classes(owner: Definition, name: str) -> Iterator[Definition]:
-    """The class in `self.name = Class(...)` of an `__init__`."""
+    """Yield the class in each `self.name = Class(...)` of an `__init__`."""
     if (init := owner.method("__init__")) is None:
         return
     for node in ast.walk(init[0]):
         match node:
             case ast.Assign([ast.Attribute(ast.Name("self"), attribute)], ast.Call(ast.Name(class_name))):
-                if attribute == name and (found := init[1].find(class_name)) is not None:
-                    yield found
+                if attribute == name and (definition := init[1].find(class_name)) is not None:
+                    yield definition
 
 
 def _bound(call: ast.Call, arguments: ast.arguments) -> dict[str, ast.expr] | None:
-    """What a call gives each argument; None when it gives others, or more than the source shows."""
+    """Return what a call gives each argument; None when it gives others, or more than the source shows."""
     if any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > len(arguments.args):
         return None
     names = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
@@ -186,27 +187,26 @@ def _bound(call: ast.Call, arguments: ast.arguments) -> dict[str, ast.expr] | No
 
 
 def _assignments(bound: dict[str, ast.expr], streams: set[str], body: list[Statement]) -> list[str] | None:
-    """An assignment for each argument that has another name where it is used; None when one would spoil another."""
+    """Return an assignment for each argument with another name where it is used; None when one would spoil another."""
     used = {name for each in body for name in read_names(each.node)}
     used |= {name for each in body if isinstance(each.node, ast.AugAssign) for name in assigned_names(each.node)}
     ordered = sorted(bound, key=lambda name: name not in streams)
-    found: list[str] = []
+    assignments: list[str] = []
     spoilt: set[str] = set()
     for name in ordered:
         if ast.unparse(bound[name]) == name or (name not in used and name not in streams):
             continue
         if spoilt & read_names(bound[name]):
             return None
-        found.append(f"{name} = {ast.unparse(bound[name])}")
+        assignments.append(f"{name} = {ast.unparse(bound[name])}")
         spoilt.add(name)
-    return found
+    return assignments
 
 
 def _with_last_in_return(body: list[Statement]) -> list[Statement]:
-    """The statements of a callee, without a name for a tuple that is returned at once."""
-    whole = returned_at_once(body[-1].node, body[-2].node) if len(body) > 1 else None
-    match whole:
-        case ast.Return(ast.BinOp(ast.Tuple(), ast.Add())):
+    """Return the statements of a callee, without a name for a tuple that is returned at once."""
+    match returned_at_once(body[-1].node, body[-2].node) if len(body) > 1 else None:
+        case ast.Return(ast.BinOp(ast.Tuple(), ast.Add())) as whole:
             return [*body[:-2], statement_of(ast.unparse(whole), body[-1].given)]
     return body
 
@@ -216,7 +216,7 @@ def _are_unused(targets: list[ast.expr]) -> bool:
 
 
 def _ends(target: ast.expr, body: list[Statement]) -> tuple[list[str], list[str]] | None:
-    """What is assigned of a callee's results before its last statement and after it; None for other results."""
+    """Return the assignments of a callee's results before its last statement and after it; None for other results."""
     if len(body) < 2 or not isinstance(body[-1].node, ast.Return) or body[-1].node.value is None:
         return None
     value = body[-1].node.value
@@ -229,12 +229,13 @@ def _ends(target: ast.expr, body: list[Statement]) -> tuple[list[str], list[str]
             pairs = [(target, value)]
         case _:
             return None
-    if not all(isinstance(each, ast.Name) for each, _ in pairs):
+    if not all(isinstance(target_name, ast.Name) for target_name, _ in pairs):
         return None
     by_last = assigned_names(body[-2].node)
     before: list[str] = []
     after: list[str] = []
-    for name, result in ((ast.unparse(each), result) for each, result in pairs):
+    for target_name, result in pairs:
+        name = ast.unparse(target_name)
         if name in ("_", ast.unparse(result)):
             continue
         is_after = by_last & {name.id for name in names(result)}
