@@ -167,9 +167,9 @@ def test_a_changed_tower_is_found(place, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("model_type", "stack", "message"),
     [
-        ("llava", "visual", "has vision_tower, language_model"),
-        ("gpt2", "decoder", "has one list of layers"),
-        ("whisper", "vision_tower", "has encoder, decoder"),
+        ("llava", "visual", "stack must be vision_tower or language_model"),
+        ("gpt2", "decoder", "stack must be None, for its one list of layers"),
+        ("whisper", "vision_tower", "stack must be encoder or decoder"),
         ("video_llava", "video_tower", "makes video_tower and image_tower of one config"),
     ],
 )

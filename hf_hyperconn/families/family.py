@@ -121,8 +121,8 @@ class Family:
 
     def part_config(self, config: Mapping) -> Mapping | None:
         """Return what a config has in the field of the part; None where that is no config."""
-        found = config.get(self.part_field) if self.part_field else None
-        return found if isinstance(found, Mapping) else None
+        of_part = config.get(self.part_field) if self.part_field else None
+        return of_part if isinstance(of_part, Mapping) else None
 
     def observed(self, model: Any) -> Any:
         """Return what is run of a model to see what its layers do: its tower, else all of it."""
@@ -228,9 +228,8 @@ def refuse_other_stacks(name: str, model_type: str | None, stack: str | None) ->
     Raises `UnsupportedCheckpointError`.
     """
     if stack is not None and stack not in (accepted := fields_of_stacks(str(model_type))):
-        raise UnsupportedCheckpointError(
-            f"stack {stack!r:.40} was asked for; {name} has {', '.join(accepted) or 'one list of layers: give none'}."
-        )
+        choices = " or ".join(accepted) or "None, for its one list of layers,"
+        raise UnsupportedCheckpointError(f"stack must be {choices} in {name} (got {stack!r:.40}).")
 
 
 def name_of_family(config: Mapping, stack: str | None = None) -> str:
@@ -287,7 +286,7 @@ def _renamed(config: Mapping, source: FamilySource) -> dict:
 def tower_of(config: Mapping) -> InnerModel | None:
     """Return the tower of a config, as in a config.json; None for another model."""
     family = family_of_config(config)
-    return family and family.source.tower
+    return None if family is None else family.source.tower
 
 
 def configs_of_stacks(config: Mapping) -> list[dict]:

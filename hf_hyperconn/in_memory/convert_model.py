@@ -35,7 +35,7 @@ def convert_model(
     stack: str | None = None,
     **fields: "Unpack[GivenFields]",
 ) -> Model:
-    """Give a loaded model hyper-connections at the equivalent initialisation.
+    """Give a loaded model hyper-connections at the equivalent initialization.
 
     The returned model shares the parameters and buffers of `model`: training one trains the other. It computes the
     same logits, bit for bit (but for the readouts "sum" and "learned"). `model` stays as it was; what is frozen in it,
@@ -49,10 +49,10 @@ def convert_model(
     fields: `connection`, `hc_mult` and others of `HyperConnectionConfig`; see its `from_prenorm` for None.
 
     Raises `ValueError` for fields that no conversion has. Raises `UnsupportedCheckpointError` for another kind of
-    model, a quantised, spread or offloaded one, or one whose modules have been replaced, wrapped, patched or hooked.
+    model, a quantized, spread or offloaded one, or one whose modules have been replaced, wrapped, patched or hooked.
     """
-    if found := unknown(fields) or unread(fields):
-        raise ValueError(f"{found}.")
+    if reason := unknown(fields) or unread(fields):
+        raise ValueError(f"{reason}.")
     return convert_with_fields(model, dict(fields), stack)
 
 
@@ -133,7 +133,7 @@ def _class_of_family(model_class: type[PreTrainedModel], config: PreTrainedConfi
             _refuse_patched(family)
             return getattr(family.modeling_module(), f"HC{name}")
     if stack is not None:
-        raise UnsupportedCheckpointError(f"stack {stack!r:.40} was asked for, and can't be chosen in a {name}.")
+        raise UnsupportedCheckpointError(f"stack must be None in a {name} (got {stack!r:.40}).")
     return None
 
 
@@ -145,9 +145,8 @@ def _refuse_patched(family: Family) -> None:
     for stack in (family.part or family).stacks:
         for name, read in stack.source.read.items():
             runs_layers = name == stack.source.loop[0]  # whose forward is called, with its decorators
-            code = running_code(
-                stack.base_class(name), decorated_by=(*LIBRARIES, "torch") if runs_layers else LIBRARIES
-            )
+            decorated_by = (*LIBRARIES, "torch") if runs_layers else LIBRARIES
+            code = running_code(stack.base_class(name), decorated_by)
             runs = digest([(code.definition, "")], spelled=True)
             if package_of(code.function) not in LIBRARIES or runs != read:
                 raise patched(f"{name}.forward", f"{code.function.__qualname__} runs in its place")

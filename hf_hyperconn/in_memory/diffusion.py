@@ -147,7 +147,7 @@ class HyperConnectionTransformer(Base):
                         module.reset_parameters()
 
 
-def convert(model: Any, fields: Mapping[str, object], check: Callable[[Any], object] = lambda converted: None) -> Any:
+def convert(model: Any, fields: Mapping[str, object], check: Callable[[Any], object]) -> Any:
     """Convert a model of diffusers as `convert_model` does.
 
     check: is called with the conversion before its hyper-connections take memory; what it raises ends the conversion.

@@ -44,17 +44,17 @@ class _GenericPreTrainedModel(HyperConnectionPreTrainedModel):
 
         Raises `UnsupportedCheckpointError`.
         """
-        raise UnsupportedCheckpointError(self._no_code())
+        raise self._has_no_code()
 
     def push_to_hub(self, *args, **kwargs):  # type: ignore[override]  # whatever it is given
         """Refuse, before a repo is made.
 
         Raises `UnsupportedCheckpointError`.
         """
-        raise UnsupportedCheckpointError(self._no_code())
+        raise self._has_no_code()
 
-    def _no_code(self) -> str:
-        return (
+    def _has_no_code(self) -> UnsupportedCheckpointError:
+        return UnsupportedCheckpointError(
             f"{type(self).__name__} was made in this process of a class that is not Transformers' own, and no file "
             f"of model code could be saved with it. Save its state_dict (safetensors.torch.save_model) and load that "
             f"into a new convert_model(base); with Trainer, set save_strategy='no'. Conversions of Transformers' own "

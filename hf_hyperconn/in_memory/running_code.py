@@ -33,17 +33,17 @@ class RunningCode:
     class_name: str
 
 
-def running_code(cls: type, name: str = "forward", decorated_by: Collection[str] | None = LIBRARIES) -> RunningCode:
-    """Return the method of a class that runs, with the source that it was compiled from.
+def running_code(cls: type, decorated_by: Collection[str] | None = LIBRARIES) -> RunningCode:
+    """Return the forward of a class that runs, with the source that it was compiled from.
 
-    decorated_by: the packages whose decorators the method may have; None for any.
+    decorated_by: the packages whose decorators it may have; None for any.
 
-    Raises `UnsupportedCheckpointError` when there is no such source, or the method has another decorator.
+    Raises `UnsupportedCheckpointError` when there is no such source, or the forward has another decorator.
     """
-    of_class, function = f"{cls.__name__}.{name}", getattr(cls, name, None)
+    method, function = f"{cls.__name__}.forward", getattr(cls, "forward", None)
     while (inner := getattr(function, "__wrapped__", None)) is not None:
         if decorated_by is not None and (package := package_of(function)) not in decorated_by:
-            raise patched(of_class, f"it is wrapped by a function of {package or 'another package'}")
+            raise patched(method, f"it is wrapped by a function of {package or 'another package'}")
         function = inner
     if not isinstance(function, FunctionType):
         raise UnsupportedCheckpointError(f"the source of {cls.__name__} can't be read.")
@@ -55,7 +55,7 @@ def running_code(cls: type, name: str = "forward", decorated_by: Collection[str]
     for definition, class_name, code in candidates:
         if code == function.__code__:
             return RunningCode(function, definition, source, class_name)
-    raise patched(of_class, "its file has no function of this code")
+    raise patched(method, "its file has no function of this code")
 
 
 def package_of(function: Any) -> str:

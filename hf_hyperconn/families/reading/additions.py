@@ -96,8 +96,8 @@ def _asks_only_its_dtype(expression: ast.expr, name: str) -> bool:
     """Tell whether nothing of the stream is read but its dtype, and whether any of it is not finite."""
     reads = sum(node.id == name for node in names(expression))
     written = ast.unparse(expression)
-    asked = (f"{name}.dtype", f"torch.isinf({name}).any()", f"torch.isfinite({name}).all()")
-    return reads == sum(map(written.count, asked))
+    harmless = (f"{name}.dtype", f"torch.isinf({name}).any()", f"torch.isfinite({name}).all()")
+    return reads == sum(map(written.count, harmless))
 
 
 def changes_in_place(statement: ast.stmt, streams: set[str]) -> bool:
@@ -135,6 +135,7 @@ def names_returned(statement: ast.stmt) -> list[str] | None:
     match statement:
         case ast.Return(ast.Name(name)):
             return [name]
-        case ast.Return(ast.Tuple(elements)) if all(isinstance(each, ast.Name) for each in elements):
-            return [each.id for each in elements if isinstance(each, ast.Name)]
+        case ast.Return(ast.Tuple(elements)):
+            returned = [element.id for element in elements if isinstance(element, ast.Name)]
+            return returned if len(returned) == len(elements) else None
     return None

@@ -76,7 +76,8 @@ def within_another(file: SourceFile, config: str) -> str | None:
 
     Of several that are made of a config it is that of the text; None where there is no telling.
     """
-    models = [name for name in file.made_of(config) if (found := file.find(name)) is not None and found.pretrained]
+    classes = [definition for name in file.made_of(config) if (definition := file.find(name)) is not None]
+    models = [definition.name for definition in classes if definition.pretrained]
     of_text = [name for name in models if name.endswith("TextModel")]
     return next(iter(of_text or (models if len(models) == 1 else [])), None)
 
@@ -97,10 +98,11 @@ def path_of(module: str) -> Path:
 def first_with(model: str | None) -> str | None:
     """Return the first model type of a base model that has a file, where several have that model."""
     of_model = [model_type for model_type, name in table(MAPPINGS["Model"]).items() if name == model]
-    return next((each for each in of_model if module_of("modeling", each)), None)
+    return next((model_type for model_type in of_model if module_of("modeling", model_type)), None)
 
 
 def named_by_init(head: Definition) -> set[str]:
     """Return the names in a head's `__init__`, its own or inherited."""
-    inits = [node for each in head.lineage() for node in each.node.body if getattr(node, "name", None) == "__init__"]
+    nodes = [node for definition in head.lineage() for node in definition.node.body]
+    inits = [node for node in nodes if getattr(node, "name", None) == "__init__"]
     return {node.id for init in inits for node in ast.walk(init) if isinstance(node, ast.Name)}

@@ -84,26 +84,29 @@ class Inliner:
 
     def _statements(self, callee: Callee) -> Iterator[Statement]:
         choice = self.choice.for_class(callee.owner, callee.file)
-        for each in choice.statements(callee.body, callee.body[0].lineno - 1):
-            text = each.text if callee.path in (None, "self") else re.sub(r"(?<![\w.])self\b", callee.path, each.text)
-            yield statement_of(text, each.given)
+        for statement in choice.statements(callee.body, callee.body[0].lineno - 1):
+            text = statement.text
+            if callee.path not in (None, "self"):
+                text = re.sub(r"(?<![\w.])self\b", callee.path, text)
+            yield statement_of(text, statement.given)
 
     def _adds(self, body: list[Statement], streams: set[str]) -> bool:
         """Tell whether something is added to what a callee takes as the stream."""
-        names = set(streams)
-        for each in body:
-            if added_to(each.node, names) is not None or self.expanded(each, names) is not None:
+        streams = set(streams)
+        for statement in body:
+            node = statement.node
+            if added_to(node, streams) is not None or self.expanded(statement, streams) is not None:
                 return True
-            if is_copy(each.node, names):
-                names.add(each.node.targets[0].id)
+            if is_copy(node, streams):
+                streams.add(node.targets[0].id)
             else:
-                names -= assigned_names(each.node)
+                streams -= assigned_names(node)
         return False
 
     def _callee(self, function: ast.expr) -> Callee | None:
         if isinstance(function, ast.Name):
             node = self.layer.file.function(function.id)
-            return node and _callee_of(node, node.args.args, self.layer.file, None, None)
+            return None if node is None else _callee_of(node, node.args.args, self.layer.file, None, None)
         if not ast.unparse(function).startswith("self."):
             return None
         if (module := self._module(function)) is not None and (forward := module.method("forward")) is not None:
@@ -169,27 +172,28 @@ def assigned_classes(owner: Definition, name: str) -> Iterator[Definition]:
 
 def _bound(call: ast.Call, arguments: ast.arguments) -> dict[str, ast.expr] | None:
     """Return what a call gives each argument; None when it gives others, or more than the source shows."""
-    if any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > len(arguments.args):
+    if any(isinstance(value, ast.Starred) for value in call.args) or len(call.args) > len(arguments.args):
         return None
-    names = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
+    taken = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
     defaults = [*[None] * (len(arguments.args) - len(arguments.defaults)), *arguments.defaults, *arguments.kw_defaults]
-    bound = {name: default for name, default in zip(names, defaults, strict=True) if default is not None}
-    bound |= {name: value for name, value in zip(names, call.args, strict=False)}
+    bound = {name: default for name, default in zip(taken, defaults, strict=True) if default is not None}
+    bound |= dict(zip(taken, call.args, strict=False))
     for keyword in call.keywords:
         if keyword.arg is None:  # **kwargs
             if arguments.kwarg is None or ast.unparse(keyword.value) != arguments.kwarg.arg:
                 return None
-        elif keyword.arg not in names:
+        elif keyword.arg not in taken:
             return None
         else:
             bound[keyword.arg] = keyword.value
-    return bound if bound.keys() >= set(names) else None
+    return bound if bound.keys() >= set(taken) else None
 
 
 def _assignments(bound: dict[str, ast.expr], streams: set[str], body: list[Statement]) -> list[str] | None:
     """Return an assignment for each argument with another name where it is used; None when one would spoil another."""
-    used = {name for each in body for name in read_names(each.node)}
-    used |= {name for each in body if isinstance(each.node, ast.AugAssign) for name in assigned_names(each.node)}
+    nodes = [statement.node for statement in body]
+    used = {name for node in nodes for name in read_names(node)}
+    used |= {name for node in nodes if isinstance(node, ast.AugAssign) for name in assigned_names(node)}
     ordered = sorted(bound, key=lambda name: name not in streams)
     assignments: list[str] = []
     spoilt: set[str] = set()
@@ -212,7 +216,7 @@ def _with_last_in_return(body: list[Statement]) -> list[Statement]:
 
 
 def _are_unused(targets: list[ast.expr]) -> bool:
-    return all(isinstance(each, ast.Name) and each.id == "_" for each in targets)
+    return all(isinstance(target, ast.Name) and target.id == "_" for target in targets)
 
 
 def _ends(target: ast.expr, body: list[Statement]) -> tuple[list[str], list[str]] | None:
@@ -229,13 +233,13 @@ def _ends(target: ast.expr, body: list[Statement]) -> tuple[list[str], list[str]
             pairs = [(target, value)]
         case _:
             return None
-    if not all(isinstance(target_name, ast.Name) for target_name, _ in pairs):
+    if not all(isinstance(assigned, ast.Name) for assigned, _ in pairs):
         return None
     by_last = assigned_names(body[-2].node)
     before: list[str] = []
     after: list[str] = []
-    for target_name, result in pairs:
-        name = ast.unparse(target_name)
+    for assigned, result in pairs:
+        name = ast.unparse(assigned)
         if name in ("_", ast.unparse(result)):
             continue
         is_after = by_last & {name.id for name in names(result)}

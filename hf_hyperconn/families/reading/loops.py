@@ -47,7 +47,8 @@ def read_layer_loop(
             continue
         whole, checkpointed = zip(*map(_without_checkpointing, body), strict=True)
         body = [*whole]
-        calls = [call for statement in body if (call := _layer_call(statement, ast.unparse(loop.target)))]
+        target = ast.unparse(loop.target)
+        calls = [*filter(None, (_layer_call(statement, target) for statement in body))]
         if len(calls) != 1:
             continue
         ((call, stream, positional),) = calls

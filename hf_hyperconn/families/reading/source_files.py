@@ -81,7 +81,7 @@ class Definition:
     @property
     def pretrained(self) -> "Definition | None":
         """The family's `PreTrainedModel`, nearest first; None for a class that is no such model."""
-        return next((each for each in self.lineage() if "PreTrainedModel" in each.bases), None)
+        return next((definition for definition in self.lineage() if "PreTrainedModel" in definition.bases), None)
 
     def dict_of(self, name: str) -> ast.Dict:
         """Return the dict that it assigns to a name in its body, its own or inherited; empty where there is none."""
