@@ -7,6 +7,7 @@ WIDTH = 119
 
 
 def class_head(name: str, bases: list[str], docstring: str) -> str:
+    """Write the first line of a class and its docstring."""
     return f'{listed(f"class {name}", bases, depth=0, after=":")}\n    """{docstring}"""'
 
 
@@ -23,6 +24,7 @@ def import_of_transformers(module: str, names: Iterable[str]) -> str:
 
 
 def assigned(name: str, values: dict[str, str]) -> str:
+    """Write the assignment of a dict in the body of a class."""
     items = "".join(f'        "{key}": "{value}",\n' for key, value in values.items())
     return f"    {name} = {{\n{items}    }}"
 
