@@ -182,7 +182,7 @@ def _inputs(
     from .plot_models import tokens_of
 
     name = checkpoint.name
-    if (main_input := checkpoint.family.ran(model).main_input_name) != "input_ids":
+    if (main_input := checkpoint.family.observed(model).main_input_name) != "input_ids":
         raise HyperConnError(
             f"the model in '{name}' takes {main_input}, not text. Draw its static weights, without --text, or run it "
             f"on what it takes by hf_hyperconn.analysis.study (docs/analysis.md)."

@@ -1,4 +1,4 @@
-"""Making the Auto classes of Transformers know the hyper-connection models."""
+"""Registration of the hyper-connection models with the Auto classes of Transformers."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -13,9 +13,9 @@ from .families.reading.classes import MAPPINGS, auto_class
 
 
 def register_auto_classes() -> None:
-    """Let the Auto classes make a family's classes when they are first asked for them. Safe to repeat.
+    """Let the Auto classes make a family's classes when they are first looked up. Safe to repeat.
 
-    Where Transformers' tables can't be told so, those of the tested families are made now.
+    Where Transformers' tables can't do that, those of the tested families are made now.
     """
     autos = {suffix: auto for suffix in MAPPINGS if (auto := _auto(suffix)) is not None}
     tables = {"Config": CONFIG_MAPPING, **{suffix: auto._model_mapping for suffix, auto in autos.items()}}
@@ -30,7 +30,7 @@ def register_auto_classes() -> None:
 
 
 def register(family: Family) -> None:
-    """Register one family's classes, which makes them. Safe to repeat."""
+    """Make one family's classes and register them. Safe to repeat."""
     configuration, modeling = family.configuration_module(), family.modeling_module()
     config_class = getattr(configuration, f"HC{family.name}Config")
     transformers.AutoConfig.register(family.hc_model_type, config_class, exist_ok=True)
@@ -39,12 +39,12 @@ def register(family: Family) -> None:
 
 
 def _auto(suffix: str) -> Any:
-    """An Auto class, where this release has it."""
+    """Return an Auto class; None where this release has none of that name."""
     return getattr(transformers, auto_class(suffix), None)
 
 
 def _find(key: Hashable) -> Family | None:
-    """The family of a hyper-connection model type, or of a config class of this package."""
+    """Return the family of a hyper-connection model type, or of a config class of this package."""
     model_type = key if isinstance(key, str) else getattr(key, "model_type", None)
     if not isinstance(model_type, str) or not model_type.startswith("hc_"):
         return None
@@ -57,7 +57,7 @@ def _find(key: Hashable) -> Family | None:
 
 
 class _MadeWhenAsked(dict):
-    """What was registered with an Auto class, by model type or config class; ours is added when it is looked up.
+    """The classes registered with an Auto class, by model type or config class; ours are added when looked up.
 
     suffix: of the Auto class; "Config" for AutoConfig.
     """

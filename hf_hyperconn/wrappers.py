@@ -1,4 +1,4 @@
-"""A model in what may wrap it: the model of either library, the copies that PEFT lets compute, hooks of others."""
+"""A model within wrappers: the model of either library, the copies that PEFT lets compute, hooks."""
 
 import sys
 from collections.abc import Iterator
@@ -20,30 +20,30 @@ HOOKS = (
 
 
 def is_of_diffusers(model: object) -> bool:
-    """Whether it is a model of diffusers, which is imported then."""
+    """Tell whether it is a model of diffusers, which is imported then."""
     modeling = sys.modules.get("diffusers.models.modeling_utils")
     return modeling is not None and isinstance(model, modeling.ModelMixin)
 
 
 def outermost_model(model: nn.Module) -> nn.Module | None:
-    """The outermost model of Transformers or diffusers in what may be a wrapper of it; None without any."""
+    """Return the outermost model of Transformers or diffusers in a module; None without any."""
     return next(
         (module for module in model.modules() if isinstance(module, PreTrainedModel) or is_of_diffusers(module)), None
     )
 
 
 def config_of(model: nn.Module):
-    """The config of a model; of one of diffusers with hyper-connections, whose own is a mapping, that of these."""
+    """Return the config of a model; for diffusers, whose own is a mapping, that of the hyper-connections."""
     return getattr(model, "hc_config", model.config)
 
 
 def modules_in_use(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """As `named_modules`, without the copies that don't compute; the one that does has the name of PEFT's wrapper."""
+    """Yield `named_modules` without copies that don't compute; the one that does has the name of PEFT's wrapper."""
     return _walk("", model, set())
 
 
 def active_copy(module: Any) -> nn.Module:
-    """The module that computes, when `module` is PEFT's wrapper for `modules_to_save`."""
+    """Return the module that computes, when `module` is PEFT's wrapper for `modules_to_save`."""
     copies = getattr(module, "modules_to_save", None)
     if not isinstance(copies, nn.ModuleDict) or not hasattr(module, "original_module"):
         return module
@@ -52,7 +52,7 @@ def active_copy(module: Any) -> nn.Module:
 
 
 def hooks_of(module: nn.Module) -> dict[str, set[str]]:
-    """Module and name of the function of each hook, by kind."""
+    """Return module and name of the function of each hook, by kind."""
     return {kind: {_name(hook) for hook in getattr(module, kind).values()} for kind in HOOKS}
 
 

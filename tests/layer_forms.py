@@ -19,10 +19,8 @@ class Layer(nn.Module):
 
 class UsesAnArgumentTwice(nn.Module):
     def forward(self, hidden_states, scale=2.0):
-        residual = hidden_states
-        hidden_states = residual + hidden_states * scale
-        residual = hidden_states
-        hidden_states = residual + hidden_states * scale
+        hidden_states = hidden_states + hidden_states * scale
+        hidden_states = hidden_states + hidden_states * scale
         return hidden_states
 
 
@@ -82,16 +80,6 @@ class WidensTheStream(nn.Module):
             residual = residual.to(torch.float32)
         hidden_states = hidden_states.to(torch.bfloat16) / 3
         hidden_states = residual + hidden_states
-        return hidden_states
-
-
-class CarriesOver(nn.Module):
-    def forward(self, hidden_states):
-        residual = hidden_states
-        half = hidden_states / 2
-        hidden_states = residual + half
-        residual = hidden_states
-        hidden_states = residual + half
         return hidden_states
 
 

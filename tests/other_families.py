@@ -1,4 +1,4 @@
-"""Tiny models of the families that are tested beside those of `families.py`, made by a rule, and what they take."""
+"""Tiny models, by a rule, of the families that are tested beside those of `families.py`, and their inputs."""
 
 import dataclasses
 import re
@@ -21,7 +21,7 @@ from .pages import read
 
 RELEASE = re.search(r"^transformers==([\d.]+)", read("constraints.txt"), re.MULTILINE)[1]
 
-# asked of every config that knows the field
+# values of fields, for every config that has the field
 FIELDS = {
     "vocab_size": 96,
     "vocab_size_per_layer_input": 96,
@@ -118,7 +118,7 @@ MROPE = {
 }
 BY_LAYER = {"rope_type": "default", "rope_theta": 10000.0}
 LIKE_T5 = {"decoder_start_token_id": 0, "num_decoder_layers": 4, "d_kv": 8, "d_ff": 48}
-# asked of one family
+# further values for a family
 OF_ITS_OWN = {
     "codegen": {"rotary_dim": 4},
     "gptj": {"rotary_dim": 4},
@@ -212,16 +212,15 @@ def tiny(family_name: str) -> PreTrainedModel:
 
 
 def fields_of(model_type: str) -> dict:
-    """What is asked of a config, and of the configs in it."""
+    """Values for the fields of a config, and of the configs in it."""
     config_class = CONFIG_MAPPING[model_type]
-    known = {field.name for field in dataclasses.fields(config_class)} | {
-        *dir(config_class),
-        *config_class.attribute_map,
-    }
-    fixed = {
-        name for name in known if isinstance(found := getattr(config_class, name, None), property) and not found.fset
-    }
-    fields = {name: value for name, value in FIELDS.items() if name in known - fixed}
+    own = {field.name for field in dataclasses.fields(config_class)}
+    known = {*own, *dir(config_class), *config_class.attribute_map}
+    fields = {}
+    for name, value in FIELDS.items():
+        of_class = getattr(config_class, name, None)
+        if name in known and (not isinstance(of_class, property) or of_class.fset):
+            fields[name] = value
     if model_type in KEYS_FOR_EACH_HEAD:
         fields["num_key_value_heads"] = fields["num_attention_heads"]
     if config_class.sub_configs and not hasattr(config_class, "sub_configs_defaults"):
@@ -239,7 +238,7 @@ def class_of(folder: str) -> type[PreTrainedModel]:
 
 
 def inputs_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """What a model takes: two rows of 24 tokens, images, sounds."""
+    """The inputs of a model: two rows of 24 tokens, images, sounds."""
     tokens = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0)).tolist()
     kind = kind_that_runs(model, tokens)
     inputs = next(islice(kinds_of_inputs(model, tokens), kind, None))
@@ -247,7 +246,7 @@ def inputs_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def loss_of(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """That of a language model; of another model what its last hidden states have of a fixed direction."""
+    """The loss of a language model; of another model its last hidden states along a fixed direction."""
     torch.manual_seed(0)  # some models draw what they mask
     if getattr(model, "module", model).can_generate():  # DDP's wrapper asks nothing of its module
         return model(**inputs, labels=inputs.get("decoder_input_ids", inputs.get("input_ids"))).loss

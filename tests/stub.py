@@ -55,7 +55,7 @@ def _imports() -> list[str]:
 
 def _classes(family: Family) -> list[str]:
     config = family.source.config
-    mixin = "HyperConnectionConfig" if family.of_layers is None else "HyperConnectionCompositeConfig"
+    mixin = "HyperConnectionConfig" if family.part is None else "HyperConnectionCompositeConfig"
     return [
         f"class HC{config}({mixin}, {config}): ...",
         *(

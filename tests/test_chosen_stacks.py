@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def place(tmp_path_factory):
     for name in CHOSEN:
         tiny(name).save_pretrained(place / name / "base")
         stack = ["--stack", FamilyName.of(name).stack, "--verify", "structure"]
-        assert cli.main(["convert", *(str(place / name / each) for each in ("base", "hc")), *stack, "-q"]) == 0
+        assert cli.main(["convert", str(place / name / "base"), str(place / name / "hc"), *stack, "-q"]) == 0
     return place
 
 
@@ -154,23 +155,21 @@ def test_a_folder_is_verified_inspected_drawn_and_described(tmp_path, capsys):
     assert cli.main(["plot", str(out), "-o", str(tmp_path / "sheet.png")]) == 0
 
 
-def test_a_changed_tower_is_found(tmp_path, capsys):
-    base, out = tmp_path / "base", tmp_path / "hc"
-    seeing().save_pretrained(base)
-    assert cli.main(["convert", str(base), str(out), "--stack", "vision_tower", "-q"]) == 0
+def test_a_changed_tower_is_found(place, tmp_path, capsys):
+    base = shutil.copytree(place / "llava__vision_tower" / "base", tmp_path / "base")
     config = json.loads((base / "config.json").read_text())
     config["vision_config"]["layer_norm_eps"] = 0.1
     (base / "config.json").write_text(json.dumps(config))
-    assert cli.main(["verify", str(out), "--against", str(base)]) == 3
+    assert cli.main(["verify", str(place / "llava__vision_tower" / "hc"), "--against", str(base)]) == 3
     assert "layer_norm_eps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("model_type", "stack", "message"),
     [
-        ("llava", "visual", "has vision_tower, language_model"),
-        ("gpt2", "decoder", "has one list of layers"),
-        ("whisper", "vision_tower", "has encoder, decoder"),
+        ("llava", "visual", "stack must be vision_tower or language_model"),
+        ("gpt2", "decoder", "stack must be None, for its one list of layers"),
+        ("whisper", "vision_tower", "stack must be encoder or decoder"),
         ("video_llava", "video_tower", "makes video_tower and image_tower of one config"),
     ],
 )

@@ -21,7 +21,7 @@ from transformers import (
 
 from hf_hyperconn import convert_model
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.in_memory.hand_settings import LOST as LOST_SETTING
+from hf_hyperconn.in_memory import hand_settings
 from hf_hyperconn.in_memory.hand_settings import SetByHand
 
 from .conftest import llama_config, randomise_connections
@@ -43,13 +43,6 @@ def test_what_is_converted_in_inference_mode_can_be_trained(mode, llama, ids):
         hc = convert_model(base)
     hc.train()(ids, labels=ids).loss.backward()
     assert all(parameter.grad is not None for parameter in hc.parameters())
-
-
-def test_convert_model_refuses_adapters_and_wrappers():
-    base = LlamaForCausalLM(llama_config())
-    base.model.layers[0].self_attn.q_proj = torch.nn.Sequential(base.model.layers[0].self_attn.q_proj)
-    with pytest.raises(UnsupportedCheckpointError, match="q_proj.0.weight has no counterpart. Merge or remove"):
-        convert_model(base)
 
 
 def test_convert_model_refuses(llama):
@@ -181,6 +174,10 @@ def test_a_model_in_mixed_precision_is_refused_until_it_is_unwrapped(accelerator
     assert equal(convert_model(base), base, ids)
 
 
+def wrapped(base):
+    base.model.layers[0].self_attn.q_proj = torch.nn.Sequential(base.model.layers[0].self_attn.q_proj)
+
+
 def patched(base):
     attention = base.model.layers[1].self_attn
     attention.forward = types.MethodType(lambda self, *args, **kwargs: (0.0, None), attention)
@@ -215,6 +212,7 @@ LOST = {
     "a state-dict pre-hook": (lambda base: base.register_state_dict_pre_hook(print), "has a hook"),
     "a loading hook": (lambda base: base.register_load_state_dict_pre_hook(print), "has a hook"),
     "a loading post-hook": (lambda base: base.register_load_state_dict_post_hook(print), "has a hook"),
+    "a wrapper": (wrapped, "q_proj.0.weight has no counterpart. Merge or remove adapters and wrappers first"),
     "a patched forward": (patched, r"layers.1.self_attn has another 'forward' than its class, which a conversion"),
     "another class": (replaced, r"layers.1.self_attn has a module of class Other in the place of LlamaAttention"),
     "an added module": (lambda base: base.model.add_module("extra", torch.nn.Dropout()), "has a module of class Drop"),
@@ -234,12 +232,6 @@ class Helper:
         self.scale = scale
 
 
-def with_another_config(base):
-    own = deepcopy(base.config)
-    own._attn_implementation = "eager"
-    base.model.layers[1].self_attn.config = own
-
-
 def test_what_was_set_by_hand_comes_along(base):
     attention = base.model.layers[0].self_attn
     attention.sizes, attention.table, attention.activation = (1, [2]), torch.ones(2), partial(torch.clamp, min=0)
@@ -248,24 +240,23 @@ def test_what_was_set_by_hand_comes_along(base):
     targets = dict(deepcopy(base).named_modules())
     target = targets["model.layers.0.self_attn"]
     by_hand = SetByHand((module, targets[path]) for path, module in sources.items())
-    assert {*by_hand.settings(attention)} == {
-        "table"
-    }  # whatever it holds, as on the meta device it would hold nothing
+    # a tensor always, as on the meta device it would hold nothing
+    assert {*by_hand.settings(attention)} == {"table"}
 
     changed = {"sizes": (1, [3]), "activation": torch.relu, "scaling": 0.5, "table": torch.zeros(2)}
     vars(attention).update(changed)
     assert by_hand.settings(attention) == changed
     target.helper.scale, target.method, target.itself = 2.0, target.extra_repr, [None]
-    assert {name for name, value in by_hand.settings(attention).items() if value is LOST_SETTING} == {
-        *("helper", "method", "itself")
-    }
+    lost = {name for name, value in by_hand.settings(attention).items() if value is hand_settings.LOST}
+    assert lost == {"helper", "method", "itself"}
 
 
 @torch.no_grad()
 def test_the_config_of_a_module_comes_along(base, ids):
-    with_another_config(base)
+    base.model.layers[1].self_attn.config = deepcopy(base.config)
+    base.model.layers[1].self_attn.config._attn_implementation = "eager"
     model = convert_model(base)
-    assert [each.self_attn.config._attn_implementation for each in model.model.layers[:2]] == ["sdpa", "eager"]
+    assert [layer.self_attn.config._attn_implementation for layer in model.model.layers[:2]] == ["sdpa", "eager"]
     assert model.model.layers[1].self_attn.config.connection == "dhc"
     assert equal(model, base, ids)
 

@@ -5,61 +5,32 @@ import torch
 from torch import nn
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.in_memory.generic import attributes_of, cut_of, layer_attributes
+from hf_hyperconn.in_memory.generic import cut_layer, layer_attributes
 
-from .layer_forms import (
-    AddsInPlace,
-    AddsOnce,
-    AddsTheStreamLast,
-    AddsThreeTimes,
-    AddsUnderACondition,
-    AddsWhatItIsGiven,
-    AddsWhatItMakesItself,
-    CarriesOver,
-    CarriesOverUnderTheStreamsName,
-    CarriesOverWhatItMayMake,
-    CarriesOverWhatItMayMakeAnew,
-    ChangesAnArgument,
-    ChangesTheLastSum,
-    ChangesTheStreamInPlace,
-    ChangesTheSum,
-    HandsOn,
-    HasOtherNames,
-    HasTwoStreams,
-    Layer,
-    MayMakeAnewBetween,
-    NormsTheResidual,
-    ReadsTheResidual,
-    ReadsTheStreamOfBefore,
-    ReturnsEarly,
-    ReturnsMore,
-    ReturnsWhatItAdds,
-    ScalesTheResidual,
-    UsesAnArgumentTwice,
-    WidensTheStream,
-)
+from . import layer_forms as forms
 
 
-def run(layer: nn.Module, x: torch.Tensor, **kwargs) -> torch.Tensor:
+def attributes_of(layer_class: type[nn.Module]) -> dict:
+    """The attributes of a layer whose branches are cut."""
+    return layer_attributes(layer_class, cut_layer(layer_class))
+
+
+def run(layer: nn.Module, x: torch.Tensor, attributes: dict | None = None, **kwargs) -> torch.Tensor:
     """A layer by its branches, each added to the stream."""
-    attributes = layer_attributes(type(layer))
-    return by_branches(attributes, layer, x.float() if attributes["widened"] else x, **kwargs)
-
-
-def by_branches(attributes: dict, layer: nn.Module, x: torch.Tensor, **kwargs) -> torch.Tensor:
-    """`run`, of branches that have been cut."""
-    for part in attributes["parts"]:
-        added = attributes[part.branch](layer, x, **kwargs)
+    attributes = attributes or attributes_of(type(layer))
+    x = x.float() if attributes["widened"] else x
+    for sub_layer in attributes["parts"]:
+        added = attributes[sub_layer.branch](layer, x, **kwargs)
         if isinstance(added, tuple):
-            added, made = added
-            kwargs |= made
+            added, handed_on = added
+            kwargs |= handed_on
         x = x + added
     return x if attributes["returned"] is None else (x, *(kwargs[name] for name in attributes["returned"]))
 
 
 def test_branches_are_the_layers_own_code():
-    branches = layer_attributes(Layer)
-    x, layer = torch.randn(3), Layer()
+    branches = attributes_of(forms.Layer)
+    x, layer = torch.randn(3), forms.Layer()
     assert torch.equal(branches["attention_branch"](layer, x), x)
     assert torch.equal(branches["attention_branch"](layer, x, scale=4.0), 2 * x)
     assert torch.equal(branches["mlp_branch"](layer, x), x**2)
@@ -69,39 +40,38 @@ def test_branches_are_the_layers_own_code():
 @pytest.mark.parametrize(
     ("layer", "names"),
     [
-        (UsesAnArgumentTwice, ["attention", "mlp"]),
-        (ReadsTheResidual, ["attention", "mlp"]),
-        (CarriesOver, ["attention", "mlp"]),
-        (CarriesOverWhatItMayMakeAnew, ["attention", "mlp"]),
-        (CarriesOverUnderTheStreamsName, ["attention", "mlp"]),
-        (ChangesAnArgument, ["attention", "mlp"]),
-        (HandsOn, ["block", "block_1", "block_2"]),
-        (MayMakeAnewBetween, ["block", "block_1", "block_2"]),
-        (AddsTheStreamLast, ["attention", "mlp"]),
-        (HasOtherNames, ["attention", "mlp"]),
-        (AddsOnce, ["block"]),
-        (AddsThreeTimes, ["block", "block_1", "block_2"]),
-        (WidensTheStream, ["block"]),
+        (forms.UsesAnArgumentTwice, ["attention", "mlp"]),
+        (forms.ReadsTheResidual, ["attention", "mlp"]),
+        (forms.CarriesOverWhatItMayMakeAnew, ["attention", "mlp"]),
+        (forms.CarriesOverUnderTheStreamsName, ["attention", "mlp"]),
+        (forms.ChangesAnArgument, ["attention", "mlp"]),
+        (forms.HandsOn, ["block", "block_1", "block_2"]),
+        (forms.MayMakeAnewBetween, ["block", "block_1", "block_2"]),
+        (forms.AddsTheStreamLast, ["attention", "mlp"]),
+        (forms.HasOtherNames, ["attention", "mlp"]),
+        (forms.AddsOnce, ["block"]),
+        (forms.AddsThreeTimes, ["block", "block_1", "block_2"]),
+        (forms.WidensTheStream, ["block"]),
     ],
 )
 def test_a_chain_of_additions_is_the_layer(layer, names):
-    assert [part.name for part in layer_attributes(layer)["parts"]] == names
+    assert [sub_layer.name for sub_layer in attributes_of(layer)["parts"]] == names
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(50, generator=torch.Generator().manual_seed(0)).to(dtype)
         expected = layer()(x)
         assert torch.equal(run(layer(), x), expected)
         assert run(layer(), x).dtype == expected.dtype
-    if layer in (UsesAnArgumentTwice, ChangesAnArgument, HandsOn):
+    if layer in (forms.UsesAnArgumentTwice, forms.ChangesAnArgument, forms.HandsOn):
         assert torch.equal(run(layer(), x, scale=0.3), layer()(x, scale=0.3))
-    if layer in (CarriesOverWhatItMayMakeAnew, MayMakeAnewBetween):
+    if layer in (forms.CarriesOverWhatItMayMakeAnew, forms.MayMakeAnewBetween):
         assert torch.equal(run(layer(), x, anew=True), layer()(x, anew=True))
 
 
 def test_what_a_branch_makes_is_returned_too():
-    attributes = layer_attributes(ReturnsWhatItAdds)
+    attributes = attributes_of(forms.ReturnsWhatItAdds)
     assert attributes["returned"] == ("weights",)
     x = torch.randn(3)
-    assert all(map(torch.equal, run(ReturnsWhatItAdds(), x), ReturnsWhatItAdds()(x)))
+    assert all(map(torch.equal, run(forms.ReturnsWhatItAdds(), x), forms.ReturnsWhatItAdds()(x)))
 
 
 class DependsOnWhatItHas(nn.Module):
@@ -139,53 +109,53 @@ class DependsOnWhatItHas(nn.Module):
 @pytest.mark.parametrize("settings", [("gated", True), ("gated", False), ("scaled", True), ("shifted", False)])
 def test_attributes_of_a_layer_choose_its_branches(settings):
     layer = DependsOnWhatItHas(*settings)
-    cut = cut_of(DependsOnWhatItHas, layer)
+    cut = cut_layer(DependsOnWhatItHas, layer)
     assert len(cut.branches) == 2 + settings[1]
-    branches = attributes_of(DependsOnWhatItHas, cut)
+    branches = layer_attributes(DependsOnWhatItHas, cut)
     x = torch.randn(6)
     expected = layer(x)
     for chunks in (None, 3):
         layer._chunks = chunks  # which a method of the layer may change later
-        assert torch.equal(by_branches(branches, layer, x), expected)
+        assert torch.equal(run(layer, x, branches), expected)
     with pytest.raises(AttributeError, match="fuser"):  # as of the layer itself
-        by_branches(branches, layer, x, objects=x)
+        run(layer, x, branches, objects=x)
     with pytest.raises(UnsupportedCheckpointError, match="is not a chain of branches"):
-        cut_of(DependsOnWhatItHas)
+        cut_layer(DependsOnWhatItHas)
 
 
 def test_an_addition_of_what_may_be_given_is_left_out():
-    attributes = layer_attributes(AddsWhatItIsGiven)
+    attributes = attributes_of(forms.AddsWhatItIsGiven)
     assert attributes["absent"] == ("encoded",)
     x = torch.randn(3)
-    assert torch.equal(run(AddsWhatItIsGiven(), x), AddsWhatItIsGiven()(x))
-    assert torch.equal(run(AddsWhatItIsGiven(), x, scale=0.3), AddsWhatItIsGiven()(x, scale=0.3))
+    assert torch.equal(run(forms.AddsWhatItIsGiven(), x), forms.AddsWhatItIsGiven()(x))
+    assert torch.equal(run(forms.AddsWhatItIsGiven(), x, scale=0.3), forms.AddsWhatItIsGiven()(x, scale=0.3))
 
 
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        (CarriesOverWhatItMayMake, "a branch reads half, which an earlier one made in some cases"),
-        (ReadsTheStreamOfBefore, "a branch reads residual, which an earlier one made .* as its stream"),
-        (HasTwoStreams, "it hands encoded on, too, a second residual stream"),
-        (ScalesTheResidual, "nothing is added"),
-        (NormsTheResidual, "nothing is added"),
-        (ChangesTheSum, "changes the stream by more"),
-        (ChangesTheLastSum, "changes the stream by more"),
-        (ChangesTheStreamInPlace, "in place"),
-        (AddsInPlace, "in place"),
-        (AddsUnderACondition, "nothing is added"),
-        (AddsWhatItMakesItself, "nothing is added"),
-        (ReturnsMore, "returns more than the stream"),
-        (ReturnsEarly, "returns at several places"),
+        (forms.CarriesOverWhatItMayMake, "a branch reads half, which an earlier one made in some cases"),
+        (forms.ReadsTheStreamOfBefore, "a branch reads residual, which an earlier one made .* as its stream"),
+        (forms.HasTwoStreams, "it hands encoded on, too, a second residual stream"),
+        (forms.ScalesTheResidual, "nothing is added"),
+        (forms.NormsTheResidual, "nothing is added"),
+        (forms.ChangesTheSum, "changes the stream by more"),
+        (forms.ChangesTheLastSum, "changes the stream by more"),
+        (forms.ChangesTheStreamInPlace, "in place"),
+        (forms.AddsInPlace, "in place"),
+        (forms.AddsUnderACondition, "nothing is added"),
+        (forms.AddsWhatItMakesItself, "nothing is added"),
+        (forms.ReturnsMore, "returns more than the stream"),
+        (forms.ReturnsEarly, "returns at several places"),
     ],
 )
 def test_what_would_not_be_exact_is_refused(layer, reason):
     with pytest.raises(UnsupportedCheckpointError, match=f"the forward of {layer.__name__} is not a chain.*{reason}"):
-        layer_attributes(layer)
+        attributes_of(layer)
 
 
 def test_a_layer_without_source_is_refused():
     namespace = {"nn": nn}
     exec("class Layer(nn.Module):\n    def forward(self, hidden_states): ...", namespace)
     with pytest.raises(UnsupportedCheckpointError, match="the source of Layer can't be read"):
-        layer_attributes(namespace["Layer"])
+        attributes_of(namespace["Layer"])

@@ -1,10 +1,13 @@
 """How a model passes the stream from layer to layer, read from its forward."""
 
+import ast
+
 import pytest
 import torch
 from torch import nn
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.families.reading import loops
 from hf_hyperconn.families.reading.loops import read_layer_loop
 from hf_hyperconn.in_memory.running_code import running_code
 
@@ -101,8 +104,7 @@ class PassesAnotherName(nn.Module):
     ],
 )
 def test_loops_over_layers(model, layers, expected):
-    forward = running_code(model).definition
-    loop = read_layer_loop(forward, model.__name__, layers)
+    loop = read_layer_loop(running_code(model).definition, model.__name__, layers)
     assert (loop.positional, loop.takes_first) == expected
 
 
@@ -110,6 +112,20 @@ def test_loops_over_layers(model, layers, expected):
     "model", [SkipsLayers, AddsBetweenLayers, KeepsTheStream, UsesWhatLayersReturn, CheckpointsAnother]
 )
 def test_a_base_model_that_uses_the_stream_between_layers_is_refused(model):
-    forward = running_code(model).definition
     with pytest.raises(UnsupportedCheckpointError, match=f"the forward of {model.__name__} does more"):
-        read_layer_loop(forward, model.__name__)
+        read_layer_loop(running_code(model).definition, model.__name__)
+
+
+@pytest.mark.parametrize(
+    ("statement", "only_chooses"),
+    [
+        ("stream = stream[:, chosen, :]", True),
+        ("stream = stream[:, chosen, :] * 2", False),
+        ("stream += 1", False),
+        ("stream[0] = 0", False),
+        ("stream, chosen = chosen, stream", False),
+    ],
+)
+def test_a_method_between_layers_may_only_choose_tokens(statement, only_chooses):
+    method = ast.parse(f"def method(self, stream, chosen):\n    {statement}\n    return stream, chosen").body[0]
+    assert loops._slices_first(method) == only_chooses

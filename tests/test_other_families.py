@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,16 +27,7 @@ from hf_hyperconn.models.modeling_hyper_connections import HyperConnectionHead
 
 from .conftest import asked_for
 from .marks import few
-from .other_families import (
-    COMMON,
-    LONG_TAIL,
-    OF_EACH_FORM,
-    RELEASE,
-    inputs_of,
-    long_tail,
-    loss_of,
-    tiny,
-)
+from .other_families import COMMON, LONG_TAIL, OF_EACH_FORM, RELEASE, inputs_of, long_tail, loss_of, tiny
 from .processes import elsewhere
 from .support import listed
 from .test_families import DTYPES, compared
@@ -64,15 +56,13 @@ def place(request, tmp_path_factory) -> Path:
 
 def asked(request) -> list[str]:
     """The families that a module's selected tests are about, of those that the installed Transformers has."""
-    found = []
+    model_types = []
     for model_type in LONG_TAIL:
         if model_type in asked_for(request, "model_type"):
-            try:
+            with suppress(pytest.skip.Exception):
                 tiny(model_type)
-            except pytest.skip.Exception:
-                continue
-            found.append(model_type)
-    return found
+                model_types.append(model_type)
+    return model_types
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +76,10 @@ def loaded(folder: Path, model_type: str) -> PreTrainedModel:
     return getattr(family.modeling_module(), f"HC{family.usual_architecture}").from_pretrained(folder)
 
 
-def stacks_of(names: Iterable[str]) -> list[str]:
-    """What comes before the index of a layer, for each list of layers, an encoder's before a decoder's."""
-    found = {match[1] for name in names if (match := re.match(r"(.*?\.)0\.\w+_hc\.", name))}
-    return sorted(found, key=lambda stack: ("encoder" not in stack, stack))
+def prefixes_of_stacks(names: Iterable[str]) -> list[str]:
+    """What comes before the index of a layer, for each stack, an encoder's before a decoder's."""
+    prefixes = {match[1] for name in names if (match := re.match(r"(.*?\.)0\.\w+_hc\.", name))}
+    return sorted(prefixes, key=lambda prefix: ("encoder" not in prefix, prefix))
 
 
 def train(model: PreTrainedModel, learning_rate: float, steps: int) -> list[float]:
@@ -153,13 +143,13 @@ def test_the_table_knows_the_classes_and_the_norm(model_type, place):
     model = convert_model(base)
     assert type(model).__module__ == f"hf_hyperconn.models.{Path(family.files[1]).stem}"
     added = {name: p for name, p in model.named_parameters() if "_hc." in name}
-    stacks = stacks_of(added)
+    stacks = prefixes_of_stacks(added)
     loaded_from = dict(type(model).from_prenorm(place / model_type / "base").named_parameters())
     assert [name for name, parameter in added.items() if not torch.equal(loaded_from[name], parameter)] == []
     shapes = dict(hyper_connection_shapes(model.config.to_dict(), family, stacks))
     assert {name: tuple(p.shape) for name, p in added.items()} == shapes
     with safe_open(next((place / model_type / "dhc4").glob("model-*2-of-*2.safetensors")), "pt") as file:
-        on_disk = dict(zip(stacks_of(file.keys()), stacks, strict=True))
+        on_disk = dict(zip(prefixes_of_stacks(file.keys()), stacks, strict=True))
         written = {
             name.replace(stack, on_disk[stack], 1): file.get_tensor(name)
             for stack in on_disk
@@ -174,10 +164,10 @@ def test_the_table_knows_the_classes_and_the_norm(model_type, place):
 def new(model_type: str, **fields):
     """A new model with the sizes of the tiny one."""
     base, family = tiny(model_type), find_family(model_type)
-    kept = {
+    sizes = {
         name: value for name, value in base.config.to_dict().items() if name not in ("model_type", "architectures")
     }
-    config = getattr(family.configuration_module(), f"HC{family.name}Config")(**{**kept, **fields})
+    config = getattr(family.configuration_module(), f"HC{family.name}Config")(**{**sizes, **fields})
     torch.manual_seed(0)
     return getattr(family.modeling_module(), f"HC{family.usual_architecture}")(config)
 
@@ -206,12 +196,12 @@ def test_what_is_recorded_is_the_bases(model_type):
     """T5 adds in a module that is not called any more, and there Transformers records the weights of attention."""
     base = tiny(model_type)
     converted = convert_model(base)
-    for eager in (base, converted):
-        eager.set_attn_implementation("eager")
-    asked = {**inputs_of(base), "output_attentions": True, "output_hidden_states": True}
-    found, expected = converted(**asked), base(**asked)
+    for model in (base, converted):
+        model.set_attn_implementation("eager")
+    inputs = {**inputs_of(base), "output_attentions": True, "output_hidden_states": True}
+    found, expected = converted(**inputs), base(**inputs)
     assert found.keys() == expected.keys()
-    for name in [each for each in expected if each.endswith(("attentions", "hidden_states"))]:
+    for name in [key for key in expected if key.endswith(("attentions", "hidden_states"))]:
         assert len(found[name]) == len(expected[name])
         assert expected[name] or transformers.__version__ != RELEASE  # T5 itself records none in 5.16
         assert all(map(torch.equal, found[name], expected[name])), name
@@ -289,15 +279,13 @@ def test_output_projections_start_as_the_base_starts_them_but_smaller(model_type
 def test_another_form_of_a_layer_is_refused():
     """Pythia adds attention and MLP at once; GPT-NeoX's config can ask for one after the other."""
     base = copy.deepcopy(tiny("gpt_neox"))
-    assert [each for each, _ in convert_model(base).named_parameters() if "_hc" in each][0].startswith(
-        "gpt_neox.layers.0.attention_mlp_hc."
-    )
+    connections = [name for name, _ in convert_model(base).named_parameters() if "_hc" in name]
+    assert connections[0].startswith("gpt_neox.layers.0.attention_mlp_hc.")
     config = type(base.config)(**{**base.config.to_dict(), "use_parallel_residual": False})
-    with pytest.raises(
-        UnsupportedCheckpointError, match="use_parallel_residual is False, with which the layer is ano"
-    ):
+    message = "use_parallel_residual is False, with which the layer is another one"
+    with pytest.raises(UnsupportedCheckpointError, match=message):
         convert_model(type(base)(config))
-    with pytest.raises(ValueError, match="use_parallel_residual is False, with which the layer is another one"):
+    with pytest.raises(ValueError, match=message):
         new("gpt_neox", use_parallel_residual=False)
 
 
@@ -315,15 +303,8 @@ def test_the_docs_name_every_family():
 @pytest.mark.parametrize("model_type", ["mamba"])
 def test_verification_of_the_first_layers(model_type, place, capsys):
     """Also where the config derives what it says of each layer from their number."""
-    arguments = [
-        "verify",
-        str(place / model_type / "dhc4"),
-        "--against",
-        str(place / model_type / "base"),
-        "--layers",
-        "2",
-    ]
-    assert cli.main(arguments) == 0
+    folders = [str(place / model_type / "dhc4"), "--against", str(place / model_type / "base")]
+    assert cli.main(["verify", *folders, "--layers", "2"]) == 0
     assert "layers        the first 2 of 4" in capsys.readouterr().out
 
 

@@ -79,14 +79,8 @@ class Private(LlamaDecoderLayer):
         super().__init__(config, layer_idx)
         self.__scale = 0.7
 
-    def forward(self, hidden_states, position_embeddings=None, **kwargs):
-        residual = hidden_states
-        hidden_states = self.input_layernorm(hidden_states)
-        hidden_states, _ = self.self_attn(hidden_states, position_embeddings=position_embeddings, **kwargs)
-        hidden_states = residual + hidden_states * self.__scale
-        residual = hidden_states
-        hidden_states = self.post_attention_layernorm(hidden_states)
-        hidden_states = residual + self.mlp(hidden_states)
+    def forward(self, hidden_states, **kwargs):
+        hidden_states = hidden_states + self.mlp(self.input_layernorm(hidden_states)) * self.__scale
         return hidden_states
 
 
@@ -97,28 +91,16 @@ class Scaled(LlamaDecoderLayer):
         super().__init__(config, layer_idx)
         self.sum_scale = nn.Parameter(torch.linspace(0.5, 1, 9).unsqueeze(-1))
 
-    def forward(self, hidden_states, position_embeddings=None, **kwargs):
-        residual = hidden_states
-        hidden_states = self.input_layernorm(hidden_states)
-        hidden_states, _ = self.self_attn(hidden_states, position_embeddings=position_embeddings, **kwargs)
-        hidden_states = residual + hidden_states
-        residual = hidden_states
-        hidden_states = self.post_attention_layernorm(hidden_states)
-        hidden_states = residual + self.mlp(hidden_states)
+    def forward(self, hidden_states, **kwargs):
+        hidden_states = hidden_states + self.mlp(self.input_layernorm(hidden_states))
         hidden_states = hidden_states * self.sum_scale
         hidden_states = torch.clamp(hidden_states, min=-0.5, max=0.5)
         return hidden_states
 
 
 class ReadsAGlobal(LlamaDecoderLayer):
-    def forward(self, hidden_states, position_embeddings=None, **kwargs):
-        residual = hidden_states
-        hidden_states = self.input_layernorm(hidden_states)
-        hidden_states, _ = self.self_attn(hidden_states, position_embeddings=position_embeddings, **kwargs)
-        hidden_states = residual + hidden_states * SCALE
-        residual = hidden_states
-        hidden_states = self.post_attention_layernorm(hidden_states)
-        hidden_states = residual + self.mlp(hidden_states)
+    def forward(self, hidden_states, **kwargs):
+        hidden_states = hidden_states + self.mlp(self.input_layernorm(hidden_states)) * SCALE
         return hidden_states
 
 
@@ -141,14 +123,8 @@ def in_a_closure() -> type[nn.Module]:
     gain = 0.5
 
     class Layer(LlamaDecoderLayer):
-        def forward(self, hidden_states, position_embeddings=None, **kwargs):
-            residual = hidden_states
-            hidden_states = self.input_layernorm(hidden_states)
-            hidden_states, _ = self.self_attn(hidden_states, position_embeddings=position_embeddings, **kwargs)
-            hidden_states = residual + hidden_states * gain
-            residual = hidden_states
-            hidden_states = self.post_attention_layernorm(hidden_states)
-            hidden_states = residual + self.mlp(hidden_states)
+        def forward(self, hidden_states, **kwargs):
+            hidden_states = hidden_states + self.mlp(self.input_layernorm(hidden_states)) * gain
             return hidden_states
 
     return Layer

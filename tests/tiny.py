@@ -16,7 +16,7 @@ SHARED = {**TINY, "initializer_range": 0.2}
 def tiny(model_type: str, suffix: str = "ForCausalLM") -> PreTrainedModel:
     """A base model of the family, in evaluation mode; tests must not change it.
 
-    Biases, norms and whatever else an initialisation makes constant are random too.
+    Biases, norms and whatever else an initialization makes constant are random too.
     """
     family = FAMILIES[model_type]
     config = getattr(transformers, f"{family.name}Config")(**{**SHARED, **FIELDS[model_type]})

@@ -58,7 +58,7 @@ def code_fault(checkpoint: Checkpoint) -> str | None:
 def cuts_of(checkpoint: Checkpoint) -> tuple[CutFrom, ...]:
     """Return the sources of branches that are written in the code of a checkpoint."""
     source, family = checkpoint.source, checkpoint.family
-    names = (*family.files, *(family.of_layers.files if family.of_layers else ()))
+    names = (*family.files, *(family.part.files if family.part else ()))
     texts = [_text(source, name) for name in names if name in source.files and name.startswith("modeling_")]
     return tuple(cut for text in texts if "CutFrom(" in text for cut in _cuts(text))
 

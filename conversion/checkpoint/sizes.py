@@ -34,7 +34,7 @@ def fault_of_sizes(checkpoint: Checkpoint) -> str | None:
         return fault
     for parameter in family.norm if "norm" in family.source.modules else ():
         norm = tensors.get(name := f"{prefix}norm.{parameter}")
-        if norm is None and family.of_layers is None and not _has_outside(checkpoint, (hidden,)):
+        if norm is None and family.part is None and not _has_outside(checkpoint, (hidden,)):
             return f"the tensor {name} is missing"
         if norm is not None and norm.shape != (hidden,):
             return f"hidden_size is {hidden}, and {name} is {list(norm.shape)}"
@@ -73,7 +73,7 @@ def _fault_of_embedding(checkpoint: Checkpoint, name: str) -> str | None:
     embedding = checkpoint.weights.tensors.get(name)
     if embedding is None:
         shape = (vocabulary, hidden)
-        is_elsewhere = checkpoint.family.of_layers or _has_outside(checkpoint, shape) or _is_tied(checkpoint, shape)
+        is_elsewhere = checkpoint.family.part or _has_outside(checkpoint, shape) or _is_tied(checkpoint, shape)
         return None if is_elsewhere else f"the tensor {name} is missing"
     if len(embedding.shape) != 2 or embedding.shape[1] != hidden:
         return f"hidden_size is {hidden}, and {name} is {list(embedding.shape)}"

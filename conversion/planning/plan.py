@@ -95,10 +95,10 @@ class ConversionPlan:
             "hc_format": FORMAT,
             "hc_version": __version__,
         }
-        field = family.field_of_layers
-        if family.of_layers is not None and isinstance(config.get(field), dict):
+        field = family.part_field
+        if family.part is not None and isinstance(config.get(field), dict):
             part = {name: value for name, value in config[field].items() if name != "_name_or_path"}
-            config[field] = {**part, "model_type": family.of_layers.hc_model_type, **self.fields}
+            config[field] = {**part, "model_type": family.part.hc_model_type, **self.fields}
         else:
             config |= self.fields
         if self.base.source.commit:

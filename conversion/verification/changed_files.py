@@ -144,8 +144,8 @@ def _differences(config: dict, base: dict, family: Family) -> list[str]:
     Of a model with its layers in another one, the fields of the inner model are compared.
     """
     config, base = usual_names(config), usual_names({**base, "model_type": family.model_type})
-    if isinstance(base.get(family.field_of_layers), dict):
-        base.pop(family.field_of_layers)
+    if isinstance(base.get(family.part_field), dict):
+        base.pop(family.part_field)
     differences = []
     for field, value in base.items():
         if field not in SET and field not in config:

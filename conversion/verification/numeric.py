@@ -138,7 +138,7 @@ def _run(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -
 
     `fault` names weights that are NaN or infinite, or says that finite ones lead to NaN; None where all is well.
     """
-    model: Any = checkpoint.family.ran(_load(model_class, checkpoint, dtype, layers))
+    model: Any = checkpoint.family.observed(_load(model_class, checkpoint, dtype, layers))
     inputs, new_tokens = _inputs(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some models draw what they mask
@@ -252,7 +252,7 @@ def _load(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) 
     try:
         with while_loading():
             config = model_class.config_class.from_pretrained(folder)
-            counts, field = [stack.source.count for stack in family.stacks], family.field_of_layers
+            counts, field = [stack.source.count for stack in family.stacks], family.part_field
             moved = {}
             for count, stack in zip(counts, checkpoint.stacks, strict=True):
                 if layers < (total := getattr(getattr(config, field or "", config), count)):

@@ -8,8 +8,8 @@ from .reading.source_files import Definition, Source
 STREAM = "hidden_states"
 # in the names of modules that a branch isn't named after
 ASIDE = ("norm", "dropout", "drop_path", "act", "layer_scale", "ln_")
-# what names of modules are shortened to
-OTHERWISE = {
+# shorter names for modules
+SHORTER = {
     **{"encoder_attn": "cross_attn", "EncDecAttention": "cross_attn", "SelfAttention": "attn"},
     **{"fc1_fc2": "mlp", "DenseReluDense": "mlp", "per_layer_input_gate_per_layer_projection": "per_layer_input"},
 }
@@ -52,26 +52,29 @@ class Branch:
     @property
     def name(self) -> str:
         """After the modules that it runs."""
-        run = [name.removeprefix("self_") for name in self.modules if not any(word in name for word in ASIDE)]
-        name = "_".join(run) or "block"
-        return OTHERWISE.get(name, name)
+        modules = [name.removeprefix("self_") for name in self.modules if not any(word in name for word in ASIDE)]
+        name = "_".join(modules) or "block"
+        return SHORTER.get(name, name)
 
     def method(self, name: str, docstring: str = "") -> str:
-        """The source of a method, indented as at the top of a module."""
-        taken = ("self", self.stream, *self.arguments)
-        head = f"def {name}({', '.join(taken)}):"
+        """Write the branch as a method, indented as at the top of a module."""
+        parameters = ("self", self.stream, *self.arguments)
+        head = f"def {name}({', '.join(parameters)}):"
         if len(head) > 100:
-            lines = "".join(f"    {argument},\n" for argument in taken)
+            lines = "".join(f"    {parameter},\n" for parameter in parameters)
             head = f"def {name}(\n{lines}):"
-        also = ", ".join(f'"{each}": {each}' for each in self.returned)
+        also = ", ".join(f'"{name}": {name}' for name in self.returned)
         result = f"return {self.result}, {{{also}}}" if also else f"return {self.result}"
-        body = [*([f'"""{docstring}"""'] if docstring else []), *f"{self.statements}\n{result}".strip().splitlines()]
-        return "\n".join([head, *(f"    {line}".rstrip() for line in body)]) + "\n"
+        return _function(head, docstring, f"{self.statements}\n{result}".strip())
 
     def method_after(self, name: str, docstring: str = "") -> str:
-        """The source of a method that does to a stream what follows the addition."""
-        body = [*([f'"""{docstring}"""'] if docstring else []), *self.after.splitlines(), f"return {STREAM}"]
-        return "\n".join([f"def {name}(self, {STREAM}):", *(f"    {line}".rstrip() for line in body)]) + "\n"
+        """Write a method that does to a stream what follows the addition."""
+        return _function(f"def {name}(self, {STREAM}):", docstring, f"{self.after}\nreturn {STREAM}")
+
+
+def _function(head: str, docstring: str, body: str) -> str:
+    lines = [*([f'"""{docstring}"""'] if docstring else []), *body.splitlines()]
+    return "\n".join([head, *(f"    {line}".rstrip() for line in lines)]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -96,18 +99,14 @@ class Cut:
 
     @property
     def sub_layers(self) -> tuple[SubLayer, ...]:
-        """What they are called: two are attention and MLP, others after the module that they run."""
-        if len(self.branches) == len(SUB_LAYERS):
-            named: tuple[SubLayer, ...] = SUB_LAYERS
-        else:
-            names: list[str] = []
-            for branch in self.branches:
-                name = branch.name
-                names.append(f"{name}_{len(names)}" if name in names else name)
-            named = tuple(SubLayer(f"{name}_hc", f"{name}_branch", name) for name in names)
-        return tuple(
-            sub_layer._replace(
-                given=branch.given, after=f"after_{sub_layer.name}" if branch.after else None, reads=branch.reads
-            )
-            for sub_layer, branch in zip(named, self.branches, strict=True)
-        )
+        """The sub-layers: two are attention and MLP, others are called after the module that they run."""
+        sub_layers: list[SubLayer] = []
+        for place, branch in enumerate(self.branches):
+            name = branch.name
+            if any(sub_layer.name == name for sub_layer in sub_layers):
+                name = f"{name}_{place}"
+            usual = SUB_LAYERS[place] if len(self.branches) == len(SUB_LAYERS) else None
+            sub_layer = usual or SubLayer(f"{name}_hc", f"{name}_branch", name)
+            after = f"after_{sub_layer.name}" if branch.after else None
+            sub_layers.append(sub_layer._replace(given=branch.given, after=after, reads=branch.reads))
+        return tuple(sub_layers)

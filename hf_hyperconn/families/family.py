@@ -18,10 +18,12 @@ from .reading.read_family import fields_of_stacks, read_family
 from .reading.source_files import table
 from .writing.family_files import auto_map, stem
 
-TOLD_FIRST = ("ForImageTextToText", "ForSpeechSeq2Seq", "ForSeq2SeqLM")
-USUAL_HEADS = (*("ForCausalLM", "ForImageTextToText", "ForMultimodalLM", "ForSpeechSeq2Seq", "ForSeq2SeqLM", "Model"),)
+# of several Auto classes that find a class with other models in it
+PREFERRED_HEADS = ("ForImageTextToText", "ForSpeechSeq2Seq", "ForSeq2SeqLM")
+# the first that a family has is that of a checkpoint whose config names no class
+USUAL_HEADS = ("ForCausalLM", "ForImageTextToText", "ForMultimodalLM", "ForSpeechSeq2Seq", "ForSeq2SeqLM", "Model")
 
-# fields that the config of a language model has, too, and that are said of the model it is in
+# fields that the config of a part has, too, and that are read from the config of the whole
 OF_THE_WHOLE = (
     *("model_type", "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype", "_name_or_path"),
     *("tie_word_embeddings", "hc_format", "hc_version", "hc_base_model", "hc_base_commit"),
@@ -57,10 +59,10 @@ TESTED = (
 
 @dataclass(frozen=True)
 class Family:
-    """One family of Transformers and the classes that give it hyper-connections.
+    """A family of Transformers and the classes that give it hyper-connections.
 
-    model_type: of the base, and which model in it has the layers, where that is not the usual one (`FamilyName`).
-    source: what Transformers' files say of it.
+    model_type: of the base; where another model in it than the usual one has the layers, a `FamilyName`.
+    source: the family as Transformers' files describe it.
     """
 
     model_type: str
@@ -72,7 +74,13 @@ class Family:
         return self.source.config.removesuffix("Config")
 
     @property
+    def base_model_type(self) -> str:
+        """The model type in a base's config."""
+        return FamilyName.of(self.model_type).own
+
+    @property
     def hc_model_type(self) -> str:
+        """The model type in a conversion's config."""
         return f"hc_{self.model_type}"
 
     @property
@@ -82,7 +90,7 @@ class Family:
 
     @property
     def sub_layers(self) -> tuple[SubLayer, ...]:
-        """Those of a decoder layer, in their order."""
+        """The sub-layers of a decoder layer, in their order."""
         return self.source.sub_layers
 
     @property
@@ -91,60 +99,48 @@ class Family:
         return self.source.heads
 
     @property
-    def files(self) -> tuple[str, str]:
-        """The two files of its own: config and models."""
-        return f"configuration_{stem(self.model_type)}.py", f"modeling_{stem(self.model_type)}.py"
-
-    @property
     def stacks(self) -> tuple["Family", ...]:
-        """The families of its lists of layers: those of an encoder and a decoder; of another model itself."""
-        return tuple(Family(each.source.model_type, each.source) for each in self.source.inner) or (self,)
+        """The families of its stacks: of an encoder and a decoder; of another model the family itself."""
+        return tuple(Family(inner.source.model_type, inner.source) for inner in self.source.inner) or (self,)
 
     @property
     def place(self) -> str:
-        """Where another model has this one, as "decoder"; "" for a whole model."""
+        """The attribute at which another model has this one, as "decoder"; "" for a whole model."""
         return self.model_type.partition(INNER)[2]
 
-    def code(self, config: Mapping) -> dict[str, str]:
-        """Write the files of code that a folder with this config.json brings: the text of each, by its name."""
-        part = config.get(self.field_of_layers) if self.field_of_layers else None
-        chosen = part if isinstance(part, Mapping) else config
-        found = code_of(lambda name: code_text(f"{name}.py"), modules_in(self.auto_map), chosen)
-        return {f"{name}.py": text for name, text in found.items()}
-
     @property
-    def of_layers(self) -> "Family | None":
-        """For a model whose layers are in another one, such as its language model, the family of that."""
+    def part(self) -> "Family | None":
+        """The family of the model in it that has the layers, such as its language model; None without any."""
         part = self.source.part
         return None if part is None else Family(part.source.model_type, part.source)
 
     @property
-    def field_of_layers(self) -> str | None:
+    def part_field(self) -> str | None:
         """The field of a config that is the config of that model; None without any."""
         return None if self.source.part is None else self.source.part.field
 
-    def ran(self, model: Any) -> Any:
-        """What is run of a model, with connections or without, to see what they do: all of it, or its tower."""
+    def part_config(self, config: Mapping) -> Mapping | None:
+        """Return what a config has in the field of the part; None where that is no config."""
+        of_part = config.get(self.part_field) if self.part_field else None
+        return of_part if isinstance(of_part, Mapping) else None
+
+    def observed(self, model: Any) -> Any:
+        """Return what is run of a model to see what its layers do: its tower, else all of it."""
         tower = self.source.tower
         return model if tower is None else getattr(model.base_model, tower.attribute)
 
-    @property
-    def base_model_type(self) -> str:
-        """The model type in a base's config."""
-        return FamilyName.of(self.model_type).own
-
     def head_of(self, architecture: str) -> str:
-        """The suffix of the Auto class that finds a class, a base's or ours: "ForCausalLM"; "Model" for another."""
-        found = [suffix for suffix, base in self.heads.items() if base == architecture.removeprefix("HC")]
-        if self.of_layers is not None or self.source.inner:
-            found.sort(key=lambda suffix: (suffix not in TOLD_FIRST, suffix == "Model"))
-        return next(iter(found), "Model")
+        """Return the suffix of the Auto class that finds a class, a base's or ours; "Model" for an unknown class."""
+        suffixes = [suffix for suffix, base in self.heads.items() if base == architecture.removeprefix("HC")]
+        if self.part is not None or self.source.inner:
+            suffixes.sort(key=lambda suffix: (suffix not in PREFERRED_HEADS, suffix == "Model"))
+        return next(iter(suffixes), "Model")
 
     def types_of_base(self, config: Mapping) -> dict:
-        """The model types of a base's config, where `config` may be that of a conversion."""
+        """Return the model types of a base's config, where `config` may be that of a conversion."""
         types: dict = {"model_type": self.base_model_type}
-        if self.of_layers is not None and isinstance(part := config.get(field := self.field_of_layers), Mapping):
-            types[field] = {**part, "model_type": self.of_layers.model_type}
+        if self.part is not None and (of_part := self.part_config(config)) is not None:
+            types[self.part_field] = {**of_part, "model_type": self.part.model_type}
         return types
 
     @property
@@ -162,6 +158,17 @@ class Family:
         """The base class of a checkpoint whose config names none: the language model, if there is one."""
         return next(self.heads[suffix] for suffix in USUAL_HEADS if suffix in self.heads)
 
+    @property
+    def files(self) -> tuple[str, str]:
+        """The names of its two files: config and models."""
+        return f"configuration_{stem(self.model_type)}.py", f"modeling_{stem(self.model_type)}.py"
+
+    def code(self, config: Mapping) -> dict[str, str]:
+        """Return the text of each file of code that a folder with this config.json brings, by its name."""
+        chosen = config if (of_part := self.part_config(config)) is None else of_part
+        modules = code_of(lambda name: code_text(f"{name}.py"), modules_in(self.auto_map), chosen)
+        return {f"{name}.py": text for name, text in modules.items()}
+
     def configuration_module(self) -> ModuleType:
         """Import the file with the family's config."""
         return import_module(f"hf_hyperconn.models.configuration_{stem(self.model_type)}")
@@ -171,131 +178,41 @@ class Family:
         return import_module(f"hf_hyperconn.models.modeling_{stem(self.model_type)}")
 
     def base_class(self, name: str) -> type:
-        """Transformers' own class of that name."""
+        """Import Transformers' own class of that name."""
         return getattr(import_module(f"transformers.models.{self.source.modeling}"), name)
 
 
 @cache
 def find_family(model_type: str) -> Family:
-    """The family of a model type of the installed Transformers.
+    """Return the family of a model type of the installed Transformers.
 
     Raises `UnsupportedCheckpointError`, which says why, when it can't have hyper-connections.
     """
     return Family(model_type, read_family(model_type))
 
 
-def refuse_other_stacks(name: str, model_type: str | None, stack: str | None) -> None:
-    """Refuse a stack that a model, which is called `name`, can't have; None is the usual one.
-
-    Raises `UnsupportedCheckpointError`.
-    """
-    if stack is not None and stack not in (accepted := fields_of_stacks(str(model_type))):
-        raise UnsupportedCheckpointError(
-            f"stack {stack!r:.40} was asked for; {name} has {', '.join(accepted) or 'one list of layers: give none'}."
-        )
-
-
-def name_of_family(config: Mapping, stack: str | None = None) -> str:
-    """What `find_family` takes for a config, as in a config.json, of a base or of a conversion.
-
-    It is the model type; with that of the model that has the layers, where the config chooses another than the usual
-    one.
-
-    stack: the attribute of that model, where it is not the usual one, as `FamilyName` has it; None for the usual one.
-    """
-    model_type = str(config.get("model_type")).removeprefix("hc_")
-    if model_type not in table("CONFIG_MAPPING_NAMES"):
-        return model_type
-    field: str | None = TEXT
-    if stack is not None:
-        fields = fields_of_stacks(model_type)
-        field = fields.get(stack)
-        stack = None if field == TEXT or fields == {stack: ""} else stack
-    usual, part = FamilyName(model_type, stack=stack), config.get(field) if field else None
-    chosen = part.get("model_type") if isinstance(part, Mapping) else None
-    if not isinstance(chosen, str):
-        return str(usual)
-    chosen = chosen.removeprefix("hc_")
-    for name in (usual, FamilyName(model_type, chosen, stack)):
-        try:
-            found = read_family(str(name)).part
-        except UnsupportedCheckpointError:
-            continue
-        if found is not None and found.source.model_type == chosen:
-            return str(name)
-    return str(usual)
-
-
-def usual_names(config: Mapping) -> dict:
-    """A config, as in a config.json, whose sizes have the names, too, that they have in most families.
-
-    GPT-2's `n_layer` is `num_hidden_layers` in most. Of a model with its layers in another one, such as its language
-    model, the sizes and the connections are that one's.
-    """
+def family_of_config(config: Mapping) -> Family | None:
+    """Return the family of a config, as in a config.json; None where it can't have hyper-connections."""
     try:
-        family = find_family(name_of_family(config))
-    except UnsupportedCheckpointError:
-        return dict(config)
-    source = family.source
-    of_layers = config.get(family.field_of_layers) if family.field_of_layers else None
-    if not isinstance(of_layers, Mapping):
-        return {**_counted(config), **_renamed(config, source), **config}
-    own = {name: value for name, value in of_layers.items() if name not in OF_THE_WHOLE}
-    return {**config, **source.sizes, **_counted(of_layers), **_renamed(of_layers, source), **own}
-
-
-def tower_of(config: Mapping) -> InnerModel | None:
-    """`FamilySource.tower` of a config, as in a config.json."""
-    try:
-        return find_family(name_of_family(config)).source.tower
+        return find_family(name_of_family(config))
     except UnsupportedCheckpointError:
         return None
-
-
-def configs_of_stacks(config: Mapping) -> list[dict]:
-    """A config with usual names for each list of layers, whose sizes are those of that list.
-
-    An encoder-decoder has two lists, of its encoder and of its decoder; another model has one. A decoder whose depth a
-    config leaves open, as T5's may, is as deep as the encoder.
-    """
-    config = usual_names(config)
-    try:
-        inner = find_family(name_of_family(config)).source.inner
-    except UnsupportedCheckpointError:
-        inner = ()
-    usual = config.get("num_hidden_layers")
-    return [
-        {
-            **config,
-            "model_type": f"hc_{each.source.model_type}",
-            "num_hidden_layers": usual if (own := config.get(each.source.count)) is None else own,
-        }
-        for each in inner
-    ] or [config]
-
-
-def _counted(config: Mapping) -> dict:
-    """The number of layers, where a config says of what kind each is."""
-    kinds = config.get("layers_block_type")
-    return {"num_hidden_layers": len(kinds)} if isinstance(kinds, list) else {}
-
-
-def _renamed(config: Mapping, source: FamilySource) -> dict:
-    return {usual: config[own] for usual, own in source.renamed.items() if own in config}
 
 
 def family_of_class(name: str) -> Family | None:
-    """The family that has a hyper-connection class of that name, if any has."""
+    """Return the family that has a hyper-connection class of that name, if any has."""
     base = name.removeprefix("HC")
     if base == name:
         return None
-    found = dict.fromkeys(
+    configs = table("CONFIG_MAPPING_NAMES")
+    model_types = dict.fromkeys(
         model_type
         for variable in ("CONFIG_MAPPING_NAMES", *MAPPINGS.values())
         for model_type, class_name in table(variable).items()
         if class_name == base
     )
-    for model_type in sorted(found, key=lambda each: not base.startswith(_prefix(each))):
+    prefixes = {model_type: configs.get(model_type, "?").removesuffix("Config") for model_type in model_types}
+    for model_type in sorted(model_types, key=lambda model_type: not base.startswith(prefixes[model_type])):
         try:
             family = find_family(model_type)
         except UnsupportedCheckpointError:
@@ -305,5 +222,86 @@ def family_of_class(name: str) -> Family | None:
     return None
 
 
-def _prefix(model_type: str) -> str:
-    return table("CONFIG_MAPPING_NAMES").get(model_type, "?").removesuffix("Config")
+def refuse_other_stacks(name: str, model_type: str | None, stack: str | None) -> None:
+    """Refuse a stack that a model, which is called `name`, can't have; None is the usual one.
+
+    Raises `UnsupportedCheckpointError`.
+    """
+    if stack is not None and stack not in (accepted := fields_of_stacks(str(model_type))):
+        choices = " or ".join(accepted) or "None, for its one list of layers,"
+        raise UnsupportedCheckpointError(f"stack must be {choices} in {name} (got {stack!r:.40}).")
+
+
+def name_of_family(config: Mapping, stack: str | None = None) -> str:
+    """Return the name that `find_family` takes, for a config as in a config.json of a base or of a conversion.
+
+    It is the model type, followed by that of the part where the config chooses another than the usual one.
+
+    stack: the attribute of the part, where it is not the usual one; None for the usual one.
+    """
+    model_type = str(config.get("model_type")).removeprefix("hc_")
+    if model_type not in table("CONFIG_MAPPING_NAMES"):
+        return model_type
+    field: str | None = TEXT
+    if stack is not None:
+        fields = fields_of_stacks(model_type)
+        field = fields.get(stack)
+        stack = None if field == TEXT or fields == {stack: ""} else stack
+    usual, of_part = FamilyName(model_type, stack=stack), config.get(field) if field else None
+    chosen = of_part.get("model_type") if isinstance(of_part, Mapping) else None
+    if not isinstance(chosen, str):
+        return str(usual)
+    chosen = chosen.removeprefix("hc_")
+    for name in (usual, FamilyName(model_type, chosen, stack)):
+        try:
+            part = read_family(str(name)).part
+        except UnsupportedCheckpointError:
+            continue
+        if part is not None and part.source.model_type == chosen:
+            return str(name)
+    return str(usual)
+
+
+def usual_names(config: Mapping) -> dict:
+    """Return a config, as in a config.json, whose sizes have the names, too, that they have in most families.
+
+    GPT-2's `n_layer` is `num_hidden_layers` in most. Of a model with its layers in a part, such as its language model,
+    the sizes and the connections are the part's.
+    """
+    if (family := family_of_config(config)) is None:
+        return dict(config)
+    if (of_part := family.part_config(config)) is None:
+        return {**_renamed(config, family.source), **config}
+    own = {name: value for name, value in of_part.items() if name not in OF_THE_WHOLE}
+    return {**config, **family.source.sizes, **_renamed(of_part, family.source), **own}
+
+
+def _renamed(config: Mapping, source: FamilySource) -> dict:
+    """Return the sizes of a config by their usual names."""
+    kinds = config.get("layers_block_type")
+    counted = {"num_hidden_layers": len(kinds)} if isinstance(kinds, list) else {}
+    return counted | {usual: config[own] for usual, own in source.renamed.items() if own in config}
+
+
+def tower_of(config: Mapping) -> InnerModel | None:
+    """Return the tower of a config, as in a config.json; None for another model."""
+    family = family_of_config(config)
+    return None if family is None else family.source.tower
+
+
+def configs_of_stacks(config: Mapping) -> list[dict]:
+    """Return a config with usual names for each stack, whose sizes are those of that stack.
+
+    An encoder-decoder has two stacks, another model has one. A decoder whose depth a config leaves open, as T5's may,
+    is as deep as the encoder.
+    """
+    config = usual_names(config)
+    family, usual = family_of_config(config), config.get("num_hidden_layers")
+    return [
+        {
+            **config,
+            "model_type": f"hc_{inner.source.model_type}",
+            "num_hidden_layers": usual if (own := config.get(inner.source.count)) is None else own,
+        }
+        for inner in (family.source.inner if family else ())
+    ] or [config]

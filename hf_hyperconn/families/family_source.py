@@ -1,4 +1,4 @@
-"""What there is to know of a family before its two files can be written."""
+"""A family as Transformers' source describes it, as plain data."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ INNER = ":"  # in the name of a model that another has in it and that has no mod
 
 @dataclass(frozen=True)
 class FamilySource:
-    """What there is to know of a family before its two files can be written.
+    """A family, of which its two files are written.
 
     configuration, modeling: the modules of its classes, from `transformers.models`.
     config, pretrained: names of its classes.
@@ -25,19 +25,19 @@ class FamilySource:
     generative: which of them have `generate` from a base of their own.
     stack: where the base model has its layers, as `layers` or `encoder.layers`.
     count: the field of the config that says how many.
-    modules: the attributes that the base model's own `__init__` sets, and how its source writes what it sets them to.
+    modules: the attributes that the base model's own `__init__` sets, and the source of their values.
     loop: the class whose forward runs the layers, and the digest of that.
     between: a method of the base model that its forward may call on the stream between layers; None without any.
-    layerdrop: the attribute of what has the layers that says how often one is left out in training; None without any.
-    recorders: of what Transformers records at modules that are not called, by what that is.
+    layerdrop: the attribute that says how often a layer is left out in training; None without any.
+    recorders: where outputs are recorded that Transformers records at modules that are not called, by their key.
     sizes: the defaults of its config for the number of layers, hidden size and vocabulary, by their usual names.
-    tied: whether its embeddings are what reads out, too, unless its config says otherwise.
-    prefix: what the names of its classes with hyper-connections have before the base's, where two have one base.
-    part: for a model with a language model in it, that, or another model in it that has the connections instead; what
-        is said of layers is said of its.
-    inner: models that it has its layers in, as an encoder and a decoder; what is said of layers is said of the last's.
+    tied: whether output and input embeddings are one unless its config says otherwise.
+    prefix: of the names of its classes with hyper-connections, where two have one base.
+    part: the language model in it, or another model in it that has the connections instead. What is said of layers is
+        said of this model's.
+    inner: the encoder and the decoder that have its layers. What is said of layers is said of the last one's.
     outer: the classes that make those models, the base model among them; other heads have a base model.
-    of_backbone: for a backbone that has no base model, but its encoder, that.
+    of_backbone: the encoder of a backbone that has no base model.
     """
 
     model_type: str
@@ -68,7 +68,7 @@ class FamilySource:
     @property
     def places(self) -> tuple[str, ...]:
         """Where the base model has its lists of layers."""
-        return tuple(f"{each.attribute}.{each.source.stack}" for each in self.inner) or (self.stack,)
+        return tuple(f"{model.attribute}.{model.source.stack}" for model in self.inner) or (self.stack,)
 
     @property
     def tower(self) -> "InnerModel | None":
@@ -77,7 +77,7 @@ class FamilySource:
 
     @property
     def sub_layers(self) -> tuple[SubLayer, ...]:
-        """Those of a layer."""
+        """The sub-layers of a layer."""
         return self.layers[0].cut.sub_layers
 
     @property
@@ -89,8 +89,10 @@ class FamilySource:
     def read(self) -> dict[str, str]:
         """The digest of the forward that was read, by the name of each class."""
         layers = {layer.name: layer.cut_from.functions[0] for layer in self.layers}
-        nodes = {name: source.node for name, each in layers.items() if (source := Source.named(each))}
-        nodes |= {each.name: each.own_method("forward")[0] for layer in self.layers for each in layer.cut.inlined}
+        nodes = {name: source.node for name, function in layers.items() if (source := Source.named(function))}
+        nodes |= {
+            module.name: module.own_method("forward")[0] for layer in self.layers for module in layer.cut.inlined
+        }
         return {**dict([self.loop]), **{name: digest([(node, "")], spelled=True) for name, node in nodes.items()}}
 
     @property
@@ -101,7 +103,7 @@ class FamilySource:
 
 @dataclass(frozen=True)
 class LayerSource:
-    """What there is to know of a class of layers.
+    """A class of layers.
 
     name: of the class.
     cut: its branches.
@@ -122,6 +124,11 @@ class LayerSource:
     predicting_norm: str | None
     norm: dict[str, float]
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether branches are cut from its source; otherwise it has those of `HyperConnectionDecoderLayer`."""
+        return not all(branch.is_usual for branch in self.cut.branches)
+
 
 @dataclass(frozen=True)
 class InnerModel:
@@ -129,7 +136,7 @@ class InnerModel:
 
     attribute: of the base model.
     name: of its class.
-    source: what there is to know of its family.
+    source: its family.
     field: of the whole's config, where it has a config of its own; "" where it has that of the whole.
     """
 

@@ -1,6 +1,6 @@
 """A family's two files as modules of `hf_hyperconn.models`, made when they are imported.
 
-Those of Llama and OLMoE are there as files; the others have the source that `text` writes.
+Llama's and OLMoE's are there as files; the others have the text that `writing` gives them.
 """
 
 import sys
@@ -22,7 +22,7 @@ WRITERS = {"configuration_hc_": configuration_text, "modeling_hc_": modeling_tex
 
 
 def code_text(file: str) -> str:
-    """The source of a file that is shipped with a model, which need not be there as a file.
+    """Return the text of a file that is shipped with a model, which need not be there as a file.
 
     Raises `FileNotFoundError` for another name, and `UnsupportedCheckpointError` when no family of that name can have
     hyper-connections.
@@ -43,14 +43,11 @@ def install() -> None:
 
 
 def _model_type(module: str) -> str | None:
-    """The name of a family, of that of its module, in which `-` of model types is written as `_`."""
+    """Return the name of a family, of the name of its module, where `_` stands for `-` of model types."""
     own, *rest = module.partition("_hc_")[2].split(APART)
-    known = _by_stem(own)
-    return known and APART.join([known, *(_by_stem(name) or name for name in rest)])
-
-
-def _by_stem(name: str) -> str | None:
-    return next((each for each in table("CONFIG_MAPPING_NAMES") if stem(each) == f"hc_{name}"), None)
+    model_types = {stem(model_type): model_type for model_type in reversed(table("CONFIG_MAPPING_NAMES"))}
+    known = model_types.get(f"hc_{own}")
+    return known and APART.join([known, *(model_types.get(f"hc_{name}", name) for name in rest)])
 
 
 class _Finder(MetaPathFinder):

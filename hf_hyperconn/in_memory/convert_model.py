@@ -35,7 +35,7 @@ def convert_model(
     stack: str | None = None,
     **fields: "Unpack[GivenFields]",
 ) -> Model:
-    """Give a loaded model hyper-connections at the equivalent initialisation.
+    """Give a loaded model hyper-connections at the equivalent initialization.
 
     The returned model shares the parameters and buffers of `model`: training one trains the other. It computes the
     same logits, bit for bit (but for the readouts "sum" and "learned"). `model` stays as it was; what is frozen in it,
@@ -49,10 +49,10 @@ def convert_model(
     fields: `connection`, `hc_mult` and others of `HyperConnectionConfig`; see its `from_prenorm` for None.
 
     Raises `ValueError` for fields that no conversion has. Raises `UnsupportedCheckpointError` for another kind of
-    model, a quantised, spread or offloaded one, or one whose modules have been replaced, wrapped, patched or hooked.
+    model, a quantized, spread or offloaded one, or one whose modules have been replaced, wrapped, patched or hooked.
     """
-    if found := unknown(fields) or unread(fields):
-        raise ValueError(f"{found}.")
+    if reason := unknown(fields) or unread(fields):
+        raise ValueError(f"{reason}.")
     return convert_with_fields(model, dict(fields), stack)
 
 
@@ -62,30 +62,16 @@ def convert_with_fields(
     stack: str | None = None,
     check: Callable[[Any], object] = lambda converted: None,
 ) -> Any:
-    """`convert_model`, with any of the fields of `HyperConnectionConfig`.
+    """Convert a model as `convert_model` does, with any of the fields of `HyperConnectionConfig`.
 
     check: is called with the conversion before its hyper-connections take memory; what it raises ends the conversion.
     """
-    name = type(model).__name__
-    of_diffusers = is_of_diffusers(model)
-    if not (isinstance(model, PreTrainedModel) or of_diffusers) or hasattr(config_of(model), "base_model_type"):
-        raise UnsupportedCheckpointError(
-            f"convert_model got a {name}; give it a Transformers model on one residual stream, or a diffusion "
-            f"transformer of diffusers."
-        )
-    if getattr(model, "hf_quantizer", None) is not None:
-        raise UnsupportedCheckpointError(f"this {name} is quantised; load it in full precision and convert that.")
-    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
-        instead = "load it on one" if of_diffusers else "use from_prenorm(..., device_map=...) instead"
-        raise UnsupportedCheckpointError(f"this {name} is spread over several devices; {instead}.")
-    if any(hasattr(module, "_hf_hook") for module in model.modules()):
-        raise UnsupportedCheckpointError(
-            f"accelerate moves the weights of this {name} between devices while it runs; load it without offloading."
-        )
-    if of_diffusers and stack is None:
+    _refuse_unusual(model)
+    if is_of_diffusers(model) and stack is None:
         from .diffusion import convert  # which imports diffusers
 
         return convert(model, fields, check)
+    name = type(model).__name__
     refuse_other_stacks(name, getattr(model.config, "model_type", None), stack)
     hc_class = _class_of_family(type(model), model.config, stack) or hyper_connection_class(model)
     of_layers = getattr(model.config, getattr(hc_class.config_class, "part_field", ""), model.config)
@@ -112,8 +98,30 @@ def convert_with_fields(
     return converted
 
 
+def _refuse_unusual(model: Any) -> None:
+    """Refuse another model than one that is whole on a device, in full precision and on one residual stream.
+
+    Raises `UnsupportedCheckpointError`.
+    """
+    name, of_diffusers = type(model).__name__, is_of_diffusers(model)
+    if not (isinstance(model, PreTrainedModel) or of_diffusers) or hasattr(config_of(model), "base_model_type"):
+        raise UnsupportedCheckpointError(
+            f"convert_model got a {name}; give it a Transformers model on one residual stream, or a diffusion "
+            f"transformer of diffusers."
+        )
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise UnsupportedCheckpointError(f"this {name} is quantised; load it in full precision and convert that.")
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        instead = "load it on one" if of_diffusers else "use from_prenorm(..., device_map=...) instead"
+        raise UnsupportedCheckpointError(f"this {name} is spread over several devices; {instead}.")
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise UnsupportedCheckpointError(
+            f"accelerate moves the weights of this {name} between devices while it runs; load it without offloading."
+        )
+
+
 def _class_of_family(model_class: type[PreTrainedModel], config: PreTrainedConfig, stack: str | None) -> Any:
-    """The hyper-connection class for a class of Transformers; None for a class that is not one behind an Auto class.
+    """Return the hyper-connection class for a class of Transformers; None for a class that no Auto class finds.
 
     Raises `UnsupportedCheckpointError` when the family's layers are of another form, or such a class has no choice of
     stacks.
@@ -125,32 +133,31 @@ def _class_of_family(model_class: type[PreTrainedModel], config: PreTrainedConfi
             _refuse_patched(family)
             return getattr(family.modeling_module(), f"HC{name}")
     if stack is not None:
-        raise UnsupportedCheckpointError(f"stack {stack!r:.40} was asked for, and can't be chosen in a {name}.")
+        raise UnsupportedCheckpointError(f"stack must be None in a {name} (got {stack!r:.40}).")
     return None
 
 
 def _refuse_patched(family: Family) -> None:
-    """Make sure that the forwards of which a family's files were made are those that run.
+    """Refuse a family whose files were made of other forwards than those that run.
 
     Raises `UnsupportedCheckpointError`.
     """
-    for stack in (family.of_layers or family).stacks:
+    for stack in (family.part or family).stacks:
         for name, read in stack.source.read.items():
             runs_layers = name == stack.source.loop[0]  # whose forward is called, with its decorators
-            code = running_code(
-                stack.base_class(name), decorated_by=(*LIBRARIES, "torch") if runs_layers else LIBRARIES
-            )
-            found = digest([(code.definition, "")], spelled=True)
-            if package_of(code.function) not in LIBRARIES or found != read:
+            decorated_by = (*LIBRARIES, "torch") if runs_layers else LIBRARIES
+            code = running_code(stack.base_class(name), decorated_by)
+            runs = digest([(code.definition, "")], spelled=True)
+            if package_of(code.function) not in LIBRARIES or runs != read:
                 raise patched(f"{name}.forward", f"{code.function.__qualname__} runs in its place")
 
 
 def _refuse_patched_since(converted: nn.Module) -> None:
-    """Make sure that methods which connections were put around are still those of their classes.
+    """Refuse a model whose class has got another method since connections were put around it.
 
     Raises `UnsupportedCheckpointError`.
     """
-    classes = {each for module in converted.modules() for each in type(module).__mro__}
+    classes = {ancestor for module in converted.modules() for ancestor in type(module).__mro__}
     for hc_class in classes:
         if issubclass(hc_class, HyperConnectionPreTrainedModel) and issubclass(hc_class, nn.Module):
             base = plain_class(hc_class)
@@ -166,13 +173,12 @@ def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
     shapes, expected = _shapes(model), _shapes(converted)
     for key in [*shapes, *(key for key in expected if not is_of_connection(key))]:
         if shapes.get(key) != expected.get(key):
-            reason = (
-                "has no counterpart"
-                if key not in expected
-                else "is missing"
-                if key not in shapes
-                else (f"is {list(shapes[key])} where its config says {list(expected[key])}")
-            )
+            if key not in expected:
+                reason = "has no counterpart"
+            elif key not in shapes:
+                reason = "is missing"
+            else:
+                reason = f"is {list(shapes[key])} where its config says {list(expected[key])}"
             raise UnsupportedCheckpointError(
                 f"this {name} is not as Transformers builds it from its config: {key} {reason}. "
                 f"Merge or remove adapters and wrappers first, and make the config say what the model is."
@@ -197,7 +203,7 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def _obstacles(source: nn.Module, target: nn.Module | None, by_hand: SetByHand) -> Iterator[str]:
-    """What a module of a base has that its counterpart would not have."""
+    """Yield what a module of a base has that its counterpart would not have."""
     if not isinstance(target, type(source)):
         place = "" if target is None else f" in the place of {type(target).__name__}"
         yield f"a module of class {type(source).__name__}{place}"
@@ -215,7 +221,7 @@ def _obstacles(source: nn.Module, target: nn.Module | None, by_hand: SetByHand) 
 
 
 def _is_another(own: Callable, of_class: object) -> bool:
-    """Whether a module's own attribute stands for a method of its class, and is another function.
+    """Tell whether a module's own attribute stands for a method of its class, and is another function.
 
     Accelerate, when it unwraps a model, leaves the method itself there, without its decorators.
     """
@@ -228,6 +234,7 @@ def _is_another(own: Callable, of_class: object) -> bool:
 
 
 def _share(source: nn.Module, target: nn.Module) -> None:
+    """Give a module the parameters, buffers and functions of another."""
     target._parameters.update(source._parameters)
     target._buffers.update(source._buffers)
     target._non_persistent_buffers_set |= source._non_persistent_buffers_set

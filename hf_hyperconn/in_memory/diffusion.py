@@ -5,8 +5,8 @@
     from hf_hyperconn.in_memory.diffusion import HCDiTTransformer2DModel
 
 Its blocks are diffusers' own. Their branches are cut from the source of a block's `forward`, as it runs with the
-attributes that the block has. Scales, shifts and gates of an adaptive norm belong to the branch that computes them,
-which hands them on to the one that uses them, too.
+block's attributes. The branch that computes the scales, shifts and gates of an adaptive norm hands them on to the
+branch that uses them, too.
 """
 
 import inspect
@@ -32,15 +32,14 @@ from ..models.decoder_layer import HyperConnectionDecoderLayer, place_layers
 from ..models.old_places import warn_of_old_places
 from ..models.sub_layers import READOUT, is_of_connection
 from ..wrappers import hooks_of
-from .generic import attributes_of, cut_of
+from .generic import cut_layer, layer_attributes
 from .running_code import running_code
 
-# what a mixin stands before
-Base: Any = object
+Base: Any = object  # the base of mixins, which type checkers take for any class
 
 BLOCKS = "transformer_blocks"
 FIELDS = {name: value for name, value in OF_CONNECTIONS.items() if not name.startswith("norm")}  # diffusers' own stay
-# what diffusers loads in float32 whatever dtype it is asked for: connections, as blocks may call them
+# modules that diffusers loads in float32 whatever dtype it is asked for: connections, as blocks may call them
 WIDE = ("attn_hc", "mlp_hc", "attn1_hc", "attn2_hc", "ff_hc", READOUT)
 
 
@@ -54,28 +53,28 @@ class DiffusionConfig(HyperConnectionConfig, PreTrainedConfig):
 class HyperConnectionBlock(HyperConnectionDecoderLayer):
     """Mixin before a block of diffusers.
 
-    made_of: what `_block_class` was given for its class, which no module has under its name.
+    made_of: the arguments of `_block_class` for its class, which no module has under its name.
     """
 
     made_of: "tuple[type[nn.Module], Cut, int]"
 
     def __reduce_ex__(self, protocol):
-        """As it is pickled and copied."""
+        """Pickle and copy it by the arguments of its class."""
         return _empty_block, self.made_of, self.__getstate__()
 
     def make_norm(self) -> nn.Module:
-        """A copy of the block's first plain norm; an RMSNorm where all depend on the time step."""
+        """Copy the block's first plain norm; an RMSNorm where all depend on the time step."""
         norms = [module for module in self.children() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
         return fresh_copy(norms[0]) if norms else nn.RMSNorm(self.config.hidden_size, eps=self.config.hc_eps)
 
     def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
-        """As of `HyperConnectionDecoderLayer`."""
+        """Run the branches on streams, as `HyperConnectionDecoderLayer` does."""
         if self.is_first and hidden_states.shape[2:] != (self.config.hidden_size,):
             raise ValueError(
                 f"the first block received hidden states of shape {tuple(hidden_states.shape)}, but takes "
                 f"[batch, sequence, {self.config.hidden_size}]."
             )
-        # patches lie otherwise in memory; a base's sums don't, and matrix products round by how their input lies
+        # patches are not contiguous, a base's sums are, and matrix products round by the layout of their input
         return super().forward(hidden_states.contiguous(), *args, **kwargs)
 
 
@@ -103,7 +102,7 @@ class HyperConnectionTransformer(Base):
         blocks: list[Any] = list(self.decoder_layers)
         for index, block in enumerate(blocks):
             block_class: Any = type(block)
-            block.__class__ = _block_class(block_class, cut_of(block_class, block), self.positional)
+            block.__class__ = _block_class(block_class, cut_layer(block_class, block), self.positional)
             block.connect(config, index, len(blocks))
 
     @property
@@ -113,7 +112,7 @@ class HyperConnectionTransformer(Base):
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """As diffusers' own, of a model that was saved with its hyper-connections.
+        """Load a model that was saved with its hyper-connections.
 
         Raises `UnsupportedCheckpointError` for one without, whose connections would have any values.
         """
@@ -127,20 +126,20 @@ class HyperConnectionTransformer(Base):
         return (model, info) if with_info else model
 
     def save_pretrained(self, *args, **kwargs):
-        """As diffusers' own."""
+        """Save the model, and warn of layers in old places and of connections in 16 bits."""
         warn_of_old_places(self)
         warn_of_narrow({name: parameter.dtype for name, parameter in self.named_parameters()})
         super().save_pretrained(*args, **kwargs)
 
     @torch.no_grad()
     def materialise_connections(self, device: torch.device) -> None:
-        """Create and initialise what hyper-connections have on the meta device."""
+        """Create and initialize the tensors that hyper-connections have on the meta device."""
         modules: list[Any] = [*self.modules()]
         for connection in modules:
             if isinstance(connection, InitialisedModule) and any(p.is_meta for p in connection.parameters()):
                 connection.to_empty(device=device)
-                parts: list[Any] = [*connection.modules()]
-                for module in parts:
+                inner: list[Any] = [*connection.modules()]
+                for module in inner:
                     if isinstance(module, InitialisedModule):
                         for name, value in module.initial_values().items():
                             getattr(module, name).copy_(value)
@@ -148,8 +147,8 @@ class HyperConnectionTransformer(Base):
                         module.reset_parameters()
 
 
-def convert(model: Any, fields: Mapping[str, object], check: Callable[[Any], object] = lambda converted: None) -> Any:
-    """`convert_model` for a model of diffusers.
+def convert(model: Any, fields: Mapping[str, object], check: Callable[[Any], object]) -> Any:
+    """Convert a model of diffusers as `convert_model` does.
 
     check: is called with the conversion before its hyper-connections take memory; what it raises ends the conversion.
 
@@ -168,7 +167,7 @@ def convert(model: Any, fields: Mapping[str, object], check: Callable[[Any], obj
                 f"{name} would not have. Convert first, and do that to the converted model."
             )
     for block in blocks:
-        cut_of(type(block), block)
+        cut_layer(type(block), block)
     model_class: Any = type(model)
     hc_class = hyper_connection_class(model_class)
     base: Any = PreTrainedConfig(**_sizes(model))
@@ -184,15 +183,16 @@ def convert(model: Any, fields: Mapping[str, object], check: Callable[[Any], obj
 
 
 def hyper_connection_class(model_class: Any) -> Any:
-    """The hyper-connection class for a class of diffusers.
+    """Return the hyper-connection class for a class of diffusers.
 
     Raises `UnsupportedCheckpointError` when it does more with the stream than to pass it from block to block.
     """
-    return _made_of(model_class, model_class.forward)
+    return _make_class(model_class, model_class.forward)
 
 
 @cache
-def _made_of(model_class: Any, forward_that_runs: Callable) -> Any:
+def _make_class(model_class: Any, forward_that_runs: Callable) -> Any:
+    """Make `hyper_connection_class`, anew when the class has got another forward."""
     name = model_class.__name__
     loop = read_layer_loop(running_code(model_class, decorated_by=None).definition, name, BLOCKS)
     if loop.takes_first or loop.between:
@@ -210,7 +210,7 @@ def _made_of(model_class: Any, forward_that_runs: Callable) -> Any:
         warn_of_training(self.decoder_layers)
         return model_class.forward(self, *args, **kwargs)
 
-    # diffusers reads there what a config may hold
+    # diffusers takes the fields of a config from there
     parameters = [*signature.parameters.values(), *own]
     vars(init)["__signature__"] = signature.replace(parameters=parameters)
     namespace = {
@@ -222,9 +222,9 @@ def _made_of(model_class: Any, forward_that_runs: Callable) -> Any:
         "positional": loop.positional,
         "_keep_in_fp32_modules": [*(model_class._keep_in_fp32_modules or ()), *WIDE],
         **{
-            blocks: [*listed, *(f"HC{each}" for each in listed)]
-            for blocks in ("_no_split_modules", "_repeated_blocks")
-            if (listed := getattr(model_class, blocks))
+            attribute: [*names, *(f"HC{name}" for name in names)]
+            for attribute in ("_no_split_modules", "_repeated_blocks")
+            if (names := getattr(model_class, attribute))
         },
     }
     return type(f"HC{name}", (HyperConnectionTransformer, model_class), namespace)
@@ -232,15 +232,18 @@ def _made_of(model_class: Any, forward_that_runs: Callable) -> Any:
 
 @cache
 def _block_class(block_class: Any, cut: Cut, positional: int) -> type[nn.Module]:
-    names = [*inspect.signature(block_class.forward).parameters][2 : 2 + positional]
-    attributes = {"__module__": __name__, "positional": tuple(names), **attributes_of(block_class, cut)}
-    attributes["made_of"] = (block_class, cut, positional)
+    attributes = {
+        "__module__": __name__,
+        "made_of": (block_class, cut, positional),
+        "positional": tuple(inspect.signature(block_class.forward).parameters)[2 : 2 + positional],
+        **layer_attributes(block_class, cut),
+    }
     return type(f"HC{block_class.__name__}", (HyperConnectionBlock, block_class), attributes)
 
 
 def _empty_block(block_class: Any, cut: Cut, positional: int) -> nn.Module:
-    made = _block_class(block_class, cut, positional)
-    return made.__new__(made)
+    hc_class = _block_class(block_class, cut, positional)
+    return hc_class.__new__(hc_class)
 
 
 def _sizes(model: Any) -> dict[str, Any]:
@@ -258,6 +261,6 @@ def _sizes(model: Any) -> dict[str, Any]:
 def __getattr__(name: str) -> Any:
     base = getattr(diffusers, name.removeprefix("HC").removesuffix("Config"), None)
     if name.startswith("HC") and isinstance(base, type) and issubclass(base, ModelMixin):
-        found = hyper_connection_class(base)
-        return found.hc_config_class if name.endswith("Config") else found
+        hc_class = hyper_connection_class(base)
+        return hc_class.hc_config_class if name.endswith("Config") else hc_class
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

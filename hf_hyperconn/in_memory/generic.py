@@ -1,7 +1,7 @@
-"""Hyper-connection classes for models that are not Transformers' own, but built as its are.
+"""Hyper-connection classes for models that are not Transformers' own, but built like them.
 
-The branches are cut from the source of the decoder layer's `forward`, as those of a family are. The classes live in
-this process only: no file could import what they are made of.
+Their branches are cut from the source of the decoder layer's `forward`, as a family's are. The classes live in this
+process only: no file could import the classes that they are made of.
 """
 
 import ast
@@ -45,17 +45,17 @@ class _GenericPreTrainedModel(HyperConnectionPreTrainedModel):
 
         Raises `UnsupportedCheckpointError`.
         """
-        raise UnsupportedCheckpointError(self._no_code())
+        raise self._has_no_code()
 
     def push_to_hub(self, *args, **kwargs):  # type: ignore[override]  # whatever it is given
         """Refuse, before a repo is made.
 
         Raises `UnsupportedCheckpointError`.
         """
-        raise UnsupportedCheckpointError(self._no_code())
+        raise self._has_no_code()
 
-    def _no_code(self) -> str:
-        return (
+    def _has_no_code(self) -> UnsupportedCheckpointError:
+        return UnsupportedCheckpointError(
             f"{type(self).__name__} was made in this process of a class that is not Transformers' own, and no file "
             f"of model code could be saved with it. Save its state_dict (safetensors.torch.save_model) and load that "
             f"into a new convert_model(base); with Trainer, set save_strategy='no'. Conversions of Transformers' own "
@@ -64,7 +64,7 @@ class _GenericPreTrainedModel(HyperConnectionPreTrainedModel):
 
 
 def hyper_connection_class(model: PreTrainedModel) -> type[HyperConnectionPreTrainedModel]:
-    """The hyper-connection class for the class of `model`, made now.
+    """Make the hyper-connection class for the class of `model`.
 
     Raises `UnsupportedCheckpointError` when its decoder layers are not of the form that hyper-connections replace.
     """
@@ -73,7 +73,7 @@ def hyper_connection_class(model: PreTrainedModel) -> type[HyperConnectionPreTra
         raise UnsupportedCheckpointError(
             f"{type(model).__name__} has no `layers` of one class, so it can't be converted."
         )
-    classes: list[Any] = [type(part) for part in (model, model.base_model, layers[0], model.config)]
+    classes: list[Any] = [type(each) for each in (model, model.base_model, layers[0], model.config)]
     return _make_class(*classes, classes[1].forward, classes[2].forward)
 
 
@@ -81,8 +81,8 @@ def hyper_connection_class(model: PreTrainedModel) -> type[HyperConnectionPreTra
 def _make_class(
     model_class: type, base_class: Any, layer_class: Any, config_class: Any, *forwards: object
 ) -> type[HyperConnectionPreTrainedModel]:
-    """`hyper_connection_class` for these classes; made anew when one of them has got another forward."""
-    attributes = layer_attributes(layer_class)
+    """Make `hyper_connection_class` for these classes, anew when one of them has got another forward."""
+    attributes = layer_attributes(layer_class, cut_layer(layer_class))
     loop = read_layer_loop(running_code(base_class, decorated_by=None).definition, base_class.__name__)
     if loop.takes_first != (attributes["returned"] is not None):
         raise refusal(layer_class.__name__, "it returns other than its model takes")
@@ -109,16 +109,8 @@ def _make_class(
     return new(model_class, HyperConnectionHead, shared, last=generation, model_class=hc_base)
 
 
-def layer_attributes(layer_class: type[nn.Module]) -> dict[str, Any]:
-    """What a decoder layer on residual streams has of its own: its branches, as methods cut from the base's `forward`.
-
-    Raises `UnsupportedCheckpointError` when its forward is of another form than `cut_branches` takes.
-    """
-    return attributes_of(layer_class, cut_of(layer_class))
-
-
-def cut_of(layer_class: type[nn.Module], layer: nn.Module | None = None) -> Cut:
-    """The branches of a layer's class; of one layer as its attributes have them, where it is given.
+def cut_layer(layer_class: type[nn.Module], layer: nn.Module | None = None) -> Cut:
+    """Cut the branches of a layer's class; of one layer as its attributes choose them, where it is given.
 
     Raises `UnsupportedCheckpointError` when its forward is of another form than `cut_branches` takes.
     """
@@ -126,24 +118,24 @@ def cut_of(layer_class: type[nn.Module], layer: nn.Module | None = None) -> Cut:
     return cut_branches(code.definition, code.source, layer_class.__name__, module=layer)
 
 
-def attributes_of(layer_class: type[nn.Module], cut: Cut) -> dict[str, object]:
-    """`layer_attributes`, of branches that have been cut."""
+def layer_attributes(layer_class: type[nn.Module], cut: Cut) -> dict[str, Any]:
+    """Return the attributes of a decoder layer on residual streams, with its branches as methods of the class."""
     code = _code_of_layer(layer_class)
-    pairs = [*zip(cut.sub_layers, cut.branches, strict=True)]
-    methods = {part.branch: branch.method(part.branch) for part, branch in pairs}
-    after = {part.after: branch.method_after(part.after) for part, branch in pairs if part.after is not None}
-    return {
+    attributes: dict[str, Any] = {
         "parts": cut.sub_layers,
         "widened": cut.widened,
         "returned": cut.returned,
         "absent": cut.absent,
-        **{name: _compiled(source, code) for name, source in methods.items()},
-        **{name: _of_each_stream(_compiled(source, code)) for name, source in after.items()},
     }
+    for sub_layer, branch in zip(cut.sub_layers, cut.branches, strict=True):
+        attributes[sub_layer.branch] = _compiled(branch.method(sub_layer.branch), code)
+        if sub_layer.after is not None:
+            attributes[sub_layer.after] = _for_each_stream(_compiled(branch.method_after(sub_layer.after), code))
+    return attributes
 
 
-def _of_each_stream(method: Any) -> Any:
-    """A method that does to each of the streams `[B, S, N, D]` what one does to `[B, S, D]`."""
+def _for_each_stream(method: Any) -> Any:
+    """Make a method on streams `[B, S, N, D]` of one on a stream `[B, S, D]`."""
 
     @wraps(method)
     def wrapper(self, streams: torch.Tensor) -> torch.Tensor:
@@ -162,24 +154,24 @@ def _code_of_layer(layer_class: type[nn.Module]) -> RunningCode:
 
 
 def _compiled(source: str, code: RunningCode) -> Any:
-    """A method that was cut from a layer's forward, as if it stood in the same class.
+    """Compile a method that was cut from a layer's forward, as if it stood in the same class.
 
-    It has the module's variables themselves, and the defaults that the forward has.
+    It reads the variables of the forward's module, and has the forward's defaults.
     """
     tree: Any = ast.parse(source)
     (definition,) = tree.body
-    given = definition.args
-    positional = given.args[len(given.args) - len(given.defaults) :]
-    named = [name for name, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is not None]
-    given.defaults = [ast.Constant(None) for _ in given.defaults]
-    given.kw_defaults = [default and ast.Constant(None) for default in given.kw_defaults]
+    arguments = definition.args
+    positional = arguments.args[len(arguments.args) - len(arguments.defaults) :]
+    named = [name for name, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default]
+    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
+    arguments.kw_defaults = [default and ast.Constant(None) for default in arguments.kw_defaults]
     if code.class_name:
         tree = ast.parse(f"class {code.class_name}: pass")
         tree.body[0].body = [definition]
-    made: dict[str, Any] = {}
+    namespace: dict[str, Any] = {}
     path = f"<{definition.name} of {code.function.__qualname__}>"
-    exec(compile(ast.fix_missing_locations(tree), path, "exec"), code.function.__globals__, made)
-    method = getattr(made[code.class_name], definition.name) if code.class_name else made[definition.name]
+    exec(compile(ast.fix_missing_locations(tree), path, "exec"), code.function.__globals__, namespace)
+    method = vars(namespace[code.class_name])[definition.name] if code.class_name else namespace[definition.name]
     defaults = inspect.signature(code.function).parameters
     method.__defaults__ = tuple(defaults[each.arg].default for each in positional) or None
     method.__kwdefaults__ = {each.arg: defaults[each.arg].default for each in named} or None

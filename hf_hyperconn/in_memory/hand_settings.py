@@ -1,4 +1,4 @@
-"""What the modules of a base were set to since its config built them."""
+"""Settings that the modules of a base were given since its config built them."""
 
 from collections.abc import Iterable
 from copy import deepcopy
@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedConfig
 
-LOST: Any = object()
+LOST: Any = object()  # a setting that a conversion can't take
 OF_TORCH = frozenset(vars(nn.Module()))
-# what a model keeps of its own tensors and outputs, which a conversion makes anew
+# attributes about a model's own tensors and outputs, which a conversion makes anew
 RENEWED = ("generation_config", "all_tied_weights_keys", "warnings_issued", "model_tags", "hf_device_map")
-# what of a config says which model it is of, not what modules compute
+# fields of a config that say which model it is of, not what modules compute
 OF_THE_MODEL = (
     *("model_type", "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype"),
     "tie_word_embeddings",
@@ -37,9 +37,9 @@ class SetByHand:
         self._configs: dict[tuple[int, int], PreTrainedConfig] = {}
 
     def settings(self, source: nn.Module) -> dict[str, Any]:
-        """What a module has set otherwise than its counterpart, as that takes it; `LOST` for what it can't take."""
+        """Return the settings of a module that its counterpart has not, as that takes them, or `LOST`."""
         target = self._counterparts[id(source)]
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for name, value in vars(source).items():
             if name in {*OF_TORCH, *RENEWED} - {"training"} or not hasattr(target, name):
                 continue
@@ -47,16 +47,16 @@ class SetByHand:
             if isinstance(value, SCALAR):
                 is_another = type(value) is not type(of_target) or value != of_target
                 if is_another and (is_own or not name.startswith("_")):
-                    found[name] = value
+                    settings[name] = value
             elif isinstance(value, PreTrainedConfig) and isinstance(of_target, PreTrainedConfig):
                 if (config := self._config(value, of_target)) is not of_target:
-                    found[name] = config
+                    settings[name] = config
             elif is_own and not name.startswith("_") and not self._are_same(value, of_target):
-                found[name] = tree_map(lambda leaf: leaf, value) if _is_data(value) else LOST
-        return found
+                settings[name] = tree_map(lambda leaf: leaf, value) if _is_data(value) else LOST
+        return settings
 
     def _config(self, source: PreTrainedConfig, target: PreTrainedConfig) -> PreTrainedConfig:
-        """The config of a counterpart, or a copy of it with the fields that were set in the base's."""
+        """Return the config of a counterpart, or a copy of it with the fields that were set in the base's."""
         pair = id(source), id(target)
         if pair not in self._configs:
             of_target = vars(target)
@@ -73,7 +73,7 @@ class SetByHand:
         return self._configs[pair]
 
     def _are_same(self, value: Any, other: Any, within: tuple[int, ...] = ()) -> bool:
-        """Whether a value is that of the counterpart; where it has modules, whether these are counterparts.
+        """Tell whether a value is that of the counterpart; where it has modules, whether these are counterparts.
 
         within: the identities of the objects around it.
         """
@@ -83,17 +83,17 @@ class SetByHand:
             return self._counterparts.get(id(value)) is other
         if type(value) is not type(other) or isinstance(value, (torch.Tensor, *FUNCTION)):
             return False
-        parts: Any = _parts(value)
-        if parts is None:
+        items: Any = _items(value)
+        if items is None:
             return bool(value == other)
-        of_other: Any = _parts(other)
-        return parts.keys() == of_other.keys() and all(
-            self._are_same(part, of_other[key], (*within, id(value))) for key, part in parts.items()
+        of_other: Any = _items(other)
+        return items.keys() == of_other.keys() and all(
+            self._are_same(item, of_other[key], (*within, id(value))) for key, item in items.items()
         )
 
 
-def _parts(value: Any) -> dict | None:
-    """What a value consists of, by name or place; None where it can be compared as a whole."""
+def _items(value: Any) -> dict | None:
+    """Return the items of a value by name or place; None where it can be compared as a whole."""
     match value:
         case dict():
             return value
@@ -107,7 +107,7 @@ def _parts(value: Any) -> dict | None:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether it consists of numbers, texts, tensors and functions, which a conversion can have, too."""
+    """Tell whether it consists of numbers, texts, tensors and functions, which a conversion can have, too."""
     return all(
         isinstance(leaf, (*SCALAR, *FUNCTION, torch.Tensor, set, frozenset))
         or (isinstance(leaf, partial) and _is_data([leaf.func, leaf.args, leaf.keywords]))

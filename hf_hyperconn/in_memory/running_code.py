@@ -1,7 +1,7 @@
 """The source of methods as they run.
 
-A conversion cuts branches from the source of a layer, and reads that of the model around it. What has been put in the
-place of a method, or around it, is not in its file.
+A conversion reads the source of a layer, and of the model around it. A function that has replaced a method, or wraps
+it, is not in their file.
 """
 
 import ast
@@ -33,38 +33,38 @@ class RunningCode:
     class_name: str
 
 
-def running_code(cls: type, name: str = "forward", decorated_by: Collection[str] | None = LIBRARIES) -> RunningCode:
-    """The method of a class that runs, with the source that it was compiled from.
+def running_code(cls: type, decorated_by: Collection[str] | None = LIBRARIES) -> RunningCode:
+    """Return the forward of a class that runs, with the source that it was compiled from.
 
-    decorated_by: the packages whose decorators the method may have; None for any.
+    decorated_by: the packages whose decorators it may have; None for any.
 
-    Raises `UnsupportedCheckpointError` when there is no such source, or the method has another decorator.
+    Raises `UnsupportedCheckpointError` when there is no such source, or the forward has another decorator.
     """
-    of_class, function = f"{cls.__name__}.{name}", getattr(cls, name, None)
+    method, function = f"{cls.__name__}.forward", getattr(cls, "forward", None)
     while (inner := getattr(function, "__wrapped__", None)) is not None:
         if decorated_by is not None and (package := package_of(function)) not in decorated_by:
-            raise patched(of_class, f"it is wrapped by a function of {package or 'another package'}")
+            raise patched(method, f"it is wrapped by a function of {package or 'another package'}")
         function = inner
     if not isinstance(function, FunctionType):
         raise UnsupportedCheckpointError(f"the source of {cls.__name__} can't be read.")
     try:
         source = "".join(inspect.findsource(function)[0])
-        found = _functions(source).get(function.__code__.co_name, [])
+        candidates = _functions(source).get(function.__code__.co_name, [])
     except (OSError, SyntaxError) as error:
         raise UnsupportedCheckpointError(f"the source of {cls.__name__} can't be read.") from error
-    for definition, class_name, code in found:
+    for definition, class_name, code in candidates:
         if code == function.__code__:
             return RunningCode(function, definition, source, class_name)
-    raise patched(of_class, "its file has no function of this code")
+    raise patched(method, "its file has no function of this code")
 
 
 def package_of(function: Any) -> str:
-    """The package of the code of a function, whatever `functools.wraps` has called it; "" for another object."""
+    """Return the package of a function's code, whatever `functools.wraps` has called it; "" for another object."""
     return str(getattr(function, "__globals__", {}).get("__name__", "")).partition(".")[0]
 
 
 def patched(method: str, reason: str) -> UnsupportedCheckpointError:
-    """What to raise for a method that its source does not show."""
+    """Return the error to raise for a method that its source does not show."""
     return UnsupportedCheckpointError(
         f"{method} is not the code that its source shows: {reason}. A conversion would lose that. Convert without the "
         f"patch or decorator."
@@ -73,23 +73,22 @@ def patched(method: str, reason: str) -> UnsupportedCheckpointError:
 
 @cache
 def _functions(source: str) -> dict[str, list[tuple[ast.FunctionDef, str, CodeType]]]:
-    """The functions of a file by their names: each with the class that it stands in, and its code."""
-    codes = {
-        (each.co_name, each.co_firstlineno): each for each in _codes(compile(source, "", "exec", dont_inherit=True))
-    }
-    found: dict[str, list[tuple[ast.FunctionDef, str, CodeType]]] = {}
+    """Return the functions of a file by their names: each with the class that it stands in, and its code."""
+    module = compile(source, "", "exec", dont_inherit=True)
+    codes = {(code.co_name, code.co_firstlineno): code for code in _codes(module)}
+    functions: dict[str, list[tuple[ast.FunctionDef, str, CodeType]]] = {}
     for node, class_name in _definitions(ast.parse(source)):
-        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         if (code := codes.get((node.name, first))) is not None:
-            found.setdefault(node.name, []).append((node, class_name, code))
-    return found
+            functions.setdefault(node.name, []).append((node, class_name, code))
+    return functions
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield each
-            yield from _codes(each)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes(constant)
 
 
 def _definitions(parent: ast.AST, class_name: str = "") -> Iterator[tuple[ast.FunctionDef, str]]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families.family import find_family
 from hf_hyperconn.families.reading.source_files import table
-from hf_hyperconn.families.writing.layer_class import is_cut
 
 from ..sweep import converted
 
@@ -23,8 +22,8 @@ def has_cut_branches(model_type: str) -> bool:
         family = find_family(model_type)
     except UnsupportedCheckpointError:
         return False
-    families = [family.of_layers] if family.of_layers else family.stacks
-    return any(is_cut(layer) for each in families for layer in each.source.layers)
+    families = [family.part] if family.part else family.stacks
+    return any(layer.is_cut for family in families for layer in family.source.layers)
 
 
 def main(folder: str, *chosen: str) -> None:

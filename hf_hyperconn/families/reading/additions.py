@@ -5,11 +5,11 @@
 
 import ast
 
-from .statements import Statement, made, read, statement_of
+from .statements import Statement, assigned_names, names, read_names, statement_of
 
 
 def is_copy(statement: ast.stmt, streams: set[str]) -> bool:
-    """Whether it is `name = stream`."""
+    """Tell whether it is `name = stream`."""
     match statement:
         case ast.Assign(targets=[ast.Name()], value=ast.Name(name)):
             return name in streams
@@ -17,7 +17,7 @@ def is_copy(statement: ast.stmt, streams: set[str]) -> bool:
 
 
 def added_to(statement: ast.stmt, streams: set[str]) -> ast.expr | None:
-    """X of `name = stream + X` or `name = X + stream`."""
+    """Return X of `name = stream + X` or `name = X + stream`."""
     match statement:
         case ast.Assign(targets=[ast.Name()], value=ast.BinOp(ast.Name(name), ast.Add(), added)) if name in streams:
             return added
@@ -27,7 +27,7 @@ def added_to(statement: ast.stmt, streams: set[str]) -> ast.expr | None:
 
 
 def added_twice(statement: Statement, streams: set[str]) -> tuple[Statement, Statement] | None:
-    """`name = stream + X` and `name = name + Y` for `name = stream + X + Y`, which is added in that order."""
+    """Split `name = stream + X + Y`, which is added in that order, into two additions; None for another statement."""
     match statement.node:
         case ast.Assign([ast.Name(name)], ast.BinOp(ast.BinOp(ast.Name(stream), ast.Add(), first), ast.Add(), second)):
             if stream in streams:
@@ -37,7 +37,7 @@ def added_twice(statement: Statement, streams: set[str]) -> tuple[Statement, Sta
 
 
 def added_in_another_shape(statement: ast.stmt, reshaped: set[str]) -> ast.expr | None:
-    """`X.view(shape)` of `name = (stream + X).view(shape)`, where the stream has another shape."""
+    """Return `X.view(shape)` of `name = (stream + X).view(shape)`, where the stream has another shape."""
     match statement:
         case ast.Assign(
             targets=[ast.Name()],
@@ -48,7 +48,7 @@ def added_in_another_shape(statement: ast.stmt, reshaped: set[str]) -> ast.expr 
 
 
 def reshapes(statement: ast.stmt, streams: set[str]) -> bool:
-    """Whether it is `name = stream.reshape(-1, stream.size(-1))`."""
+    """Tell whether it is `name = stream.reshape(-1, stream.size(-1))`."""
     match statement:
         case ast.Assign(targets=[ast.Name()], value=value):
             return ast.unparse(value) in [f"{name}.reshape(-1, {name}.size(-1))" for name in streams]
@@ -56,7 +56,7 @@ def reshapes(statement: ast.stmt, streams: set[str]) -> bool:
 
 
 def widens(statement: ast.stmt, streams: set[str]) -> tuple[str, str] | None:
-    """The setting of `if self.setting: stream = stream.to(torch.float32)`, and that name of the stream."""
+    """Return the setting of `if self.setting: stream = stream.to(torch.float32)`, and that name."""
     match statement:
         case ast.If(
             test=ast.Attribute(ast.Name("self"), setting),
@@ -68,25 +68,24 @@ def widens(statement: ast.stmt, streams: set[str]) -> tuple[str, str] | None:
 
 
 def changes_each_alike(statement: ast.stmt, streams: set[str]) -> str | None:
-    """The name of the stream that a statement multiplies by a number of the layer's, or keeps within bounds.
+    """Return the name of the stream that a statement multiplies by a number of the layer's, or keeps within bounds.
 
     What is done to every value by itself can be done to several streams as to one. None for another statement.
     """
-    nodes = [*ast.walk(statement)]
-    changed = made(nodes) & streams
+    changed = assigned_names(statement) & streams
     if len(changed) != 1:
         return None
     (name,) = changed
     if isinstance(statement, ast.If):
         if statement.orelse or not _asks_only_its_dtype(statement.test, name):
             return None
-        others = [node for node in statement.body if name not in made([*ast.walk(node)])]
-        found = [node for node in statement.body if node not in others]
+        others = [node for node in statement.body if name not in assigned_names(node)]
+        changing = [node for node in statement.body if node not in others]
         is_apart = all(isinstance(node, ast.Assign) and _asks_only_its_dtype(node.value, name) for node in others)
-        return name if is_apart and all(changes_each_alike(node, streams) == name for node in found) else None
+        return name if is_apart and all(changes_each_alike(node, streams) == name for node in changing) else None
     match statement:
         case ast.Assign([ast.Name()], ast.Call(function, [ast.Name(first), *more], keywords)) if first == name:
-            used = read([node for each in (*more, *keywords) for node in ast.walk(each)])
+            used = read_names(*more, *keywords)
             return name if ast.unparse(function) == "torch.clamp" and name not in used else None
         case ast.Assign([ast.Name()], ast.BinOp(ast.Name(first), ast.Mult(), ast.Attribute(ast.Name("self")))):
             return name if first == name else None
@@ -94,15 +93,15 @@ def changes_each_alike(statement: ast.stmt, streams: set[str]) -> str | None:
 
 
 def _asks_only_its_dtype(expression: ast.expr, name: str) -> bool:
-    """Whether nothing of the stream is read but its dtype, and whether any of it is not finite."""
-    reads = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(expression))
+    """Tell whether nothing of the stream is read but its dtype, and whether any of it is not finite."""
+    reads = sum(node.id == name for node in names(expression))
     written = ast.unparse(expression)
-    asked = (f"{name}.dtype", f"torch.isinf({name}).any()", f"torch.isfinite({name}).all()")
-    return reads == sum(map(written.count, asked))
+    harmless = (f"{name}.dtype", f"torch.isinf({name}).any()", f"torch.isfinite({name}).all()")
+    return reads == sum(map(written.count, harmless))
 
 
 def changes_in_place(statement: ast.stmt, streams: set[str]) -> bool:
-    """Whether it is `stream += ...`, `stream[...] = ...`, or calls a method of the stream like `add_`."""
+    """Tell whether it is `stream += ...`, `stream[...] = ...`, or calls a method of the stream like `add_`."""
     for node in ast.walk(statement):
         match node:
             case ast.AugAssign(target=ast.Name(name)) | ast.Subscript(ast.Name(name), ctx=ast.Store()):
@@ -115,7 +114,7 @@ def changes_in_place(statement: ast.stmt, streams: set[str]) -> bool:
 
 
 def returned_at_once(statement: ast.stmt, before: ast.stmt) -> ast.Return | None:
-    """`return X` for `name = X` and `return name`; None for other statements."""
+    """Return `return X` for `name = X` and `return name`; None for other statements."""
     match before, statement:
         case ast.Assign([ast.Name(name)], value), ast.Return(ast.Name(returned)) if name == returned:
             return ast.Return(value)
@@ -123,7 +122,7 @@ def returned_at_once(statement: ast.stmt, before: ast.stmt) -> ast.Return | None
 
 
 def with_sum_before_return(statements: list[Statement]) -> list[Statement]:
-    """`hidden_states = X + Y` and `return hidden_states` for a last statement `return X + Y`."""
+    """Split a last statement `return X + Y` into `hidden_states = X + Y` and `return hidden_states`."""
     match statements[-1].node:
         case ast.Return(ast.BinOp(op=ast.Add()) as total):
             written = f"hidden_states = {ast.unparse(total)}", "return hidden_states"
@@ -132,10 +131,11 @@ def with_sum_before_return(statements: list[Statement]) -> list[Statement]:
 
 
 def names_returned(statement: ast.stmt) -> list[str] | None:
-    """The names in `return stream` or `return stream, name`; None for another statement."""
+    """Return the names in `return stream` or `return stream, name`; None for another statement."""
     match statement:
         case ast.Return(ast.Name(name)):
             return [name]
-        case ast.Return(ast.Tuple(elements)) if all(isinstance(each, ast.Name) for each in elements):
-            return [each.id for each in elements if isinstance(each, ast.Name)]
+        case ast.Return(ast.Tuple(elements)):
+            returned = [element.id for element in elements if isinstance(element, ast.Name)]
+            return returned if len(returned) == len(elements) else None
     return None

@@ -31,18 +31,79 @@ from .additions import (
     widens,
     with_sum_before_return,
 )
+from .choices import Choice, ConfigChoice, LayerChoice
 from .inlining import Inliner
-from .settings import Settled, settled_by
 from .source_files import Definition
-from .statements import OfLayer, Statement, attributes_called, global_names, made, read, read_before_made
+from .statements import (
+    Statement,
+    assigned_names,
+    attributes_called,
+    global_names,
+    read_before_assigned,
+    read_names,
+)
 
 USUAL_ATTENTION = "hidden_states = self.input_layernorm(hidden_states)"
 USUAL_MLP = "hidden_states = self.post_attention_layernorm(hidden_states)\nhidden_states = self.mlp(hidden_states)"
 
 
+def refusal(layer: str, reason: str) -> UnsupportedCheckpointError:
+    """Return the error to raise for a layer of another form."""
+    return UnsupportedCheckpointError(
+        f"the forward of {layer} is not a chain of branches, each added to the residual stream: {reason}. So "
+        f"hyper-connections can't stand for its additions."
+    )
+
+
+def cut_branches(forward: ast.FunctionDef, source: str, layer: str, module: object = None) -> Cut:
+    """Cut the branches of a decoder layer's `forward`.
+
+    source: in which the positions of `forward` are. layer: the name of its class.
+    module: the layer itself, where there is one; its attributes then choose the form.
+
+    Raises `UnsupportedCheckpointError` when it is not a chain of additions to the stream, or a branch needs what an
+    earlier one may not have made.
+    """
+    lines, stream = source.splitlines(), _arguments(forward, layer)[1]
+    by_config = ConfigChoice(lines, _optional(forward))
+    return _cut_by(by_config if module is None else LayerChoice(lines, module, stream), forward, layer)
+
+
+def cut_branches_of_class(layer: Definition, config: Definition, known: Mapping[str, object] | None = None) -> Cut:
+    """Cut the branches of a class of layers, whose additions may stand in its modules.
+
+    config: the class of its config, whose defaults choose the form.
+    known: fields of the config that this layer always has with these values.
+
+    Raises `UnsupportedCheckpointError` as `cut_branches`.
+    """
+    forward, file = layer.own_method("forward")
+    choice = ConfigChoice(file.text.splitlines(), _optional(forward), layer, config, known)
+    return _cut_by(choice, forward, layer.name, Inliner(layer, choice))
+
+
+def _cut_by(choice: Choice, forward: ast.FunctionDef, layer: str, inliner: Inliner | None = None) -> Cut:
+    """Cut all statements of a forward; where that fails, those that run."""
+    body = [node for node in forward.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    if not body:
+        raise refusal(layer, "nothing is added to the stream that it takes")
+    line = body[0].lineno - 1
+    try:
+        return _Cutter(forward, layer).cut([*ConfigChoice(choice.lines).statements(body, line)])
+    except UnsupportedCheckpointError:
+        cut = _Cutter(forward, layer, inliner).cut([*choice.statements(body, line)])
+    return replace(
+        cut,
+        settings=tuple(choice.required.items()),
+        absent=tuple(sorted(choice.absent)),
+        inlined=tuple(inliner.inlined) if inliner else (),
+        sources=tuple(inliner.sources) if inliner else (),
+    )
+
+
 @dataclass
-class _Part:
-    """What stands before an addition.
+class _Segment:
+    """The statements before an addition, and the addition.
 
     streams: the names that the stream has in it; reshaped: those that it has in another shape; copies: of these, the
         ones that only an addition may read.
@@ -62,243 +123,226 @@ class _Part:
     after: list[Statement] = field(default_factory=list)
 
     @property
+    def trees(self) -> list[ast.AST]:
+        """The statements and the expression."""
+        return [*(statement.node for statement in self.statements), self.added]
+
+    @property
     def taken(self) -> set[str]:
-        """What it reads before it makes it."""
-        return read_before_made([*(each.node for each in self.statements), self.added])
+        """The names that it reads before it assigns them."""
+        return read_before_assigned(self.trees)
+
+    @property
+    def assigned(self) -> set[str]:
+        """The names that it assigns."""
+        return assigned_names(*self.trees)
 
     @property
     def assured(self) -> set[str]:
-        """What it makes whatever its conditions are."""
-        assigned = (each.node for each in self.statements if isinstance(each.node, ast.Assign))
-        return made([child for node in assigned for target in node.targets for child in ast.walk(target)])
+        """The names that it assigns whatever its conditions are."""
+        assignments = [tree for tree in self.trees if isinstance(tree, ast.Assign)]
+        return assigned_names(*(target for node in assignments for target in node.targets))
 
     def reads(self, name: str) -> bool:
-        """Whether the statements so far read what a name was before them, and that was not the stream."""
-        return name not in self.streams and name in read_before_made([each.node for each in self.statements])
-
-    @property
-    def nodes(self) -> list[ast.AST]:
-        """All that the statements and the expression are made of."""
-        return [node for each in (*(each.node for each in self.statements), self.added) for node in ast.walk(each)]
+        """Tell whether the statements so far read what a name was before them, and that was not the stream."""
+        return name not in self.streams and name in read_before_assigned(each.node for each in self.statements)
 
 
-def cut_branches(
-    forward: ast.FunctionDef,
-    source: str,
-    layer: str,
-    definition: Definition | None = None,
-    config: Definition | None = None,
-    known: Mapping[str, object] | None = None,
-    module: object = None,
-) -> Cut:
-    """The branches of a decoder layer's `forward`.
+class _Cutter:
+    """Cuts the statements of a forward into segments.
 
-    source: in which the positions of `forward` are; layer: the name of its class.
-    definition, config: of the class and of its config, where their source is to be read: where the form of the layer
-        depends on fields of the config, it is that with their defaults, and additions may stand in its modules.
-    known: fields of the config that this layer always has with these values.
-    module: the layer itself, where there is one. Where the form depends on its attributes, it is that which they have.
-
-    Raises `UnsupportedCheckpointError` when it is not a chain of additions to the stream, or a branch needs what an
-    earlier one may not have made.
+    layer: the name of its class.
+    streams: the names that the stream has at this place.
+    segment: that to which statements are added; segments: those before it.
+    widened: the setting with which the stream is made float32 before all else; None without any.
     """
-    body = [node for node in forward.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
-    if not body:
-        raise refusal(layer, "nothing is added to the stream that it takes")
-    line, lines = body[0].lineno - 1, source.splitlines()
-    try:
-        return _cut([*Settled(lines).statements(body, line)], forward, layer, None)
-    except UnsupportedCheckpointError:
-        if module is not None:
-            chosen = OfLayer(lines, module, forward.args.args[1].arg)
-            return _cut([*chosen.statements(body, line)], forward, layer, None)
-        if definition is None or config is None:
-            settled, inliner = Settled(lines, optional=_optional(forward)), None
+
+    def __init__(self, forward: ast.FunctionDef, layer: str, inliner: Inliner | None = None):
+        self.forward, self.layer, self.inliner = forward, layer, inliner
+        self.arguments = _arguments(forward, layer)
+        self.streams = {self.arguments[1]}
+        self.segment = _Segment({self.arguments[1]})
+        self.segments: list[_Segment] = []
+        self.widened: str | None = None
+
+    def cut(self, statements: list[Statement]) -> Cut:
+        """Cut the statements that run, of which the last returns the stream."""
+        *others, (last, *_) = with_sum_before_return(statements)
+        match returned_at_once(last, others[-1].node) if others else None:
+            case ast.Return(ast.Tuple()) as last:
+                others.pop()
+        stream, *returned = names_returned(last) or [""]
+        unless_made = {name for name in returned if any(_is_none(each.node, name) for each in others)}
+        unless_made -= {*self.arguments}
+        ahead = deque(each for each in others if not any(_is_none(each.node, name) for name in unless_made))
+        while ahead:
+            ahead.extendleft(reversed(self._take(ahead.popleft())))
+        if any(isinstance(node, ast.Return) for each in others for node in ast.walk(each.node)):
+            raise refusal(self.layer, "it returns at several places")
+        if not self.segments:
+            raise refusal(self.layer, "nothing is added to the stream that it takes")
+        if stream not in self.streams and self.streams & {*returned}:
+            raise refusal(self.layer, f"it hands {stream} on, too, a second residual stream")
+        by_branches = {name for segment in self.segments for name in segment.assigned} | unless_made
+        if not stream or not by_branches >= {*returned}:
+            raise refusal(self.layer, "it returns more than the stream")
+        if stream not in self.streams or self.segment.statements:
+            raise refusal(self.layer, "it changes the stream by more than additions")
+        branches = tuple(_branches(self.segments, self.forward, self.layer, returned))
+        return Cut(branches, self.widened, tuple(returned) if isinstance(last.value, ast.Tuple) else None)
+
+    def _take(self, statement: Statement) -> list[Statement]:
+        """Take a statement; where others stand for it, return these instead."""
+        if self.inliner and (expanded := self.inliner.expanded(statement, self.streams)) is not None:
+            return expanded
+        node, segment = statement.node, self.segment
+        if is_copy(node, self.streams) and not segment.reads(node.targets[0].id):
+            self.streams.add(node.targets[0].id)
+            segment.streams.add(node.targets[0].id)
+            return []
+        if self.segments and not segment.statements and changes_each_alike(node, self.streams & {STREAM}):
+            if statement.given != self.segments[-1].given:
+                raise refusal(self.layer, f"the stream is changed only where {statement.given} is given")
+            self.segments[-1].after.append(statement)
+            self._continue_as(STREAM)
+            return []
+        if not segment.statements:
+            segment.given = statement.given
+        elif segment.given != statement.given:
+            raise refusal(self.layer, f"what depends on {segment.given or statement.given} is no branch by itself")
+        if (both := added_twice(statement, self.streams)) is not None:
+            return [*both]
+        added = added_to(node, self.streams) or added_in_another_shape(node, segment.reshaped)
+        if added is not None:
+            segment.added = added
+            segment.source = ast.get_source_segment(statement.text, added) or ast.unparse(added)
+            self.segments.append(segment)
+            self._continue_as(node.targets[0].id)
         else:
-            settled = settled_by(definition, config, lines, known or {}, _optional(forward))
-            inliner = Inliner(definition, settled)
-        statements = [*settled.statements(body, line)]
-        cut = _cut(statements, forward, layer, inliner)
-    return replace(
-        cut,
-        settings=tuple(settled.required.items()),
-        absent=tuple(sorted(settled.absent)),
-        inlined=tuple(inliner.inlined) if inliner else (),
-        sources=tuple(inliner.sources) if inliner else (),
-    )
+            self._take_of_branch(statement)
+        return []
 
+    def _continue_as(self, stream: str) -> None:
+        """Begin a segment in which the stream has this name."""
+        self.streams, self.segment = {stream}, _Segment({stream})
 
-def _cut(statements: list[Statement], forward: ast.FunctionDef, layer: str, inliner: Inliner | None) -> Cut:
-    """The branches of a forward that runs these statements."""
-    taken = [argument.arg for argument in (*forward.args.posonlyargs, *forward.args.args)]
-    if len(taken) < 2 or taken[0] != "self":
-        raise refusal(layer, "it takes no stream")
-    streams, widened = {taken[1]}, None
-    parts: list[_Part] = []
-    part = _Part({taken[1]})
-    *others, (last, *_) = with_sum_before_return(statements)
-    match returned_at_once(last, others[-1].node) if others else None:
-        case ast.Return(ast.Tuple()) as last:
-            others.pop()
-    stream, *returned = names_returned(last) or [""]
-    unless_made = {name for name in returned if any(_is_none(each.node, name) for each in others)} - {*taken}
-    ahead = deque(each for each in others if not any(_is_none(each.node, name) for name in unless_made))
-    while ahead:
-        statement = ahead.popleft()
-        if inliner is not None and (found := inliner.expanded(statement, streams)) is not None:
-            ahead.extendleft(reversed(found))
-            continue
-        node = statement.node
-        if is_copy(node, streams) and not part.reads(node.targets[0].id):
-            streams.add(node.targets[0].id)
-            part.streams.add(node.targets[0].id)
-            continue
-        if parts and not part.statements and changes_each_alike(node, streams & {STREAM}):
-            if statement.given != parts[-1].given:
-                raise refusal(layer, f"the stream is changed only where {statement.given} is given")
-            parts[-1].after.append(statement)
-            streams, part = {STREAM}, _Part({STREAM})
-            continue
-        if not part.statements:
-            part.given = statement.given
-        elif part.given != statement.given:
-            raise refusal(layer, f"what depends on {part.given or statement.given} is no branch by itself")
-        if (both := added_twice(statement, streams)) is not None:
-            ahead.extendleft(reversed(both))
-        elif (added := added_to(node, streams) or added_in_another_shape(node, part.reshaped)) is not None:
-            part.added = added
-            part.source = ast.get_source_segment(statement.text, added) or ast.unparse(added)
-            parts.append(part)
-            streams = {node.targets[0].id}
-            part = _Part({node.targets[0].id})
-        elif is_copy(node, part.reshaped):
-            part.reshaped.add(node.targets[0].id)
-            part.copies.add(node.targets[0].id)
-        elif not parts and (name := widens(node, streams)) is not None:
-            widened, kept = name
-            streams = {kept}
-        elif changes_in_place(node, streams):
-            raise refusal(layer, "it changes the stream in place")
+    def _take_of_branch(self, statement: Statement) -> None:
+        """Take a statement that adds nothing to the stream."""
+        node, segment = statement.node, self.segment
+        if is_copy(node, segment.reshaped):
+            segment.reshaped.add(node.targets[0].id)
+            segment.copies.add(node.targets[0].id)
+        elif not self.segments and (wide := widens(node, self.streams)) is not None:
+            self.widened, stream = wide
+            self.streams = {stream}
+        elif changes_in_place(node, self.streams):
+            raise refusal(self.layer, "it changes the stream in place")
         else:
-            part.reshaped -= made([*ast.walk(node)])
-            if reshapes(node, streams):
-                part.reshaped.add(node.targets[0].id)
-            streams -= made([*ast.walk(node)])
-            part.statements.append(statement)
-    if any(isinstance(node, ast.Return) for each in others for node in ast.walk(each.node)):
-        raise refusal(layer, "it returns at several places")
-    if not parts:
-        raise refusal(layer, "nothing is added to the stream that it takes")
-    if stream not in streams and streams & {*returned}:
-        raise refusal(layer, f"it hands {stream} on, too, a second residual stream")
-    from_parts = {name for each in parts for name in made(each.nodes)} | unless_made
-    if not stream or not from_parts >= {*returned}:
-        raise refusal(layer, "it returns more than the stream")
-    if stream not in streams or part.statements:
-        raise refusal(layer, "it changes the stream by more than additions")
-    is_tuple = isinstance(last.value, ast.Tuple)
-    branches = tuple(_branches(parts, forward, layer, returned))
-    return Cut(branches, widened, tuple(returned) if is_tuple else None)
+            assigned = assigned_names(node)
+            segment.reshaped -= assigned
+            if reshapes(node, self.streams):
+                segment.reshaped.add(node.targets[0].id)
+            self.streams -= assigned
+            segment.statements.append(statement)
 
 
-def _branches(parts: list[_Part], forward: ast.FunctionDef, layer: str, returned: list[str]) -> Iterator[Branch]:
+def _branches(segments: list[_Segment], forward: ast.FunctionDef, layer: str, returned: list[str]) -> Iterator[Branch]:
     arguments = {argument.arg for argument in ast.walk(forward.args) if isinstance(argument, ast.arg)}
     others = forward.args.kwarg.arg if forward.args.kwarg else None
-    handed_on = [_handed_on(parts, place, layer) for place in range(len(parts))]
-    for place, part in enumerate(parts):
-        is_first, statements = place == 0, [each.node for each in part.statements]
-        if {"super", "__class__"} & read(part.nodes):
+    handed_on = [_handed_on(segments, place, layer) for place in range(len(segments))]
+    foreign = arguments | {name for segment in segments for name in segment.assigned}
+    for place, segment in enumerate(segments):
+        if {"super", "__class__"} & read_names(*segment.trees):
             raise refusal(layer, "a branch calls a method of its base class")
-        if part.taken & part.copies:
+        if segment.taken & segment.copies:
             raise refusal(layer, "it reads the stream in another shape")
-        found = sorted(part.taken & part.streams, key=lambda name: (name != STREAM, name))
-        stream, *copies = found or [STREAM]
-        later = {name for names in handed_on[place + 1 :] for name in names} - {*returned}
-        perhaps_anew = later & made(part.nodes) & _assured(parts[:place]) - part.assured
-        given = handed_on[place] | perhaps_anew
-        taken = (part.taken | perhaps_anew) & arguments - part.streams
-        signature, defaults = _signature(forward.args, None if is_first or others in taken else taken)
-        usual = (
-            _is_usual_attention(statements, forward.args)
-            if is_first
-            else "\n".join(map(ast.unparse, statements)) == USUAL_MLP
-        )
-        after = [each.node for each in part.after]
-        foreign = arguments | {name for each in parts for name in made(each.nodes)}
-        if (read_before_made(after) - {STREAM, "self"}) & foreign:
+        after = [statement.node for statement in segment.after]
+        if (read_before_assigned(after) - {STREAM, "self"}) & foreign:
             raise refusal(layer, "what changes the stream depends on more than the layer")
+        read = sorted(segment.taken & segment.streams, key=lambda name: (name != STREAM, name))
+        stream, *copies = read or [STREAM]
+        later = {name for names in handed_on[place + 1 :] for name in names} - {*returned}
+        perhaps_anew = later & segment.assigned & _assured(segments[:place]) - segment.assured
+        given = handed_on[place] | perhaps_anew
+        taken = (segment.taken | perhaps_anew) & arguments - segment.streams
+        signature, defaults = _signature(forward.args, None if place == 0 or others in taken else taken)
         yield Branch(
             stream=stream,
             arguments=(*sorted(given - arguments), *signature),
             statements="\n".join(
-                [*(f"{name} = {stream}" for name in copies), *(each.text for each in part.statements)]
+                [*(f"{name} = {stream}" for name in copies), *(each.text for each in segment.statements)]
             ),
-            result=part.source,
+            result=segment.source,
             returned=(
-                *(name for name in returned if name in made(part.nodes)),
-                *sorted(later & part.assured | perhaps_anew),
+                *(name for name in returned if name in segment.assigned),
+                *sorted(later & segment.assured | perhaps_anew),
             ),
-            names=global_names([*part.nodes, *defaults], arguments | part.streams | given | {"self"})
-            | global_names([node for each in after for node in ast.walk(each)], {"self"}),
-            modules=tuple(dict.fromkeys(attributes_called(part.nodes))),
-            has_usual_statements=usual and len(parts) == len(SUB_LAYERS),
-            given=part.given,
-            after="\n".join(each.text for each in part.after),
-            reads=bool(found),
+            names=global_names([*segment.trees, *defaults], arguments | segment.streams | given | {"self"})
+            | global_names(after, {"self"}),
+            modules=tuple(attributes_called(*segment.trees)),
+            has_usual_statements=len(segments) == len(SUB_LAYERS)
+            and _is_usual(segment.statements, None if place else forward.args),
+            given=segment.given,
+            after="\n".join(each.text for each in segment.after),
+            reads=bool(read),
         )
 
 
 def _is_none(statement: ast.stmt, name: str) -> bool:
-    """Whether it is `name = None`."""
+    """Tell whether it is `name = None`."""
     match statement:
         case ast.Assign([ast.Name(target)], ast.Constant(None)):
             return target == name
     return False
 
 
-def _handed_on(parts: list[_Part], place: int, layer: str) -> set[str]:
-    """What a branch reads, besides the stream, that earlier ones made."""
-    part, earlier = parts[place], parts[:place]
-    before = {name for each in earlier for name in made(each.nodes) | each.streams}
-    foreign = part.taken & before - part.streams
-    assured = _assured(earlier) - {name for each in earlier for name in each.streams}
+def _handed_on(segments: list[_Segment], place: int, layer: str) -> set[str]:
+    """Return the names that a branch reads, besides the stream, and that earlier ones assign."""
+    segment, earlier = segments[place], segments[:place]
+    of_streams = {name for each in earlier for name in each.streams}
+    before = {name for each in earlier for name in each.assigned} | of_streams
+    foreign = segment.taken & before - segment.streams
+    assured = _assured(earlier) - of_streams
     if not foreign <= assured:
         names = ", ".join(sorted(foreign - assured))
         raise refusal(layer, f"a branch reads {names}, which an earlier one made in some cases, or as its stream")
     return foreign
 
 
-def _assured(parts: list[_Part]) -> set[str]:
-    """What has been made after these parts whatever their conditions are."""
-    return {name for part in parts if part.given is None for name in part.assured}
+def _assured(segments: list[_Segment]) -> set[str]:
+    """Return the names that these segments assign whatever their conditions are."""
+    return {name for segment in segments if segment.given is None for name in segment.assured}
 
 
-def refusal(layer: str, reason: str) -> UnsupportedCheckpointError:
-    """What to raise for a layer of another form."""
-    return UnsupportedCheckpointError(
-        f"the forward of {layer} is not a chain of branches, each added to the residual stream: {reason}. So "
-        f"hyper-connections can't stand for its additions."
-    )
+def _arguments(forward: ast.FunctionDef, layer: str) -> list[str]:
+    """Return the names of `self`, the stream, and the other arguments that have places."""
+    arguments = [argument.arg for argument, _ in _with_defaults(forward.args)]
+    if len(arguments) < 2 or arguments[0] != "self":
+        raise refusal(layer, "it takes no stream")
+    return arguments
+
+
+def _with_defaults(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr | None]]:
+    """Return each argument that has a place, and its default."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    return [*zip(positional, defaults, strict=True)]
 
 
 def _optional(forward: ast.FunctionDef) -> frozenset[str]:
-    """The arguments whose default is None, and that stay what they are."""
+    """Return the arguments whose default is None, and that stay what they are."""
     arguments = forward.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
-    pairs = [*zip(positional, defaults, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    found = {each.arg for each, value in pairs if isinstance(value, ast.Constant) and value.value is None}
-    return frozenset(found - made([*ast.walk(forward)]))
+    pairs = [*_with_defaults(arguments), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    optional = {each.arg for each, value in pairs if isinstance(value, ast.Constant) and value.value is None}
+    return frozenset(optional - assigned_names(forward))
 
 
-def _signature(arguments: ast.arguments, taken: set[str] | None) -> tuple[tuple[str, ...], list[ast.AST]]:
-    """What stands after `self` and the stream in a signature, without annotations, and the nodes of its defaults.
+def _signature(arguments: ast.arguments, taken: set[str] | None) -> tuple[tuple[str, ...], list[ast.expr]]:
+    """Return what stands after `self` and the stream in a signature, without annotations, and its defaults.
 
     taken: the names that are needed, of all that a layer is given; None for the signature of the layer itself.
     """
-    positional = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
-    pairs = [*zip(positional, defaults, strict=True)][2:]
+    pairs = _with_defaults(arguments)[2:]
     named = [*zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
     if taken is not None:
         pairs, named = [pair for pair in (*pairs, *named) if pair[0].arg in taken], []
@@ -308,24 +352,25 @@ def _signature(arguments: ast.arguments, taken: set[str] | None) -> tuple[tuple[
     written += [_parameter(argument.arg, default) for argument, default in named]
     if arguments.kwarg or taken is not None:
         written.append(f"**{arguments.kwarg.arg if arguments.kwarg else 'kwargs'}")
-    nodes = [node for _, default in (*pairs, *named) if default for node in ast.walk(default)]
-    return tuple(written), nodes
+    return tuple(written), [default for _, default in (*pairs, *named) if default]
 
 
 def _parameter(name: str, default: ast.expr | None) -> str:
     return name if default is None else f"{name}={ast.unparse(default)}"
 
 
-def _is_usual_attention(statements: list[ast.stmt], arguments: ast.arguments) -> bool:
-    """Whether it is norm and attention, which is given each argument of the layer under the same name."""
-    before, call = statements[:-1], statements[-1] if statements else None
-    match call:
+def _is_usual(statements: list[Statement], arguments: ast.arguments | None) -> bool:
+    """Tell whether it is norm and MLP; with the layer's arguments, norm and attention that is given all of them."""
+    written = [ast.unparse(statement.node) for statement in statements]
+    if arguments is None:
+        return "\n".join(written) == USUAL_MLP
+    match statements[-1].node if statements else None:
         case ast.Assign(targets=[target], value=ast.Call(function, [], keywords)):
             taken = {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)} - {"self"}
             named = {keyword.arg: ast.unparse(keyword.value) for keyword in keywords}
             others = named.pop(None, None)
             return (
-                [ast.unparse(statement) for statement in before] == [USUAL_ATTENTION]
+                written[:-1] == [USUAL_ATTENTION]
                 and ast.unparse(target) == "(hidden_states, _)"
                 and ast.unparse(function) == "self.self_attn"
                 and named == {name: name for name in taken}

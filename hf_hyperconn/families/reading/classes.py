@@ -1,4 +1,4 @@
-"""Which classes a model type has, and the files of Transformers that they are in."""
+"""The name of a family, the classes that it has, and the files of Transformers that they are in."""
 
 import ast
 from dataclasses import dataclass
@@ -6,6 +6,8 @@ from pathlib import Path
 
 from .source_files import Definition, SourceFile, package, table
 
+APART = "__"  # between the names in the name of a family
+# the table of Transformers behind each Auto class, by suffix
 MAPPINGS = {
     "Model": "MODEL_MAPPING_NAMES",
     "ForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
@@ -30,61 +32,9 @@ MAPPINGS = {
 }
 
 
-def auto_class(suffix: str) -> str:
-    """The name of the Auto class with this suffix."""
-    return "AutoBackbone" if suffix == "Backbone" else "AutoModel" + suffix.removeprefix("Model")
-
-
-def class_names(model_type: str) -> dict[str, str | None]:
-    """The class behind each Auto class, by suffix."""
-    named = {suffix: table(variable).get(model_type) for suffix, variable in MAPPINGS.items()}
-    if table(MAPPINGS["ForMultimodalLM"]):  # which has all of the other table, too
-        named["ForMultimodalLM"] = named["ForMultimodalLM"] or named["ForImageTextToText"]
-    pretrained = named.pop("ForPreTraining")
-    return named if pretrained in named.values() else {**named, "ForPreTraining": pretrained}
-
-
-def within_another(file: SourceFile, config: str) -> str | None:
-    """The name of a model's class that no Auto class has, as it is only a part of another model, such as its tower.
-
-    Of several that are made of a config, that of the text; None where there is no telling.
-    """
-    models = [name for name in file.made_of(config) if (found := file.find(name)) is not None and found.pretrained]
-    of_text = [name for name in models if name.endswith("TextModel")]
-    return next(iter(of_text or (models if len(models) == 1 else [])), None)
-
-
-def module_of(kind: str, model_type: str | None) -> str | None:
-    """The module of a model type's configs or models, from `transformers.models`; None when there is no such file."""
-    if model_type is None:
-        return None
-    folder = table("SPECIAL_MODEL_TYPE_TO_MODULE_NAME").get(model_type, model_type.replace("-", "_"))
-    module = f"{folder}.{kind}_{folder}"
-    return module if path_of(module).is_file() else None
-
-
-def path_of(module: str) -> Path:
-    return (package() / "models").joinpath(*module.split(".")).with_suffix(".py")
-
-
-def first_with(model: str | None) -> str | None:
-    """The model type that a base model is named after, where several have it."""
-    of_model = [model_type for model_type, name in table(MAPPINGS["Model"]).items() if name == model]
-    return next((each for each in of_model if module_of("modeling", each)), None)
-
-
-def made_by(head: Definition) -> set[str]:
-    """What a head's `__init__` names, its own or inherited: some have no more of a model than what it looks with."""
-    made = [node for each in head.lineage() for node in each.node.body if getattr(node, "name", None) == "__init__"]
-    return {node.id for each in made for node in ast.walk(each) if isinstance(node, ast.Name)}
-
-
-APART = "__"
-
-
 @dataclass(frozen=True)
 class FamilyName:
-    """The parts of a name such as `llava`, `llava__mistral` or `llava__siglip_vision_model__vision_tower`.
+    """The name of a family, such as `llava`, `llava__mistral` or `llava__siglip_vision_model__vision_tower`.
 
     own: the model type.
     chosen: the model type of the model that has the layers, where a config chooses another than the usual one.
@@ -98,10 +48,61 @@ class FamilyName:
 
     @classmethod
     def of(cls, name: str) -> "FamilyName":
-        """The parts of a name."""
+        """Take a name apart."""
         own, *rest = name.split(APART)
         chosen = rest.pop(0) if rest and rest[0] in table("CONFIG_MAPPING_NAMES") else None
         return cls(own, chosen, APART.join(rest) or None)
 
     def __str__(self) -> str:
-        return APART.join(part for part in (self.own, self.chosen, self.stack) if part is not None)
+        return APART.join(name for name in (self.own, self.chosen, self.stack) if name is not None)
+
+
+def auto_class(suffix: str) -> str:
+    """Return the name of the Auto class with this suffix."""
+    return "AutoBackbone" if suffix == "Backbone" else "AutoModel" + suffix.removeprefix("Model")
+
+
+def class_names(model_type: str) -> dict[str, str | None]:
+    """Return the class behind each Auto class, by suffix."""
+    named = {suffix: table(variable).get(model_type) for suffix, variable in MAPPINGS.items()}
+    if table(MAPPINGS["ForMultimodalLM"]):  # which has all of the other table, too
+        named["ForMultimodalLM"] = named["ForMultimodalLM"] or named["ForImageTextToText"]
+    pretrained = named.pop("ForPreTraining")
+    return named if pretrained in named.values() else {**named, "ForPreTraining": pretrained}
+
+
+def within_another(file: SourceFile, config: str) -> str | None:
+    """Return the class of a model that no Auto class has, as it is only in another model, such as its tower.
+
+    Of several that are made of a config it is that of the text; None where there is no telling.
+    """
+    classes = [definition for name in file.made_of(config) if (definition := file.find(name)) is not None]
+    models = [definition.name for definition in classes if definition.pretrained]
+    of_text = [name for name in models if name.endswith("TextModel")]
+    return next(iter(of_text or (models if len(models) == 1 else [])), None)
+
+
+def module_of(kind: str, model_type: str | None) -> str | None:
+    """Return the module of a model type's configs or models, from `transformers.models`; None without such a file."""
+    if model_type is None:
+        return None
+    folder = table("SPECIAL_MODEL_TYPE_TO_MODULE_NAME").get(model_type, model_type.replace("-", "_"))
+    module = f"{folder}.{kind}_{folder}"
+    return module if path_of(module).is_file() else None
+
+
+def path_of(module: str) -> Path:
+    return (package() / "models").joinpath(*module.split(".")).with_suffix(".py")
+
+
+def first_with(model: str | None) -> str | None:
+    """Return the first model type of a base model that has a file, where several have that model."""
+    of_model = [model_type for model_type, name in table(MAPPINGS["Model"]).items() if name == model]
+    return next((model_type for model_type in of_model if module_of("modeling", model_type)), None)
+
+
+def named_by_init(head: Definition) -> set[str]:
+    """Return the names in a head's `__init__`, its own or inherited."""
+    nodes = [node for definition in head.lineage() for node in definition.node.body]
+    inits = [node for node in nodes if getattr(node, "name", None) == "__init__"]
+    return {node.id for init in inits for node in ast.walk(init) if isinstance(node, ast.Name)}

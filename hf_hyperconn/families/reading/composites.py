@@ -35,35 +35,36 @@ class Part:
 
 
 def find_parts(base: Definition) -> list[Part]:
-    """The models in a base model that have configs of their own."""
-    made = base.method("__init__")
-    return [*_parts(made[0])] if made else []
+    """Return the models in a base model that have configs of their own."""
+    init = base.method("__init__")
+    return [*_parts(init[0])] if init else []
 
 
 def find_part(base: Definition, stack: str | None) -> Part | None:
-    """The model in a base model that has the layers: its language model; None for a base model without any.
+    """Return the model in a base model that has the layers: its language model; None for a base model without any.
 
     stack: the attribute of another one, as of a vision tower.
 
     Raises `UnsupportedCheckpointError` when the model reaches into it, or there is none at that attribute.
     """
     parts = find_parts(base)
-    found = [part for part in parts if (part.field == TEXT if stack is None else part.attribute == stack)]
-    if len(found) != 1:
+    chosen = [part for part in parts if (part.field == TEXT if stack is None else part.attribute == stack)]
+    if len(chosen) != 1:
         if stack is None:
             return None
         others = ", ".join(part.attribute for part in parts) or "one list of layers"
         raise UnsupportedCheckpointError(f"{base.name} has {others}, and no {stack!r:.40} with layers.")
-    (part,) = found
+    (part,) = chosen
     if _reaches_into(base, part.attribute):
         raise UnsupportedCheckpointError(f"{base.name} reaches into the layers of its {part.called}.")
-    if stack is not None and (of_one := [each.attribute for each in parts if each.field == part.field]) != [stack]:
-        raise UnsupportedCheckpointError(f"{base.name} makes {' and '.join(of_one)} of one config, {part.field}.")
+    twins = [other.attribute for other in parts if other.field == part.field]
+    if stack is not None and twins != [stack]:
+        raise UnsupportedCheckpointError(f"{base.name} makes {' and '.join(twins)} of one config, {part.field}.")
     return part
 
 
 def type_of_part(part: Part, config: Definition, chosen: str | None) -> str:
-    """The model type of a part.
+    """Return the model type of a part.
 
     chosen: the one that a config chooses; None for the usual one.
 
@@ -77,7 +78,11 @@ def type_of_part(part: Part, config: Definition, chosen: str | None) -> str:
 
 
 def _parts(init: ast.FunctionDef) -> Iterator[Part]:
-    written = {name: value for name, value in _assigned(init) if OF_PART.fullmatch(value)}
+    configs = {}
+    for node in ast.walk(init):
+        match node:
+            case ast.Assign([ast.Name(variable)], value) if OF_PART.fullmatch(source := ast.unparse(value)):
+                configs[variable] = source
     for node in ast.walk(init):
         match node:
             case ast.Assign(
@@ -85,20 +90,12 @@ def _parts(init: ast.FunctionDef) -> Iterator[Part]:
                 ast.Call(called, [given], []) | ast.Call(called, [], [ast.keyword("config", given)]),
             ):
                 text, name = ast.unparse(given), ast.unparse(called)
-                if of_part := OF_PART.fullmatch(written.get(text, text)):
+                if of_part := OF_PART.fullmatch(configs.get(text, text)):
                     yield Part(attribute, of_part[1], None if name == AUTO else name.removesuffix("._from_config"))
 
 
-def _assigned(init: ast.FunctionDef) -> Iterator[tuple[str, str]]:
-    """Each `name = value` of a function, as it is written."""
-    for node in ast.walk(init):
-        match node:
-            case ast.Assign([ast.Name(name)], value):
-                yield name, ast.unparse(value)
-
-
 def usual_type(config: Definition, field: str) -> str | None:
-    """The model type of a field, where a config names none."""
+    """Return the model type of a field, where a config names none."""
     types = {name: model_type for model_type, name in table("CONFIG_MAPPING_NAMES").items()}
     for definition in config.lineage():
         for node in definition.node.body:
@@ -111,19 +108,19 @@ def usual_type(config: Definition, field: str) -> str | None:
 
 
 def _type_of(value: ast.expr, types: dict[str, str]) -> str | None:
-    """A model type, of a config class or of `SubConfigSpec(config_class=..., model_type=...)`."""
+    """Return the model type of a config class or of `SubConfigSpec(config_class=..., model_type=...)`."""
     if isinstance(value, ast.Call):
         given = {keyword.arg: keyword.value for keyword in value.keywords}
-        if isinstance(named := given.get("model_type"), ast.Constant):
-            return cast("str | None", named.value)
+        if isinstance(model_type := given.get("model_type"), ast.Constant):
+            return cast("str | None", model_type.value)
         value = given.get("config_class", value)
     return types.get(ast.unparse(value))
 
 
 def _reaches_into(base: Definition, attribute: str) -> bool:
-    """Whether a model uses the layers of a model in it itself."""
+    """Tell whether a model uses the layers of a model in it itself."""
     return any(
-        isinstance(node, ast.Attribute) and node.attr in LISTS and f".{attribute}." in f"{ast.unparse(node)}"
+        isinstance(node, ast.Attribute) and node.attr in LISTS and f".{attribute}." in ast.unparse(node)
         for definition in base.lineage()
         for node in ast.walk(definition.node)
     )

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .additions import added_to, is_copy, returned_at_once
-from .settings import Settled
+from .choices import ConfigChoice
 from .source_files import Definition, Source, SourceFile
-from .statements import Statement, made, read, statement_of
+from .statements import Statement, assigned_names, names, read_names, statement_of
 
 
 @dataclass(frozen=True)
 class Callee:
-    """What is called.
+    """A function, or a method, that is called.
 
     node: its definition. body: of it, without its docstring. arguments: of it, without `self`.
     file: in which it stands. owner: the class that it is a method of; None for a function.
@@ -33,37 +33,37 @@ class Callee:
 
     @property
     def source(self) -> Source:
-        """Where it stands."""
+        """The function that its statements are from."""
         return Source.of(self.node, self.owner.file if self.owner else self.file, self.owner)
 
 
 @dataclass
 class Inliner:
-    """What puts the statements of callees into those of a layer.
+    """Puts the statements of callees into those of a layer.
 
     layer: whose forward it is.
-    settled: the choice between its statements.
+    choice: the choice between its statements.
     inlined: the classes of modules of which it has put statements there.
     sources: of all statements that it has put there.
     """
 
     layer: Definition
-    settled: Settled
+    choice: ConfigChoice
     inlined: list[Definition] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
 
     def expanded(self, statement: Statement, streams: set[str]) -> list[Statement] | None:
-        """The statements that stand for one that calls what adds to the stream; None for another."""
+        """Return the statements that stand for one that calls what adds to the stream; None for another statement."""
         match statement.node:
             case ast.Assign([target], ast.Call(ast.Name("apply_chunking_to_forward"), [function, _, _, given], [])):
                 call = ast.Call(function, [given], [])
-                self.settled.required["chunk_size_feed_forward"] = 0  # with which nothing is cut into chunks
+                self.choice.required["chunk_size_feed_forward"] = 0  # with which nothing is cut into chunks
             case ast.Assign([target], ast.Call() as call):
                 pass
             case _:
                 return None
         values = [*call.args, *(keyword.value for keyword in call.keywords)]
-        if not any(isinstance(each, ast.Name) and each.id in streams for each in values):
+        if not any(isinstance(value, ast.Name) and value.id in streams for value in values):
             return None
         callee = self._callee(call.func)
         if callee is None or (bound := _bound(call, callee.arguments)) is None:
@@ -83,27 +83,30 @@ class Inliner:
         return [statement_of(text, statement.given) for text in texts]
 
     def _statements(self, callee: Callee) -> Iterator[Statement]:
-        settled = self.settled.for_class(callee.owner, callee.file)
-        for each in settled.statements(callee.body, callee.body[0].lineno - 1):
-            text = each.text if callee.path in (None, "self") else re.sub(r"(?<![\w.])self\b", callee.path, each.text)
-            yield statement_of(text, each.given)
+        choice = self.choice.for_class(callee.owner, callee.file)
+        for statement in choice.statements(callee.body, callee.body[0].lineno - 1):
+            text = statement.text
+            if callee.path not in (None, "self"):
+                text = re.sub(r"(?<![\w.])self\b", callee.path, text)
+            yield statement_of(text, statement.given)
 
     def _adds(self, body: list[Statement], streams: set[str]) -> bool:
-        """Whether something is added to what a callee takes as the stream."""
-        names = set(streams)
-        for each in body:
-            if added_to(each.node, names) is not None or self.expanded(each, names) is not None:
+        """Tell whether something is added to what a callee takes as the stream."""
+        streams = set(streams)
+        for statement in body:
+            node = statement.node
+            if added_to(node, streams) is not None or self.expanded(statement, streams) is not None:
                 return True
-            if is_copy(each.node, names):
-                names.add(each.node.targets[0].id)
+            if is_copy(node, streams):
+                streams.add(node.targets[0].id)
             else:
-                names -= made([*ast.walk(each.node)])
+                streams -= assigned_names(node)
         return False
 
     def _callee(self, function: ast.expr) -> Callee | None:
         if isinstance(function, ast.Name):
-            found = self.layer.file.function(function.id)
-            return None if found is None else _callee_of(found, found.args.args, self.layer.file, None, None)
+            node = self.layer.file.function(function.id)
+            return None if node is None else _callee_of(node, node.args.args, self.layer.file, None, None)
         if not ast.unparse(function).startswith("self."):
             return None
         if (module := self._module(function)) is not None and (forward := module.method("forward")) is not None:
@@ -117,28 +120,29 @@ class Inliner:
         return None
 
     def _module(self, path: ast.expr) -> Definition | None:
-        """The class of `self`, `self.name`, `self.name.name` or `self.names[i]`, where the source shows it."""
+        """Return the class of `self`, `self.name`, `self.name.name` or `self.names[i]`, where the source shows it."""
         match path:
             case ast.Name("self"):
                 return self.layer
             case ast.Attribute(value, name) if (owner := self._module(value)) is not None:
                 return next(assigned_classes(owner, name), None)
             case ast.Subscript(ast.Attribute(value, name), index) if (owner := self._module(value)) is not None:
-                found = [*self._appended(owner, name)]
-                place = ast.literal_eval(index) if isinstance(index, ast.Constant | ast.UnaryOp) else len(found)
-                return found[place] if -len(found) <= place < len(found) else None
+                classes = [*self._appended(owner, name)]
+                place = ast.literal_eval(index) if isinstance(index, ast.Constant | ast.UnaryOp) else len(classes)
+                return classes[place] if -len(classes) <= place < len(classes) else None
         return None
 
     def _appended(self, owner: Definition, name: str) -> Iterator[Definition]:
-        """The classes of what an `__init__` appends to a list."""
+        """Yield the classes of what an `__init__` appends to a list."""
         if (init := owner.method("__init__")) is None:
             return
         node, file = init
-        for statement in self.settled.for_class(owner, file).statements(node.body, node.body[0].lineno - 1):
+        for statement in self.choice.for_class(owner, file).statements(node.body, node.body[0].lineno - 1):
             match statement.node:
                 case ast.Expr(ast.Call(function, [ast.Call(ast.Name(layer))])):
-                    if ast.unparse(function) == f"self.{name}.append" and (found := file.find(layer)) is not None:
-                        yield found
+                    appended = file.find(layer) if ast.unparse(function) == f"self.{name}.append" else None
+                    if appended is not None:
+                        yield appended
 
 
 def _callee_of(
@@ -156,67 +160,67 @@ def _callee_of(
 
 
 def assigned_classes(owner: Definition, name: str) -> Iterator[Definition]:
-    """The class in `self.name = Class(...)` of an `__init__`."""
+    """Yield the class in each `self.name = Class(...)` of an `__init__`."""
     if (init := owner.method("__init__")) is None:
         return
     for node in ast.walk(init[0]):
         match node:
             case ast.Assign([ast.Attribute(ast.Name("self"), attribute)], ast.Call(ast.Name(class_name))):
-                if attribute == name and (found := init[1].find(class_name)) is not None:
-                    yield found
+                if attribute == name and (definition := init[1].find(class_name)) is not None:
+                    yield definition
 
 
 def _bound(call: ast.Call, arguments: ast.arguments) -> dict[str, ast.expr] | None:
-    """What a call gives each argument; None when it gives others, or more than the source shows."""
-    if any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > len(arguments.args):
+    """Return what a call gives each argument; None when it gives others, or more than the source shows."""
+    if any(isinstance(value, ast.Starred) for value in call.args) or len(call.args) > len(arguments.args):
         return None
-    names = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
+    taken = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
     defaults = [*[None] * (len(arguments.args) - len(arguments.defaults)), *arguments.defaults, *arguments.kw_defaults]
-    bound = {name: default for name, default in zip(names, defaults, strict=True) if default is not None}
-    bound |= {name: value for name, value in zip(names, call.args, strict=False)}
+    bound = {name: default for name, default in zip(taken, defaults, strict=True) if default is not None}
+    bound |= dict(zip(taken, call.args, strict=False))
     for keyword in call.keywords:
         if keyword.arg is None:  # **kwargs
             if arguments.kwarg is None or ast.unparse(keyword.value) != arguments.kwarg.arg:
                 return None
-        elif keyword.arg not in names:
+        elif keyword.arg not in taken:
             return None
         else:
             bound[keyword.arg] = keyword.value
-    return bound if bound.keys() >= set(names) else None
+    return bound if bound.keys() >= set(taken) else None
 
 
 def _assignments(bound: dict[str, ast.expr], streams: set[str], body: list[Statement]) -> list[str] | None:
-    """An assignment for each argument that has another name where it is used; None when one would spoil another."""
-    used = {name for each in body for name in read([*ast.walk(each.node)])}
-    used |= {name for each in body if isinstance(each.node, ast.AugAssign) for name in made([*ast.walk(each.node)])}
+    """Return an assignment for each argument with another name where it is used; None when one would spoil another."""
+    nodes = [statement.node for statement in body]
+    used = {name for node in nodes for name in read_names(node)}
+    used |= {name for node in nodes if isinstance(node, ast.AugAssign) for name in assigned_names(node)}
     ordered = sorted(bound, key=lambda name: name not in streams)
-    found: list[str] = []
+    assignments: list[str] = []
     spoilt: set[str] = set()
     for name in ordered:
         if ast.unparse(bound[name]) == name or (name not in used and name not in streams):
             continue
-        if spoilt & read([*ast.walk(bound[name])]):
+        if spoilt & read_names(bound[name]):
             return None
-        found.append(f"{name} = {ast.unparse(bound[name])}")
+        assignments.append(f"{name} = {ast.unparse(bound[name])}")
         spoilt.add(name)
-    return found
+    return assignments
 
 
 def _with_last_in_return(body: list[Statement]) -> list[Statement]:
-    """The statements of a callee, without a name for a tuple that is returned at once."""
-    whole = returned_at_once(body[-1].node, body[-2].node) if len(body) > 1 else None
-    match whole:
-        case ast.Return(ast.BinOp(ast.Tuple(), ast.Add())):
+    """Return the statements of a callee, without a name for a tuple that is returned at once."""
+    match returned_at_once(body[-1].node, body[-2].node) if len(body) > 1 else None:
+        case ast.Return(ast.BinOp(ast.Tuple(), ast.Add())) as whole:
             return [*body[:-2], statement_of(ast.unparse(whole), body[-1].given)]
     return body
 
 
 def _are_unused(targets: list[ast.expr]) -> bool:
-    return all(isinstance(each, ast.Name) and each.id == "_" for each in targets)
+    return all(isinstance(target, ast.Name) and target.id == "_" for target in targets)
 
 
 def _ends(target: ast.expr, body: list[Statement]) -> tuple[list[str], list[str]] | None:
-    """What is assigned of a callee's results before its last statement and after it; None for other results."""
+    """Return the assignments of a callee's results before its last statement and after it; None for other results."""
     if len(body) < 2 or not isinstance(body[-1].node, ast.Return) or body[-1].node.value is None:
         return None
     value = body[-1].node.value
@@ -229,14 +233,15 @@ def _ends(target: ast.expr, body: list[Statement]) -> tuple[list[str], list[str]
             pairs = [(target, value)]
         case _:
             return None
-    if not all(isinstance(each, ast.Name) for each, _ in pairs):
+    if not all(isinstance(assigned, ast.Name) for assigned, _ in pairs):
         return None
-    by_last = made([*ast.walk(body[-2].node)])
+    by_last = assigned_names(body[-2].node)
     before: list[str] = []
     after: list[str] = []
-    for name, result in ((ast.unparse(each), result) for each, result in pairs):
+    for assigned, result in pairs:
+        name = ast.unparse(assigned)
         if name in ("_", ast.unparse(result)):
             continue
-        is_after = by_last & {node.id for node in ast.walk(result) if isinstance(node, ast.Name)}
+        is_after = by_last & {name.id for name in names(result)}
         (after if is_after else before).append(f"{name} = {ast.unparse(result)}")
     return before, after

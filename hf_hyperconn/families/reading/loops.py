@@ -1,4 +1,4 @@
-"""What a model does between its decoder layers, read from the source of its `forward`."""
+"""The loop in which a model runs its decoder layers, read from the source of its `forward`."""
 
 import ast
 import re
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from ...errors import UnsupportedCheckpointError
 from .additions import changes_in_place
 from .source_files import Definition
-from .statements import made, names, read
+from .statements import names, read_names
 
 CHECKPOINTING = "self._gradient_checkpointing_func"  # of diffusers
 
 
 @dataclass(frozen=True)
 class LayerLoop:
-    """How a model runs its layers.
+    """The loop in which a model runs its layers.
 
     positional: how many arguments a layer is given by their place, after the stream; with diffusers' gradient
         checkpointing that is all of them.
@@ -33,7 +33,7 @@ class LayerLoop:
 def read_layer_loop(
     forward: ast.FunctionDef, model: str, layers: str = "layers", owner: Definition | None = None
 ) -> LayerLoop:
-    """How a model passes the stream from layer to layer.
+    """Read how a model passes the stream from layer to layer.
 
     forward: of the module that has the layers. model: the name of its class. layers: the attribute that they are in.
     owner: that class, whose methods may choose with which tokens to go on.
@@ -47,13 +47,14 @@ def read_layer_loop(
             continue
         whole, checkpointed = zip(*map(_without_checkpointing, body), strict=True)
         body = [*whole]
-        calls = [each for statement in body if (each := _layer_call(statement, ast.unparse(loop.target)))]
+        target = ast.unparse(loop.target)
+        calls = [*filter(None, (_layer_call(statement, target) for statement in body))]
         if len(calls) != 1:
             continue
         ((call, stream, positional),) = calls
         positional = max(positional, *checkpointed)
         records = f"if output_hidden_states:\n    all_hidden_states = all_hidden_states + ({stream},)"
-        uses = [node for node in body if stream in (read([*ast.walk(node)]) | made([*ast.walk(node)]))]
+        uses = [node for node in body if stream in {name.id for name in names(node)}]
         others = [node for node in uses if node is not call and ast.unparse(node) != records]
         others = [node for node in others if owner is None or not _only_chooses_tokens(node, stream, owner)]
         between = _called_between(others[-1], stream) if others else None
@@ -75,15 +76,15 @@ def read_layer_loop(
 
 
 def _only_loop(forward: ast.FunctionDef, layers: str) -> list[ast.For]:
-    """The loop over all layers in their order; none where layers may run elsewhere, too."""
-    found = [node for node in ast.walk(forward) if isinstance(node, ast.For) and _are_all(node.iter, layers)]
+    """Return the loop over all layers in their order; none where layers may run elsewhere, too."""
+    loops = [node for node in ast.walk(forward) if isinstance(node, ast.For) and _are_all(node.iter, layers)]
     uses = sum(isinstance(node, ast.Attribute) and ast.unparse(node) == layers for node in ast.walk(forward))
     harmless = sum(_runs_none(node, layers) for node in ast.walk(forward))
-    return found if len(found) == 1 == uses - harmless else []
+    return loops if len(loops) == 1 == uses - harmless else []
 
 
 def _are_all(iterated: ast.expr, layers: str) -> bool:
-    """Whether it is `self.layers`, `self.layers[: self.config.number]`, or one of these in `enumerate` or `zip`."""
+    """Tell whether it is `self.layers`, `self.layers[: self.config.number]`, or this in `enumerate` or `zip`."""
     match iterated:
         case ast.Call(ast.Name("enumerate" | "zip"), [first, *_]):
             return _are_all(first, layers)
@@ -91,7 +92,7 @@ def _are_all(iterated: ast.expr, layers: str) -> bool:
 
 
 def _runs_none(node: ast.AST, layers: str) -> bool:
-    """Whether it is `len(self.layers)`, or a part of one of the layers."""
+    """Tell whether it is `len(self.layers)`, or a part of one of the layers."""
     match node:
         case ast.Call(ast.Name("len"), [of]):
             return ast.unparse(of) == layers
@@ -101,7 +102,7 @@ def _runs_none(node: ast.AST, layers: str) -> bool:
 
 
 def _layerdrop(loop: ast.For) -> str | None:
-    """The attribute in a test whether a layer is left out; None without any."""
+    """Return the attribute in a test whether a layer is left out; None without any."""
     for node in ast.walk(loop):
         match node:
             case ast.Compare(_, [ast.Lt()], [ast.Attribute(ast.Name("self"), name)]):
@@ -110,7 +111,7 @@ def _layerdrop(loop: ast.For) -> str | None:
 
 
 def _without_layerdrop(body: list[ast.stmt], layerdrop: str) -> Iterator[ast.stmt]:
-    """The statements that run while that attribute is 0."""
+    """Yield the statements that run while that attribute is 0."""
     false = set()
     for node in body:
         match node:
@@ -125,7 +126,7 @@ def _without_layerdrop(body: list[ast.stmt], layerdrop: str) -> Iterator[ast.stm
 
 
 def _needs(test: ast.expr, layerdrop: str) -> bool:
-    """Whether it is `self.layerdrop > 0.0` or `... < self.layerdrop`."""
+    """Tell whether it is `self.layerdrop > 0.0` or `... < self.layerdrop`."""
     written = f"self.{layerdrop}"
     match test:
         case ast.Compare(left, [ast.Gt()], [ast.Constant(0.0)]):
@@ -136,19 +137,18 @@ def _needs(test: ast.expr, layerdrop: str) -> bool:
 
 
 def _called_between(statement: ast.stmt, stream: str) -> str | None:
-    """The method in `if ...: stream = self.method(stream, ...)`; None for another statement."""
+    """Return the method in `if ...: stream = self.method(stream, ...)`; None for another statement."""
     match statement:
         case ast.If(
             test,
             [ast.Assign([ast.Name(made_of)], ast.Call(ast.Attribute(ast.Name("self"), method), [first, *others], []))],
         ) if made_of == stream == ast.unparse(first):
-            nodes = [node for part in (test, *others) for node in ast.walk(part)]
-            return None if stream in read(nodes) else method
+            return None if stream in read_names(test, *others) else method
     return None
 
 
 def _only_chooses_tokens(statement: ast.stmt, stream: str, owner: Definition) -> bool:
-    """Whether it is `if ...: stream, ... = self.method(stream, ...)`, where that goes on with some of the tokens.
+    """Tell whether it is `if ...: stream, ... = self.method(stream, ...)`, where that goes on with some of the tokens.
 
     `stream[:, chosen, :]` does the same to several streams, `[B, S, N, D]`, as to one.
     """
@@ -157,14 +157,14 @@ def _only_chooses_tokens(statement: ast.stmt, stream: str, owner: Definition) ->
             test,
             [ast.Assign([ast.Tuple([ast.Name(kept), *_])], ast.Call(ast.Attribute(ast.Name("self"), name), values))],
             [],
-        ) if kept == stream == ast.unparse(values[0]) and stream not in read([*ast.walk(test)]):
+        ) if kept == stream == ast.unparse(values[0]) and stream not in read_names(test):
             method = owner.method(name)
             return method is not None and _slices_first(method[0])
     return False
 
 
 def _slices_first(method: ast.FunctionDef) -> bool:
-    """Whether a method returns its first argument, of which it takes no more than a slice of the second dimension."""
+    """Tell whether a method returns its first argument, or a slice of the second dimension of it."""
     given, slices = method.args.args[1].arg, set()
     for node in ast.walk(method):
         match node:
@@ -174,33 +174,32 @@ def _slices_first(method: ast.FunctionDef) -> bool:
             case ast.Return(value):
                 if not isinstance(value, ast.Tuple) or ast.unparse(value.elts[0]) != given:
                     return False
-    stored = {node for node in names([*ast.walk(method)]) if node.id == given and isinstance(node.ctx, ast.Store)}
+    stored = {node for node in names(method) if node.id == given and isinstance(node.ctx, ast.Store)}
     return stored == slices and not changes_in_place(method, {given})
 
 
 def _without_checkpointing(statement: ast.stmt) -> tuple[ast.stmt, int]:
-    """Of `if ...: x = self._gradient_checkpointing_func(layer, x, ...) else: x = layer(x, ...)` the second.
+    """Return the second of `if ...: x = self._gradient_checkpointing_func(layer, x, ...) else: x = layer(x, ...)`.
 
-    With how many arguments follow in the first; any other statement with 0.
+    It comes with the number of arguments that follow in the first; any other statement comes with 0.
     """
     match statement:
         case ast.If(
             body=[ast.Assign([made], ast.Call(function, [ast.Name(layer), ast.Name(stream), *others], []))],
             orelse=[ast.Assign([also], ast.Call(ast.Name(called), [ast.Name(given), *_])) as plain],
         ) if ast.unparse(function) == CHECKPOINTING and ast.unparse(made) == ast.unparse(also):
-            nodes = [node for argument in others for node in ast.walk(argument)]
-            if (layer, stream) == (called, given) and stream not in read(nodes):
+            if (layer, stream) == (called, given) and stream not in read_names(*others):
                 return plain, len(others)
     return statement, 0
 
 
 def _layer_call(statement: ast.stmt, loop_variables: str) -> tuple[ast.Assign, str, int] | None:
-    """Of `result = layer(stream, ..., name=...)`: itself, the stream, and how many further arguments have no name."""
+    """Return `result = layer(stream, ..., name=...)`, the stream, and how many further arguments have no name."""
     match statement:
         case ast.Assign(targets=[_], value=ast.Call(ast.Name(layer), [ast.Name(stream), *others], keywords)) if (
             layer in loop_variables
         ):
-            nodes = [node for argument in (*others, *keywords) for node in ast.walk(argument)]
-            if stream not in read(nodes) and not any(isinstance(node, ast.Starred) for node in others):
+            has_star = any(isinstance(argument, ast.Starred) for argument in others)
+            if stream not in read_names(*others, *keywords) and not has_star:
                 return statement, stream, len(others)
     return None

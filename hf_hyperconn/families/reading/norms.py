@@ -8,10 +8,10 @@ NORMS_OF_TORCH = {"nn.RMSNorm": {"weight": 1.0}, "nn.LayerNorm": {"weight": 1.0,
 
 
 def norm_of(layer: Definition) -> tuple[str | None, dict[str, float]]:
-    """The attribute of the norm that predicts dynamic coefficients, and the start of its parameters.
+    """Return the attribute of the norm that predicts dynamic coefficients, and the start of its parameters.
 
-    The norm before the MLP where there is one of the usual name, else the layer's first. It is None where there is
-    none of which the source tells how its parameters start; an RMSNorm of torch then stands for it.
+    It is the norm before the MLP where there is one of the usual name, else the layer's first. It is None where the
+    source tells of no norm how its parameters start; an RMSNorm of torch then stands for it.
     """
     init, file = layer.own_method("__init__")
     norms: dict[str, ast.expr] = {}
@@ -28,7 +28,7 @@ def norm_of(layer: Definition) -> tuple[str | None, dict[str, float]]:
 
 
 def _start_of(call: ast.Call, file: SourceFile) -> dict[str, float] | None:
-    """The start of a norm's parameters; None when the source doesn't tell."""
+    """Return the start of a norm's parameters; None when the source doesn't tell."""
     written = ast.unparse(call.func)
     if written in NORMS_OF_TORCH:
         affine = {"elementwise_affine": "True", "bias": "True"}
@@ -36,18 +36,18 @@ def _start_of(call: ast.Call, file: SourceFile) -> dict[str, float] | None:
         return NORMS_OF_TORCH[written] if settings.items() <= affine.items() else None
     if (definition := file.find(written)) is None:
         return None
-    found: dict[str, float | None] = {}
-    for each in reversed([*definition.lineage()]):
-        if _has_modules(each.node):
+    values: dict[str, float | None] = {}
+    for ancestor in reversed([*definition.lineage()]):
+        if _has_modules(ancestor.node):
             return None
-        found |= next((NORMS_OF_TORCH[base] for base in each.bases if base in NORMS_OF_TORCH), {})
-        found |= _parameters(each.node)
-    known = {name: value for name, value in found.items() if value is not None}
-    return known if len(known) == len(found) else None
+        values |= next((NORMS_OF_TORCH[base] for base in ancestor.bases if base in NORMS_OF_TORCH), {})
+        values |= _parameters(ancestor.node)
+    known = {name: value for name, value in values.items() if value is not None}
+    return known if len(known) == len(values) else None
 
 
 def _has_modules(definition: ast.ClassDef) -> bool:
-    """Whether it is made of other modules: `self.name = Class(...)`."""
+    """Tell whether it is made of other modules: `self.name = Class(...)`."""
     assigned = (node for node in ast.walk(definition) if isinstance(node, ast.Assign))
     calls = [node.value.func for node in assigned if isinstance(node.value, ast.Call)]
     return any(
@@ -56,13 +56,13 @@ def _has_modules(definition: ast.ClassDef) -> bool:
 
 
 def _parameters(definition: ast.ClassDef) -> dict[str, float | None]:
-    """The start of each `self.name = nn.Parameter(torch.ones(...))`; None for another expression."""
-    found = {}
+    """Return the start of each `self.name = nn.Parameter(torch.ones(...))`; None for another expression."""
+    values = {}
     for node in ast.walk(definition):
         match node:
             case ast.Assign(
-                targets=[ast.Attribute(ast.Name("self"), name)], value=ast.Call(func=made, args=[value, *_])
-            ) if ast.unparse(made) in ("nn.Parameter", "torch.nn.Parameter"):
+                targets=[ast.Attribute(ast.Name("self"), name)], value=ast.Call(func=called, args=[value, *_])
+            ) if ast.unparse(called) in ("nn.Parameter", "torch.nn.Parameter"):
                 function = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
-                found[name] = {"torch.ones": 1.0, "torch.zeros": 0.0}.get(function)
-    return found
+                values[name] = {"torch.ones": 1.0, "torch.zeros": 0.0}.get(function)
+    return values

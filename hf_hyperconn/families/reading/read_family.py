@@ -1,4 +1,4 @@
-"""What the source of the installed Transformers says of a family: files are parsed, nothing is imported or run."""
+"""Reading a family from the source of the installed Transformers, of which nothing is imported or run."""
 
 import ast
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from ...errors import UnsupportedCheckpointError
 from ...models.layer_source import CutFrom, digest
 from ..branch import Cut
 from ..family_source import INNER, FamilySource, InnerModel, LayerSource
-from .branches import cut_branches, refusal
-from .classes import FamilyName, class_names, first_with, made_by, module_of, path_of, within_another
+from .branches import cut_branches_of_class, refusal
+from .classes import FamilyName, class_names, first_with, module_of, named_by_init, path_of, within_another
 from .composites import TEXT, Part, find_part, find_parts, type_of_part, usual_type
 from .inlining import assigned_classes
 from .loops import LayerLoop, read_layer_loop
@@ -22,24 +22,27 @@ from .stacks import Inner, Stack, find_inner_models, find_stack
 
 SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
 BASE_OF_HEADS = "model"  # where language models with a head have their base model
-# models whose hidden states are so, which the source doesn't show
+# models whose hidden states lie so in memory, which the source doesn't show
 CHANNELS_FIRST = ("Aimv2VisionModel", "Ovis2VisionModel", "VoxtralRealtimeEncoder")
 PACKED = ("Lfm3VlVisionModel",)
 
 
 @cache
 def read_family(model_type: str) -> FamilySource:
-    """What Transformers' source says of a model type.
+    """Read a family from Transformers' source.
 
-    model_type: may say, as `FamilyName` does, which model in it has the layers; or where it has another model of the
-        same config: `whisper:decoder`.
+    model_type: a model type, or a `FamilyName` with the model in it that has the layers; or `whisper:decoder`, a model
+        of the same config in it.
 
     Raises `UnsupportedCheckpointError` when Transformers doesn't have it, or its layers are not of the form that
     hyper-connections replace.
     """
     whole, _, place = model_type.partition(INNER)
     if place:
-        return _inner_of(whole, place)
+        for inner in read_family(whole).inner:
+            if inner.attribute == place:
+                return inner.source
+        raise UnsupportedCheckpointError(f"{whole!r} has no {place!r:.20} with layers.")
     name = FamilyName.of(model_type)
     known = _read_classes(model_type, name.own)
     if not name.chosen and (models := find_inner_models(known.base)):
@@ -49,18 +52,18 @@ def read_family(model_type: str) -> FamilySource:
     if name.chosen:
         raise UnsupportedCheckpointError(f"{known.base.name} takes no language model of a type that a config chooses.")
     count = known.of_config.renamed().get("num_hidden_layers")
-    backbone = {suffix: each.name for suffix, each in known.found.items() if suffix == "Backbone"}
+    backbone = {suffix: definition.name for suffix, definition in known.heads.items() if suffix == "Backbone"}
     heads = known.whole_heads | backbone
     stack = find_stack(known.base, ("num_hidden_layers", count))
-    source = _of_stack({**known.of_family, "heads": heads}, known.base, known.of_config, stack)
+    source = _with_stack({**known.of_family, "heads": heads}, known.base, known.of_config, stack)
     return _with_backbone(source, known, stack)
 
 
 @cache
 def fields_of_stacks(model_type: str) -> dict[str, str]:
-    """The models in one of a model type that may have connections, by attribute: the field of the config of each.
+    """Return the field of the config of each model in one that may have connections, by the attribute of that model.
 
-    That is "" for an encoder and a decoder, which have the config of the whole.
+    The field is "" for an encoder and a decoder, which have the config of the whole.
     """
     try:
         base = _read_classes(model_type, model_type).base
@@ -75,27 +78,30 @@ def fields_of_stacks(model_type: str) -> dict[str, str]:
 class _Classes:
     """The classes of a model type.
 
-    base: its base model; found: the class behind each Auto class, by suffix; of_config: its config.
-    of_family: what `FamilySource` says of them.
+    base: its base model; heads: the class behind each Auto class, by suffix; of_config: its config.
+    of_family: the fields of `FamilySource` that say which classes they are.
     """
 
     base: Definition
-    found: dict[str, Definition]
+    heads: dict[str, Definition]
     of_config: Definition
     of_family: dict[str, Any]
 
     @property
     def whole_heads(self) -> dict[str, str]:
-        """The names of those that have a base model in them, by suffix, and of that itself."""
+        """The names of the heads that have a base model in them, by suffix, and of the base model itself."""
         return {
-            suffix: each.name
-            for suffix, each in self.found.items()
-            if each.name == self.base.name or made_by(each) & {self.base.name, "AutoModel"}
+            suffix: head.name
+            for suffix, head in self.heads.items()
+            if head.name == self.base.name or named_by_init(head) & {self.base.name, "AutoModel"}
         }
 
 
 def _read_classes(model_type: str, own_type: str) -> _Classes:
-    """The classes of a model type, which may have other models in it; own_type: without the type of these."""
+    """Read which classes a model type has.
+
+    model_type: a `FamilyName`; own_type: its model type.
+    """
     config = table("CONFIG_MAPPING_NAMES").get(own_type)
     if config is None:
         raise UnsupportedCheckpointError(f"Transformers {release()} has no model type {own_type!r:.60}.")
@@ -107,8 +113,8 @@ def _read_classes(model_type: str, own_type: str) -> _Classes:
     if configuration is None or modeling is None or named["Model"] is None:
         raise UnsupportedCheckpointError(f"Transformers {release()} has no base model of {own_type!r} in a file.")
     file = source_file(path_of(modeling))
-    found = {suffix: definition for suffix, name in named.items() if name and (definition := file.find(name))}
-    base = found.get("Model")
+    heads = {suffix: definition for suffix, name in named.items() if name and (definition := file.find(name))}
+    base = heads.get("Model")
     of_config = source_file(path_of(configuration)).find(config)
     if base is None or of_config is None:
         raise UnsupportedCheckpointError(f"transformers.models.{modeling} defines no {named['Model']}.")
@@ -122,27 +128,27 @@ def _read_classes(model_type: str, own_type: str) -> _Classes:
         "pretrained": base.pretrained.name,
         "in_heads": base.pretrained.string("base_model_prefix"),
         "generative": frozenset(
-            suffix for suffix, definition in found.items() if "GenerationMixin" in definition.bases
+            suffix for suffix, definition in heads.items() if "GenerationMixin" in definition.bases
         ),
     }
-    return _Classes(base, found, of_config, of_family)
+    return _Classes(base, heads, of_config, of_family)
 
 
 def _with_backbone(source: FamilySource, known: _Classes, stack: Stack) -> FamilySource:
-    """The same with the encoder of its backbone, or without that class, which may have what no other has."""
-    backbone = known.found.get("Backbone")
-    if backbone is None or known.base.name in made_by(backbone):
+    """Add the encoder of a family's backbone, or drop that class, which may have what no other has."""
+    backbone = known.heads.get("Backbone")
+    if backbone is None or known.base.name in named_by_init(backbone):
         return source
     attribute, _, place = stack.path.rpartition(".")
-    made = {each.name for each in assigned_classes(backbone, attribute)}
-    if stack.owner.pretrained and stack.owner.name in made:
+    encoders = {definition.name for definition in assigned_classes(backbone, attribute)}
+    if stack.owner.pretrained and stack.owner.name in encoders:
         encoder = replace(source, heads={"Model": stack.owner.name}, stack=place, layerdrop=None)
         return replace(source, of_backbone=(InnerModel(attribute, stack.owner.name, encoder),))
-    return replace(source, heads={suffix: each for suffix, each in source.heads.items() if suffix != "Backbone"})
+    return replace(source, heads={suffix: name for suffix, name in source.heads.items() if suffix != "Backbone"})
 
 
 def _with_part(known: _Classes, part: Part, model_type: str) -> FamilySource:
-    """What the source says of a model that has another in it, of a model type, with the layers."""
+    """Read a model that has another in it, of a model type, with the layers."""
     try:
         inner = read_family(model_type)
     except UnsupportedCheckpointError as error:
@@ -155,19 +161,17 @@ def _with_part(known: _Classes, part: Part, model_type: str) -> FamilySource:
     if name not in inner.heads.values():
         raise UnsupportedCheckpointError(f"{known.base.name} has a {name} in it, no model of {inner.model_type!r}.")
     heads = {
-        suffix: each
-        for suffix, each in known.whole_heads.items()
-        if each == known.base.name or each not in inner.heads.values()
+        suffix: head
+        for suffix, head in known.whole_heads.items()
+        if head == known.base.name or head not in inner.heads.values()
     }
     of_inner = "" if name == inner.heads["Model"] else f".{BASE_OF_HEADS}"
-    stack = f"{part.attribute}{of_inner}.{inner.stack}"
-    inner_model = InnerModel(part.attribute, name, inner, part.field)
     return replace(
         inner,
         **known.of_family,
         heads=heads,
-        stack=stack,
-        part=inner_model,
+        stack=f"{part.attribute}{of_inner}.{inner.stack}",
+        part=InnerModel(part.attribute, name, inner, part.field),
         inner=(),
         outer=frozenset(),
         of_backbone=(),
@@ -175,7 +179,7 @@ def _with_part(known: _Classes, part: Part, model_type: str) -> FamilySource:
 
 
 def _with_inner_models(known: _Classes, models: Mapping[str, Inner], stack: str | None) -> FamilySource:
-    """What the source says of a model that has its layers in an encoder and a decoder.
+    """Read a model that has its layers in an encoder and a decoder.
 
     stack: the one that has connections; None for both.
     """
@@ -183,69 +187,63 @@ def _with_inner_models(known: _Classes, models: Mapping[str, Inner], stack: str 
         raise UnsupportedCheckpointError(
             f"{known.base.name} has {', '.join(models)}, and no {stack!r:.40} with layers."
         )
-    made = {suffix: find_inner_models(each) for suffix, each in known.found.items()}
-    outer = {suffix: each for suffix, each in made.items() if _have_same_classes(each, models)}
-    sources = []
+    of_heads = {suffix: find_inner_models(head) for suffix, head in known.heads.items()}
+    outer = {suffix: inner for suffix, inner in of_heads.items() if _classes_of(inner) == _classes_of(models)}
     connected = models if stack is None else {stack: models[stack]}
-    is_one_class = len({each.definition.name for each in connected.values()}) < len(connected)
+    is_one_class = len({*_classes_of(connected).values()}) < len(connected)
+    inner_models = []
     for attribute, model in connected.items():
-        name, layers = model.definition.name, find_stack(model.definition)
         of_model = {
             "model_type": f"{known.of_family['model_type']}{INNER}{attribute}",
-            "heads": {"Model": name},
+            "heads": {"Model": model.definition.name},
             "prefix": attribute.title() if is_one_class else "",
         }
-        renamed = [each[attribute].renamed for each in outer.values()]
-        count = next((each[layers.count] for each in renamed if layers.count in each), layers.count)
+        layers, renamed = find_stack(model.definition), [inner[attribute].renamed for inner in outer.values()]
+        count = next((names[layers.count] for names in renamed if layers.count in names), layers.count)
         of_family, counted = {**known.of_family, **of_model}, replace(layers, count=count)
-        source = _of_stack(of_family, model.definition, known.of_config, counted, model.known)
-        sources.append(InnerModel(attribute, name, source))
+        source = _with_stack(of_family, model.definition, known.of_config, counted, model.known)
+        inner_models.append(InnerModel(attribute, model.definition.name, source))
     if usual_type(known.of_config, TEXT) is not None:
         raise UnsupportedCheckpointError(f"{known.base.name} has its sizes in the {TEXT} of its config.")
-    last = sources[-1]
+    last = inner_models[-1]
     return replace(
         last.source,
         **known.of_family,
-        heads={suffix: each.name for suffix, each in known.found.items() if suffix in {**known.whole_heads, **outer}},
+        heads={suffix: head.name for suffix, head in known.heads.items() if suffix in {**known.whole_heads, **outer}},
         prefix="",
         stack=f"{last.attribute}.{last.source.stack}",
-        inner=tuple(sources),
-        outer=frozenset(known.found[suffix].name for suffix in outer),
+        inner=tuple(inner_models),
+        outer=frozenset(known.heads[suffix].name for suffix in outer),
     )
 
 
-def _have_same_classes(models: Mapping[str, Inner], others: Mapping[str, Inner]) -> bool:
-    names = [{attribute: each.definition.name for attribute, each in of.items()} for of in (models, others)]
-    return names[0] == names[1]
+def _classes_of(models: Mapping[str, Inner]) -> dict[str, str]:
+    """Return the name of the class of each model."""
+    return {attribute: model.definition.name for attribute, model in models.items()}
 
 
-def _inner_of(whole: str, place: str) -> FamilySource:
-    """What the source says of a model that another has in it."""
-    for each in read_family(whole).inner:
-        if each.attribute == place:
-            return each.source
-    raise UnsupportedCheckpointError(f"{whole!r} has no {place!r:.20} with layers.")
-
-
-def _of_stack(
+def _with_stack(
     of_family: dict, base: Definition, of_config: Definition, stack: Stack, known: Mapping[str, object] | None = None
 ) -> FamilySource:
-    """What the source says of a model with one list of layers.
+    """Read a model with one list of layers.
 
-    of_family: what is known of its family. known: fields of the config that have these values there.
+    of_family: fields of `FamilySource` that are known. known: fields of the config that have these values there.
     """
-    loop = stack.owner.method("forward")
-    if loop is None:
+    forward = stack.owner.method("forward")
+    if forward is None:
         raise UnsupportedCheckpointError(f"{base.name} has no forward that its source shows.")
-    how = read_layer_loop(loop[0], stack.owner.name, stack.path.rpartition(".")[2], stack.owner)
-    if how.between and "." in stack.path:
-        raise refusal(stack.layers[0].name, f"{stack.owner.name}.{how.between} changes the stream between layers")
-    run_by = Source.of(loop[0], stack.owner.file, stack.owner, stack.path.rpartition(".")[2])
-    layers = tuple(_of_layer(layer, base.name, of_config, how, run_by, known) for layer in stack.layers)
-    for each in layers[1:]:
-        connections = [[part.connection for part in layer.cut.sub_layers] for layer in (layers[0], each)]
-        if connections[0] != connections[1] or layers[0].norm.keys() != each.norm.keys():
-            raise refusal(each.name, f"it has other sub-layers than {layers[0].name}")
+    attribute = stack.path.rpartition(".")[2]
+    loop = read_layer_loop(forward[0], stack.owner.name, attribute, stack.owner)
+    if loop.between and "." in stack.path:
+        raise refusal(stack.layers[0].name, f"{stack.owner.name}.{loop.between} changes the stream between layers")
+    run_by = Source.of(forward[0], stack.owner.file, stack.owner, attribute)
+    cuts = [cut_branches_of_class(layer, of_config, known) for layer in stack.layers]
+    layers = tuple(
+        _layer_source(layer, cut, base.name, loop, run_by) for layer, cut in zip(stack.layers, cuts, strict=True)
+    )
+    for layer in layers[1:]:
+        if _connections(layer) != _connections(layers[0]) or layers[0].norm.keys() != layer.norm.keys():
+            raise refusal(layer.name, f"it has other sub-layers than {layers[0].name}")
     defaults, renamed = of_config.constants(), of_config.renamed()
     if stack.count != "num_hidden_layers":
         renamed.setdefault("num_hidden_layers", stack.count)
@@ -257,36 +255,36 @@ def _of_stack(
         stack=stack.path,
         count=stack.count,
         modules=_attributes(base),
-        loop=(stack.owner.name, digest([(loop[0], "")], spelled=True)),
-        between=how.between,
-        layerdrop=how.layerdrop,
-        recorders=moved_recorders(base, (each for layer in layers for each in layer.cut.inlined)),
+        loop=(stack.owner.name, digest([(forward[0], "")], spelled=True)),
+        between=loop.between,
+        layerdrop=loop.layerdrop,
+        recorders=moved_recorders(base, (module for cut in cuts for module in cut.inlined)),
         sizes={usual: value for usual, value in sizes.items() if value is not None},
         tied=defaults.get("tie_word_embeddings") is True,
     )
 
 
-def _of_layer(
-    layer: Definition,
-    model: str,
-    of_config: Definition,
-    how: LayerLoop,
-    run_by: Source,
-    known: Mapping[str, object] | None,
-) -> LayerSource:
-    forward, of_forward = layer.own_method("forward")
-    cut = cut_branches(forward, of_forward.text, layer.name, layer, of_config, known)
-    if how.takes_first != (cut.returned is not None):
+def _connections(layer: LayerSource) -> list[str]:
+    return [sub_layer.connection for sub_layer in layer.cut.sub_layers]
+
+
+def _layer_source(layer: Definition, cut: Cut, model: str, loop: LayerLoop, run_by: Source) -> LayerSource:
+    """Read a class of layers, whose branches have been cut.
+
+    model: the class that has the layers. run_by: the function that runs them.
+    """
+    forward, _ = layer.own_method("forward")
+    if loop.takes_first != (cut.returned is not None):
         raise refusal(layer.name, "it returns other than its model takes")
-    read = (ast.unparse(node) for node in ast.walk(forward) if isinstance(node, ast.Subscript))
-    if f"{forward.args.args[1].arg}.shape[2]" in read:
+    subscripts = (ast.unparse(node) for node in ast.walk(forward) if isinstance(node, ast.Subscript))
+    if f"{forward.args.args[1].arg}.shape[2]" in subscripts:
         raise refusal(layer.name, "the stream has rows and columns, where a sequence is expected")
     norm, values = norm_of(layer)
     return LayerSource(
         name=layer.name,
         cut=cut,
         cut_from=_cut_from(layer, forward, cut, run_by),
-        positional=tuple(argument.arg for argument in forward.args.args[2 : 2 + how.positional]),
+        positional=tuple(argument.arg for argument in forward.args.args[2 : 2 + loop.positional]),
         packed=model in PACKED
         or any(argument.arg == "cu_seqlens" for argument in (*forward.args.args, *forward.args.kwonlyargs)),
         channels_first=model in CHANNELS_FIRST,
@@ -296,7 +294,7 @@ def _of_layer(
 
 
 def _cut_from(layer: Definition, forward: ast.FunctionDef, cut: Cut, run_by: Source) -> CutFrom:
-    """What the branches of a layer depend on: its forward, what was read with it, and the loop that runs layers."""
+    """Return the functions that the branches of a layer depend on, and their digests."""
     sources = [Source.of(forward, layer.file, layer), *cut.sources]
     if cut.settings:  # which are read from the attributes that it sets
         sources.append(Source.of(layer.own_method("__init__")[0], layer.file, layer))
@@ -306,10 +304,10 @@ def _cut_from(layer: Definition, forward: ast.FunctionDef, cut: Cut, run_by: Sou
 
 
 def _attributes(base: Definition) -> dict[str, str]:
-    """The names of `self.name = ...` in a class's `__init__`, and what stands on the right."""
-    found = {}
+    """Return the names of `self.name = ...` in a class's `__init__`, and what stands on the right."""
+    values = {}
     for node in ast.walk(base.own_method("__init__")[0]):
         match node:
             case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)], value=value):
-                found[name] = ast.unparse(value)
-    return found
+                values[name] = ast.unparse(value)
+    return values

@@ -1,4 +1,4 @@
-"""Where attention weights are recorded that Transformers records at modules whose statements stand in a branch.
+"""The places of attention weights that Transformers records at modules whose statements stand in a branch.
 
 Hooks of `output_attentions=True` see what a module returns when it is called. T5's `T5LayerSelfAttention` is not, as
 it adds to the stream; but the `T5Attention` in it returns the same weights.
@@ -14,7 +14,7 @@ from .source_files import Definition
 
 
 class Recorder(NamedTuple):
-    """Where something is recorded: a class of modules, the place in what they return, and what they are called."""
+    """The place of an output: a class of modules, the place in what they return, and the attribute that has them."""
 
     owner: str
     place: int
@@ -22,23 +22,23 @@ class Recorder(NamedTuple):
 
 
 def moved_recorders(base: Definition, inlined: Iterable[Definition]) -> dict[str, Recorder]:
-    """The recorders of a model that belong elsewhere, by what they record.
+    """Return the recorders of a model that belong elsewhere, by the key of what they record.
 
     inlined: the classes of modules whose statements stand in branches.
     """
-    of_class = {each.name: each for each in inlined}
+    modules = {module.name: module for module in inlined}
     return {
         key: recorder
         for key, name, place in _recorders(base)
-        if name in of_class
-        for recorder in _same_inside(of_class[name], place)
+        if name in modules
+        for recorder in _same_inside(modules[name], place)
     }
 
 
 def _recorders(base: Definition) -> Iterator[tuple[str, str, int]]:
-    """What is recorded, the class of modules and the place in what they return."""
-    found = base.dict_of("_can_record_outputs")
-    for key, value in zip(found.keys, found.values, strict=True):
+    """Yield the key of each recorded output, the class of its modules and the place in what they return."""
+    recorders = base.dict_of("_can_record_outputs")
+    for key, value in zip(recorders.keys, recorders.values, strict=True):
         match key, value:
             case (
                 ast.Constant(str(what)),
@@ -48,7 +48,7 @@ def _recorders(base: Definition) -> Iterator[tuple[str, str, int]]:
 
 
 def _same_inside(definition: Definition, place: int) -> Iterator[Recorder]:
-    """Where the same is recorded in the module that makes what a module returns at a place."""
+    """Yield the recorder of the module that makes what a module returns at a place."""
     forward, _ = definition.own_method("forward")
     last = forward.body[-1]
     match returned_at_once(last, forward.body[-2]) or last:
@@ -60,8 +60,8 @@ def _same_inside(definition: Definition, place: int) -> Iterator[Recorder]:
             return
     for node in forward.body:
         match node:
-            case ast.Assign([made], ast.Call(ast.Attribute(ast.Name("self"), attribute))):
-                names = [*map(ast.unparse, made.elts if isinstance(made, ast.Tuple) else [made])]
+            case ast.Assign([target], ast.Call(ast.Attribute(ast.Name("self"), attribute))):
+                names = [*map(ast.unparse, target.elts if isinstance(target, ast.Tuple) else [target])]
                 index = names.index(wanted) if wanted in names and len(names) > 1 else place
                 for owner in assigned_classes(definition, attribute) if wanted in names else ():
                     yield Recorder(owner.name, index, attribute)

@@ -14,7 +14,7 @@ from ...errors import UnsupportedCheckpointError
 
 @cache
 def package() -> Path:
-    """The folder of the installed Transformers.
+    """Return the folder of the installed Transformers.
 
     Raises `UnsupportedCheckpointError` when there is none.
     """
@@ -26,7 +26,7 @@ def package() -> Path:
 
 @cache
 def release() -> str:
-    """The version of the installed Transformers."""
+    """Return the version of the installed Transformers."""
     text = (package() / "__init__.py").read_text("utf-8")
     return next(re.finditer(r'^__version__ = "([^"]+)"', text, re.MULTILINE))[1]
 
@@ -48,14 +48,14 @@ class Definition:
         return [ast.unparse(base) for base in self.node.bases]
 
     def lineage(self) -> Iterator["Definition"]:
-        """The class and the classes of Transformers that it is made of, nearest first."""
+        """Yield the class and the classes of Transformers that it is made of, nearest first."""
         yield self
         for base in self.bases:
-            if (found := self.file.find(base)) is not None:
-                yield from found.lineage()
+            if (definition := self.file.find(base)) is not None:
+                yield from definition.lineage()
 
     def method(self, name: str) -> tuple[ast.FunctionDef, "SourceFile"] | None:
-        """A method, its own or inherited, and the file it stands in."""
+        """Return a method, its own or inherited, and the file it stands in."""
         for definition in self.lineage():
             for node in definition.node.body:
                 if isinstance(node, ast.FunctionDef) and node.name == name:
@@ -63,37 +63,37 @@ class Definition:
         return None
 
     def own_method(self, name: str) -> tuple[ast.FunctionDef, "SourceFile"]:
-        """A method that the class is known to have."""
-        found = self.method(name)
-        assert found is not None
-        return found
+        """Return a method that the class is known to have."""
+        method = self.method(name)
+        assert method is not None
+        return method
 
     def constants(self) -> dict[str, Any]:
-        """The defaults of its fields, its own or inherited, that are a number, a string, true, false or None."""
-        found: dict[str, Any] = {}
+        """Return the defaults of its fields, its own or inherited, where these are constants."""
+        defaults: dict[str, Any] = {}
         for definition in reversed([*self.lineage()]):
             for node in definition.node.body:
                 match node:
                     case ast.AnnAssign(ast.Name(name), value=ast.Constant(value)):
-                        found[name] = value
-        return found
+                        defaults[name] = value
+        return defaults
 
     @property
     def pretrained(self) -> "Definition | None":
         """The family's `PreTrainedModel`, nearest first; None for a class that is no such model."""
-        return next((each for each in self.lineage() if "PreTrainedModel" in each.bases), None)
+        return next((definition for definition in self.lineage() if "PreTrainedModel" in definition.bases), None)
 
     def dict_of(self, name: str) -> ast.Dict:
-        """The dict that it assigns to a name in its body, its own or inherited; an empty one where there is none."""
+        """Return the dict that it assigns to a name in its body, its own or inherited; empty where there is none."""
         return next((value for value in self._assigned(name) if isinstance(value, ast.Dict)), ast.Dict([], []))
 
     def string(self, name: str) -> str | None:
-        """The string that it assigns to a name in its body, its own or inherited; None where there is none."""
-        found = (value.value for value in self._assigned(name) if isinstance(value, ast.Constant))
-        return next((each for each in found if isinstance(each, str)), None)
+        """Return the string that it assigns to a name in its body, its own or inherited; None where there is none."""
+        constants = (value.value for value in self._assigned(name) if isinstance(value, ast.Constant))
+        return next((value for value in constants if isinstance(value, str)), None)
 
     def _assigned(self, name: str) -> Iterator[ast.expr]:
-        """What it assigns to a name in its body, its own or inherited, nearest first."""
+        """Yield the values that it assigns to a name in its body, its own or inherited, nearest first."""
         for definition in self.lineage():
             for node in definition.node.body:
                 match node:
@@ -101,9 +101,9 @@ class Definition:
                         yield value
 
     def renamed(self) -> dict[str, str]:
-        """What its `attribute_map` calls fields, by the names that most families give them."""
-        found = self.dict_of("attribute_map")
-        return _strings(found.keys, found.values)
+        """Return the names that its `attribute_map` has of fields, by the names that most families give them."""
+        names = self.dict_of("attribute_map")
+        return _strings(names.keys, names.values)
 
 
 class SourceFile:
@@ -128,15 +128,15 @@ class SourceFile:
     @cached_property
     def _imported(self) -> dict[str, Path]:
         """The file that each name comes from, of names that come from files beside this one or above it."""
-        found: dict[str, Path] = {}
+        files: dict[str, Path] = {}
         for node in self._tree.body:
             if isinstance(node, ast.ImportFrom) and node.level and node.module:
                 path = self.path.parents[node.level - 1].joinpath(*node.module.split(".")).with_suffix(".py")
-                found |= {alias.asname or alias.name: path for alias in node.names}
-        return found
+                files |= {alias.asname or alias.name: path for alias in node.names}
+        return files
 
     def find(self, name: str) -> Definition | None:
-        """A class that is defined in this file, or that it imports from another."""
+        """Return a class that is defined in this file, or that it imports from another; None where there is none."""
         if name in self._classes:
             return Definition(self._classes[name], self)
         if (path := self._imported.get(name)) is not None and path.is_file():
@@ -144,40 +144,40 @@ class SourceFile:
         return None
 
     def made_of(self, config: str) -> list[str]:
-        """The names of the classes in this file that say themselves that they are made of a config."""
+        """Return the names of the classes in this file that say themselves that they are made of a config."""
         return [name for name, node in self._classes.items() if config in _annotations(node)]
 
     def function(self, name: str) -> ast.FunctionDef | None:
-        """A function that is defined in this file."""
+        """Return a function that is defined in this file; None where there is none."""
         return next(
             (node for node in self._tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None
         )
 
     def classes_in(self, variable: str) -> list[str]:
-        """The names of the classes in a table of this file, as `LAYERS = {"attention": AttentionLayer}`."""
+        """Return the names of the classes in a table of this file, as `LAYERS = {"attention": AttentionLayer}`."""
         for node in self._tree.body:
             match node:
                 case ast.Assign([ast.Name(name)], ast.Dict(_, values)) if name == variable:
-                    return [each.id for each in values if isinstance(each, ast.Name)]
+                    return [value.id for value in values if isinstance(value, ast.Name)]
         return []
 
     def pairs(self, variable: str) -> dict[str, str]:
-        """What the table `variable` says: `("key", "value")` or `"key": "value"`, wherever it is made or extended."""
-        found: dict[str, str] = {}
+        """Return all `("key", "value")` and `"key": "value"` of a table, wherever it is made or extended."""
+        pairs: dict[str, str] = {}
         lines = self.text.splitlines()
         for node in self._tree.body:
             if not re.match(rf"{variable}( = |\.update\()", lines[node.lineno - 1]):
                 continue
             for child in ast.walk(node):
                 if isinstance(child, ast.Tuple) and len(child.elts) == 2:
-                    found |= _strings([child.elts[0]], [child.elts[1]])
+                    pairs |= _strings([child.elts[0]], [child.elts[1]])
                 elif isinstance(child, ast.Dict):
-                    found |= _strings(child.keys, child.values)
-        return found
+                    pairs |= _strings(child.keys, child.values)
+        return pairs
 
 
 class Source(NamedTuple):
-    """A function of Transformers that something was read from.
+    """A function of Transformers that was read.
 
     name: as `CutFrom.functions` has it.
     node: its definition.
@@ -190,57 +190,57 @@ class Source(NamedTuple):
 
     @classmethod
     def of(cls, node: ast.FunctionDef, file: SourceFile, owner: Definition | None, layers: str = "") -> "Source":
-        """That of a function in a file, or of a method that a class in the file has, its own or inherited."""
+        """Return the source of a function in a file, or of a method that a class there has, its own or inherited."""
         module = ".".join(file.path.relative_to(package() / "models").with_suffix("").parts)
         path = node.name if owner is None else f"{owner.name}.{node.name}"
         return cls(":".join([module, path, *([layers] if layers else [])]), node, layers)
 
     @classmethod
     def named(cls, name: str) -> "Source | None":
-        """The function of such a name in the installed Transformers; None where there is none."""
+        """Return the source of such a name in the installed Transformers; None where there is none."""
         match = re.fullmatch(r"([\w.]+):(?:(\w+)\.)?(\w+)(?::(\w+))?", name)
         path = (package() / "models").joinpath(*match[1].split(".")).with_suffix(".py") if match else None
         if match is None or path is None or not path.is_file():
             return None
         file = source_file(path)
         owner = file.find(match[2]) if match[2] else None
-        found = file.function(match[3]) if match[2] is None else owner and (owner.method(match[3]) or (None,))[0]
-        return cls(name, found, match[4] or "") if found else None
+        node = file.function(match[3]) if match[2] is None else owner and (owner.method(match[3]) or (None,))[0]
+        return cls(name, node, match[4] or "") if node else None
 
 
 @cache
 def source_file(path: Path) -> SourceFile:
-    """A file of Transformers, parsed once."""
+    """Return a file of Transformers, which is parsed once."""
     return SourceFile(path)
 
 
 @cache
 def table(variable: str) -> dict[str, str]:
-    """A table by model type, of those behind the Auto classes."""
+    """Return a table by model type, of those behind the Auto classes."""
     auto = package() / "models" / "auto"
     files = [auto / f"{name}.py" for name in ("auto_mappings", "configuration_auto", "modeling_auto")]
     return {key: value for file in files if file.is_file() for key, value in source_file(file).pairs(variable).items()}
 
 
 def _annotations(node: ast.ClassDef) -> list[str]:
-    """What a class's `config`, and that of its `__init__`, is annotated with."""
-    found = []
+    """Return the annotations of a class's `config`, and of that of its `__init__`."""
+    annotations = []
     for child in node.body:
         match child:
             case ast.AnnAssign(ast.Name("config"), annotation):
-                found.append(ast.unparse(annotation))
+                annotations.append(ast.unparse(annotation))
             case ast.FunctionDef("__init__", ast.arguments(args=[_, ast.arg("config", annotation), *_])) if annotation:
-                found.append(ast.unparse(annotation))
-    return found
+                annotations.append(ast.unparse(annotation))
+    return annotations
 
 
 def _strings(keys: list[ast.expr | None], values: list[ast.expr]) -> dict[str, str]:
-    """The pairs in which both are strings; of a tuple of class names the first."""
-    found = {}
+    """Return the pairs in which both are strings; of a tuple of class names the first."""
+    pairs = {}
     for key, value in zip(keys, values, strict=True):
         if isinstance(value, ast.Tuple) and value.elts:
             value = value.elts[0]
         match key, value:
             case ast.Constant(str(name)), ast.Constant(str(text)):
-                found[name] = text
-    return found
+                pairs[name] = text
+    return pairs

@@ -41,27 +41,28 @@ class Inner:
 
 
 def find_inner_models(base: Definition) -> dict[str, Inner]:
-    """The models of the same config that a base model has its layers in, an encoder, a decoder or both, by attribute.
+    """Return the encoder and the decoder of the same config that a base model has its layers in, by attribute.
 
-    An encoder alone may be asked for nothing by itself, and is a part of the model like others.
+    A decoder may be alone. An encoder alone is a module of the model like others.
     """
-    if (made := base.method("__init__")) is None:
+    if (method := base.method("__init__")) is None:
         return {}
-    found: dict[str, Inner] = {}
-    for node in ast.walk(made[0]):
+    init, file = method
+    models: dict[str, Inner] = {}
+    for node in ast.walk(init):
         match node:
             case ast.Assign(
                 [ast.Attribute(ast.Name("self"), "encoder" | "decoder" as attribute)],
                 ast.Call(ast.Name(name), [ast.Name(config)], []),
             ):
-                each = made[1].find(name)
-                if each is not None and each.pretrained:
-                    found[attribute] = Inner(each, *_changes(config, made[0]))
-    return found if "decoder" in found else {}
+                definition = file.find(name)
+                if definition is not None and definition.pretrained:
+                    models[attribute] = Inner(definition, *_changes(config, init))
+    return models if "decoder" in models else {}
 
 
 def _changes(config: str, init: ast.FunctionDef) -> tuple[dict[str, object], dict[str, str]]:
-    """What an `__init__` sets in a copy of its config: constants, and other fields of it."""
+    """Return the constants, and the other fields, that an `__init__` sets in a copy of its config."""
     constants: dict[str, object] = {}
     fields: dict[str, str] = {}
     for node in ast.walk(init):
@@ -75,18 +76,18 @@ def _changes(config: str, init: ast.FunctionDef) -> tuple[dict[str, object], dic
 
 
 def find_stack(base: Definition, counts: Collection[str | None] = ()) -> Stack:
-    """The layers of a base model.
+    """Return the list of layers of a base model.
 
     counts: the usual names of the field of its config that says how many, which decide between several.
 
     Raises `UnsupportedCheckpointError` when it has none, or at several places.
     """
-    found = [*_stacks(base)]
-    found = [stack for stack in found if stack.count in (counts or ())] or found
-    if len(found) == 1:
-        return found[0]
-    if found:
-        places = ", ".join(stack.path for stack in found)
+    stacks = [*_stacks(base)]
+    stacks = [stack for stack in stacks if stack.count in counts] or stacks
+    if len(stacks) == 1:
+        return stacks[0]
+    if stacks:
+        places = ", ".join(stack.path for stack in stacks)
         raise UnsupportedCheckpointError(f"{base.name} has layers at several places ({places}).")
     raise UnsupportedCheckpointError(
         f"{base.name} has no list of layers whose classes its source shows, so it can't be converted."
@@ -94,9 +95,9 @@ def find_stack(base: Definition, counts: Collection[str | None] = ()) -> Stack:
 
 
 def _stacks(owner: Definition) -> Iterator[Stack]:
-    if (made := owner.method("__init__")) is None:
+    if (method := owner.method("__init__")) is None:
         return
-    init, file = made
+    init, file = method
     for node in ast.walk(init):
         match node:
             case ast.Assign([ast.Attribute(ast.Name("self"), attribute)], value) if _is_list(value):
@@ -107,18 +108,18 @@ def _stacks(owner: Definition) -> Iterator[Stack]:
             case ast.Assign(
                 [ast.Attribute(ast.Name("self"), attribute)], ast.Call(ast.Name(name), [ast.Name("config")])
             ):
-                if (part := file.find(name)) is not None:
-                    for stack in _stacks(part):
+                if (module := file.find(name)) is not None:
+                    for stack in _stacks(module):
                         yield replace(stack, path=f"{attribute}.{stack.path}")
 
 
 def _is_list(value: ast.expr) -> bool:
-    """Whether it is `nn.ModuleList(...)`."""
+    """Tell whether it is `nn.ModuleList(...)`."""
     return isinstance(value, ast.Call) and ast.unparse(value.func).endswith("ModuleList")
 
 
 def _fillings(init: ast.FunctionDef, attribute: str, value: Any) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """What a list is filled by: over what it goes, and each element; in a comprehension, or in a loop that appends."""
+    """Yield what a list is filled over, and its elements: by a comprehension, or a loop that appends."""
     match value.args:
         case [ast.ListComp(element, [ast.comprehension(iter=over)])]:
             yield over, element
@@ -139,20 +140,20 @@ def _fillings(init: ast.FunctionDef, attribute: str, value: Any) -> Iterator[tup
 
 
 def _layers(elements: ast.expr, init: ast.FunctionDef, file: SourceFile) -> tuple[Definition, ...]:
-    """The classes of layers that are called, also by another name; none unless all are classes with a forward."""
+    """Return the classes that are called, also by another name; none unless all are classes with a forward."""
     called = [
         node.func.id
         for node in ast.walk(elements)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not hasattr(builtins, node.func.id)
     ]
-    names = dict.fromkeys(name for each in called for name in _meant(each, init, file))
-    found = [definition for name in names if (definition := file.find(name)) is not None]
-    is_whole = len(found) == len(names) and all(each.method("forward") for each in found)
-    return tuple(found) if is_whole else ()
+    names = dict.fromkeys(name for variable in called for name in _meant(variable, init, file))
+    classes = [definition for name in names if (definition := file.find(name)) is not None]
+    is_whole = len(classes) == len(names) and all(definition.method("forward") for definition in classes)
+    return tuple(classes) if is_whole else ()
 
 
 def _meant(name: str, init: ast.FunctionDef, file: SourceFile) -> list[str]:
-    """The names of the classes that a variable of an `__init__` may stand for; of a class its own."""
+    """Return the names of the classes that a variable of an `__init__` may stand for; of a class its own."""
     for node in ast.walk(init):
         match node:
             case ast.Assign([ast.Name(target)], ast.Subscript(ast.Name(table))) if target == name:
@@ -161,10 +162,9 @@ def _meant(name: str, init: ast.FunctionDef, file: SourceFile) -> list[str]:
 
 
 def _count(over: ast.expr, init: ast.FunctionDef) -> str | None:
-    """The field of the config that says over how many something goes; None where there is no telling.
+    """Return the field of the config that says over how many a loop goes; None where there is no telling.
 
-    That of `range(config.field)`, or of what a variable was made of; where something goes over the kinds of layers,
-    the usual one.
+    It is that of `range(config.field)`, or of a variable's value; for a loop over the kinds of layers the usual one.
     """
     for node in ast.walk(over):
         match node:
@@ -177,6 +177,6 @@ def _count(over: ast.expr, init: ast.FunctionDef) -> str | None:
                 for assigned in ast.walk(init):
                     match assigned:
                         case ast.Assign([ast.Name(target)], value) if target == name and value is not over:
-                            if (found := _count(value, init)) is not None:
-                                return found
+                            if (count := _count(value, init)) is not None:
+                                return count
     return None

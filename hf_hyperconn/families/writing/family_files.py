@@ -1,34 +1,27 @@
 """The text of a family's two files."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from ...models.sub_layers import SUB_LAYERS
-from ..family_source import FamilySource, InnerModel
+from ...models.layer_source import CutFrom
+from ...models.sub_layers import SUB_LAYERS, SubLayer
+from ..family_source import FamilySource, InnerModel, LayerSource
 from ..reading.classes import FamilyName, auto_class
 from ..reading.source_files import release
-from .layer_class import (
-    assigned,
-    class_with,
-    globals_read,
-    import_of,
-    import_of_transformers,
-    is_cut,
-    layer_class,
-    listed,
-    shown,
-)
+from .formatting import assigned, class_head, import_of, import_of_transformers, listed, shown
 
 LICENCE = "# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0."
+# the settings of a class of layers that most classes leave at these values
+USUAL_SETTINGS = {"predicting_norm": "post_attention_layernorm", "count": "num_hidden_layers"}
 
 
 def stem(model_type: str) -> str:
-    """What the names of a family's files end in."""
+    """Return the end of the names of a family's files."""
     return "hc_" + re.sub(r"[-.]", "_", model_type)
 
 
 def auto_map(family: FamilySource) -> dict[str, str]:
-    """`file.Class` by Auto class, as in a config.json."""
+    """Return `file.Class` by Auto class, as in a config.json."""
     name = stem(family.model_type)
     return {
         "AutoConfig": f"configuration_{name}.HC{family.config}",
@@ -37,54 +30,39 @@ def auto_map(family: FamilySource) -> dict[str, str]:
 
 
 def configuration_text(family: FamilySource) -> str:
-    """The file with the family's config."""
-    if family.part is not None:
-        return _composite_configuration(family, family.part)
+    """Write the file with the family's config."""
+    part, field, attributes = family.part, "", []
+    if part is None:
+        title, mixin = f"{_title(family)} with hyper-connections", "HyperConnectionConfig"
+        imports = [import_of(".configuration_hyper_connections", [mixin])]
+    else:
+        title, mixin = (
+            f"{_title(family)}, whose {_called(part)} has hyper-connections",
+            "HyperConnectionCompositeConfig",
+        )
+        part_class, field = f"HC{part.source.config}", f" in its `{part.field}`"
+        imports = [
+            import_of(".configuration_composite", [mixin]),
+            f"from .configuration_{stem(part.source.model_type)} import {part_class}",
+        ]
+        attributes = [f"part_class = {part_class}", *([] if part.reads_text else [f'part_field = "{part.field}"'])]
+    body = [f'model_type = "hc_{family.model_type}"', f'base_model_type = "{FamilyName.of(family.model_type).own}"']
+    imported, lines = "\n".join(imports), "".join(f"\n    {line}" for line in (*body, *attributes))
     return f'''{LICENCE}
-"""Configuration of {_title(family)} with hyper-connections."""
+"""Configuration of {title}."""
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_hyper_connections import HyperConnectionConfig
+{imported}
 from .transformers_seam import names_are_gone
 
 {import_of_transformers(family.configuration, [family.config])}
 
 
 @strict
-class HC{family.config}(HyperConnectionConfig, {family.config}):
-    """`{family.config}` with the fields of `HyperConnectionConfig`."""
-
-    model_type = "hc_{family.model_type}"
-    base_model_type = "{FamilyName.of(family.model_type).own}"
-
-
-__all__ = ["HC{family.config}"]
-'''
-
-
-def _composite_configuration(family: FamilySource, part: InnerModel) -> str:
-    of_layers = part.source
-    field = "" if part.reads_text else f'\n    part_field = "{part.field}"'
-    return f'''{LICENCE}
-"""Configuration of {_title(family)}, whose {_called(part)} has hyper-connections."""
-
-from huggingface_hub.dataclasses import strict
-
-from .configuration_composite import HyperConnectionCompositeConfig
-from .configuration_{stem(of_layers.model_type)} import HC{of_layers.config}
-from .transformers_seam import names_are_gone
-
-{import_of_transformers(family.configuration, [family.config])}
-
-
-@strict
-class HC{family.config}(HyperConnectionCompositeConfig, {family.config}):
-    """`{family.config}` with the fields of `HyperConnectionConfig` in its `{part.field}`."""
-
-    model_type = "hc_{family.model_type}"
-    base_model_type = "{FamilyName.of(family.model_type).own}"
-    part_class = HC{of_layers.config}{field}
+class HC{family.config}({mixin}, {family.config}):
+    """`{family.config}` with the fields of `HyperConnectionConfig`{field}."""
+{lines}
 
 
 __all__ = ["HC{family.config}"]
@@ -92,116 +70,185 @@ __all__ = ["HC{family.config}"]
 
 
 def modeling_text(family: FamilySource) -> str:
-    """The file with the family's models."""
-    sources = [each.source for each in family.inner] or ([] if family.part else [family])
-    return _file(
-        family,
-        [
-            _head(family, sources),
-            *(layer_class(layer, each) for each in sources for layer in each.layers),
-            _pretrained(family, sources),
-            *(_inner(family, each) for each in (*family.inner, *family.of_backbone)),
-            *(_model(family, base, generates) for base, generates in _classes(family).items()),
-        ],
-    )
+    """Write the file with the family's models."""
+    sources = [inner.source for inner in family.inner] or ([] if family.part else [family])
+    exported = sorted({f"HC{family.pretrained}", *(f"HC{base}" for base in family.heads.values())})
+    classes = [
+        _head(family, sources),
+        *(_layer_class(layer, source) for source in sources for layer in source.layers),
+        _pretrained_class(family, sources),
+        *(_inner_class(family, inner) for inner in (*family.inner, *family.of_backbone)),
+        *(_model_class(family, base, generates) for base, generates in _classes(family).items()),
+        "__all__ = [\n" + "".join(f'    "{name}",\n' for name in exported) + "]",
+    ]
+    return "\n\n\n".join(classes) + "\n"
 
 
 def _head(family: FamilySource, sources: list[FamilySource]) -> str:
-    """What stands before the classes of a file in which the layers of these sources are."""
-    whole = {family.heads["Model"], *_inner_models(family)}
-    title, part, between = _title(family), family.part, any(each.between for each in sources)
-    names = {family.pretrained, *family.heads.values(), *(each.name for each in family.of_backbone)}
-    for each in sources:
-        names |= {each.heads["Model"]}
-        for recorder in each.recorders.values():
-            names |= {"OutputRecorder", recorder.owner}
-        for layer in each.layers:
-            names |= {layer.name} | globals_read(layer)
+    """Write the imports of a file that has the layers of these sources."""
+    part, layers = family.part, [layer for source in sources for layer in source.layers]
+    has_cuts = any(layer.is_cut for layer in layers)
+    origin = [
+        f"# The branches of its layer are cut from Transformers {release()}, {family.modeling.rpartition('.')[2]}.py,",
+        "# under the same licence, which names its authors.",
+    ]
+    of_layer = [
+        "HyperConnectionDecoderLayer",
+        *(["for_every_stream"] if any(source.between for source in sources) else []),
+        "reduce_recorded_streams",
+    ]
     composite = [
         *(["HyperConnectionComposite"] if part else []),
         *(["HyperConnectionOuterModel"] if _inner_models(family) else []),
     ]
     mixins = [
-        *(["HyperConnectionHead"] if {*_classes(family)} - whole else []),
+        *(["HyperConnectionHead"] if {*_classes(family)} - {family.heads["Model"], *_inner_models(family)} else []),
         *(["HyperConnectionModel"] if sources else []),
         "HyperConnectionPreTrainedModel",
     ]
-    of_layers = [
-        "HyperConnectionDecoderLayer",
-        *(["for_every_stream"] if between else []),
-        "reduce_recorded_streams",
-    ]
-    cuts = any(is_cut(layer) for each in sources for layer in each.layers)
-    names_sub_layers = any(layer.cut.sub_layers != SUB_LAYERS for each in sources for layer in each.layers)
+    names_sub_layers = any(layer.cut.sub_layers != SUB_LAYERS for layer in layers)
     return "\n".join(
         [
             LICENCE,
-            *(_origin(family) if cuts else []),
-            f'"""{title}{f", whose {_called(part)} has hyper-connections" if part else " with hyper-connections"}."""',
+            *(origin if has_cuts else []),
+            f'"""{_title(family)}{f", whose {_called(part)} has" if part else " with"} hyper-connections."""',
             "",
             *(["from transformers import GenerationMixin", ""] if any(_classes(family).values()) else []),
             import_of(f".configuration_{stem(family.model_type)}", [f"HC{family.config}"]),
-            *([import_of(".decoder_layer", of_layers)] if sources else []),
-            *(["from .layer_source import CutFrom"] if cuts else []),
+            *([import_of(".decoder_layer", of_layer)] if sources else []),
+            *(["from .layer_source import CutFrom"] if has_cuts else []),
             *([import_of(".modeling_composite", composite)] if composite else []),
             *([import_of(f".modeling_{stem(part.source.model_type)}", [f"HC{part.name}"])] if part else []),
             import_of(".modeling_hyper_connections", mixins),
             *(["from .sub_layers import SubLayer"] if names_sub_layers else []),
             "from .transformers_seam import names_are_gone",
             "",
-            import_of_transformers(family.modeling, sorted(names)),
+            import_of_transformers(family.modeling, sorted(_names_of_transformers(family, sources))),
         ]
     )
 
 
-def _pretrained(family: FamilySource, sources: list[FamilySource]) -> str:
+def _names_of_transformers(family: FamilySource, sources: list[FamilySource]) -> set[str]:
+    """Return the names that a file imports of Transformers' file."""
+    names = {family.pretrained, *family.heads.values(), *(inner.name for inner in family.of_backbone)}
+    for source in sources:
+        names.add(source.heads["Model"])
+        for recorder in source.recorders.values():
+            names |= {"OutputRecorder", recorder.owner}
+        for layer in source.layers:
+            names.add(layer.name)
+            names |= {name for branch in layer.cut.branches if not branch.is_usual for name in branch.names}
+    return names
+
+
+def _layer_class(layer: LayerSource, family: FamilySource) -> str:
+    """Write a class of layers."""
+    bases = ["HyperConnectionDecoderLayer", layer.name]
+    text = class_head(f"HC{family.prefix}{layer.name}", bases, f"`{layer.name}` on residual streams.")
+    settings = {
+        "predicting_norm": layer.predicting_norm,
+        "count": family.count,
+        "positional": layer.positional or None,
+        "packed": layer.packed or None,
+        "channels_first": layer.channels_first or None,
+        "widened": layer.cut.widened,
+        "returned": layer.cut.returned,
+        "settings": dict(layer.cut.settings) or None,
+        "absent": layer.cut.absent or None,
+    }
+    lines = [_setting(name, value) for name, value in settings.items() if value != USUAL_SETTINGS.get(name)]
+    if layer.is_cut:
+        lines.insert(0, _cut_from(layer.cut_from))
+    if layer.cut.sub_layers != SUB_LAYERS:
+        lines.insert(0, f"    parts = {_sub_layers(layer.cut.sub_layers)}")
+    text += "\n\n" + "\n".join(lines) if lines else ""
+    for sub_layer, branch in zip(layer.cut.sub_layers, layer.cut.branches, strict=True):
+        if not branch.is_usual:
+            name = {"attention": "attention", "mlp": "the MLP"}.get(sub_layer.name, f"`{sub_layer.name}`")
+            docstring = f"What {name} adds to the residual stream, `[B, S, D]` to `[B, S, D]`."
+            text += _method(branch.method(sub_layer.branch, docstring))
+        if sub_layer.after is not None:
+            docstring = "What then becomes of each of the streams, `[B, S, N, D]` to `[B, S, N, D]`."
+            text += _method(branch.method_after(sub_layer.after, docstring))
+    return text
+
+
+def _setting(name: str, value: object) -> str:
+    if isinstance(value, tuple):
+        return listed(f"{name} = ", map(shown, value), is_tuple=True)
+    return f"    {name} = {shown(value)}"
+
+
+def _cut_from(cut: CutFrom) -> str:
+    functions = listed("", map(shown, cut.functions), depth=2, is_tuple=True).lstrip()
+    items = [shown(cut.release), functions, f"same={shown(cut.same)}", f"spelled={shown(cut.spelled)}"]
+    return "    cut_from = CutFrom(\n" + "".join(f"        {item},\n" for item in items) + "    )"
+
+
+def _sub_layers(sub_layers: Iterable[SubLayer]) -> str:
+    items = []
+    for sub_layer in sub_layers:
+        defaults = sub_layer._field_defaults
+        others = {name: value for name, value in sub_layer._asdict().items() if name in defaults}
+        given = [f"{name}={shown(value)}" for name, value in others.items() if value != defaults[name]]
+        items.append(listed("SubLayer", [*map(shown, sub_layer[:3]), *given], depth=2, after=","))
+    return f"({items[0].strip()})" if len(items) == 1 else "(\n" + "".join(f"{item}\n" for item in items) + "    )"
+
+
+def _method(source: str) -> str:
+    """Write a method in the body of a class, after what stands before it."""
+    return "\n\n" + "\n".join(f"    {line}".rstrip() for line in source.rstrip("\n").splitlines())
+
+
+def _pretrained_class(family: FamilySource, sources: list[FamilySource]) -> str:
     bases = ["HyperConnectionPreTrainedModel", family.pretrained]
     line = f"layer_classes = HC{family.part.name}.layer_classes" if family.part else _layer_classes(sources)
-    head = class_with(f"HC{family.pretrained}", bases, f"What the HC-{_title(family)} classes share.")
+    head = class_head(f"HC{family.pretrained}", bases, f"What the HC-{_title(family)} classes share.")
     lines = [f"    config: HC{family.config}", f"    {line}", assigned("auto_map", auto_map(family))]
-    recorders = dict.fromkeys(each for source in sources for each in source.recorders.items())
+    recorders = dict.fromkeys(item for source in sources for item in source.recorders.items())
     if recorders:
-        own = f"**{family.pretrained}._can_record_outputs"
-        moved = ((key, f'{at.owner}, index={at.place}, layer_name="{at.attribute}"') for key, at in recorders)
-        items = [own, *(f'"{key}": OutputRecorder({where})' for key, where in moved)]
-        lines.append("".join(["    _can_record_outputs = {\n", *(f"        {each},\n" for each in items), "    }"]))
+        items = [f"**{family.pretrained}._can_record_outputs"]
+        for key, at in recorders:
+            where = f'{at.owner}, index={at.place}, layer_name="{at.attribute}"'
+            items.append(f'"{key}": OutputRecorder({where})')
+        lines.append("".join(["    _can_record_outputs = {\n", *(f"        {item},\n" for item in items), "    }"]))
     return "\n".join([f"{head}\n", *lines])
 
 
 def _layer_classes(sources: Sequence[FamilySource]) -> str:
-    names = [f"HC{each.prefix}{layer.name}" for each in sources for layer in each.layers]
+    names = [f"HC{source.prefix}{layer.name}" for source in sources for layer in source.layers]
     return listed("layer_classes = ", names, is_tuple=True).lstrip()
 
 
-def _inner(family: FamilySource, inner: InnerModel) -> str:
-    lines = [_layer_classes([inner.source]), *_of_stack(inner.source)]
+def _inner_class(family: FamilySource, inner: InnerModel) -> str:
+    lines = [_layer_classes([inner.source]), *_base_model_lines(inner.source)]
     bases = ["HyperConnectionModel", f"HC{family.pretrained}", inner.name]
-    return _written(inner.name, bases, lines, inner.source.prefix)
+    return _class(inner.name, bases, lines, inner.source.prefix)
 
 
-def _model(family: FamilySource, base: str, generates: list[str]) -> str:
+def _model_class(family: FamilySource, base: str, generates: list[str]) -> str:
     pretrained, part, inner = f"HC{family.pretrained}", family.part, _inner_models(family)
     if base in inner:
-        made = ", ".join(f"{shown(each.attribute)}: HC{each.source.prefix}{each.name}" for each in inner[base])
-        mixin, lines = "HyperConnectionOuterModel", [f"inner = {{{made}}}"]
+        items = (f"{shown(model.attribute)}: HC{model.source.prefix}{model.name}" for model in inner[base])
+        mixin, lines = "HyperConnectionOuterModel", [f"inner = {{{', '.join(items)}}}"]
     elif base != family.heads["Model"]:
         mixin, lines = "HyperConnectionHead", [f"model_class = HC{family.heads['Model']}"]
     elif part:
         mixin, lines = "HyperConnectionComposite", [f"part_class = HC{part.name}"]
         lines += [f"stack = {shown(family.stack)}"] if family.stack != "language_model.layers" else []
     else:
-        mixin, lines = "HyperConnectionModel", _of_stack(family)
-    return _written(base, [mixin, pretrained, base, *generates], lines)
+        mixin, lines = "HyperConnectionModel", _base_model_lines(family)
+    return _class(base, [mixin, pretrained, base, *generates], lines)
 
 
 def _inner_models(family: FamilySource) -> dict[str, tuple[InnerModel, ...]]:
-    """The models that have the layers, of each class that makes them itself: encoders, decoders."""
-    made = dict.fromkeys(family.outer, family.inner)
-    return {**made, family.heads["Backbone"]: family.of_backbone} if family.of_backbone else made
+    """Return the models that have the layers, encoders and decoders, of each class that makes them itself."""
+    inner = dict.fromkeys(family.outer, family.inner)
+    return {**inner, family.heads["Backbone"]: family.of_backbone} if family.of_backbone else inner
 
 
-def _of_stack(source: FamilySource) -> list[str]:
-    """What the class of a base model says of its layers."""
+def _base_model_lines(source: FamilySource) -> list[str]:
+    """Return what the class of a base model says of its layers."""
     base = source.heads["Model"]
     return [
         *([f"stack = {shown(source.stack)}"] if source.stack != "layers" else []),
@@ -211,19 +258,14 @@ def _of_stack(source: FamilySource) -> list[str]:
     ]
 
 
-def _written(base: str, bases: list[str], lines: list[str], prefix: str = "") -> str:
+def _class(base: str, bases: list[str], lines: list[str], prefix: str = "") -> str:
     body = "".join(f"\n    {line}" for line in lines)
-    return class_with(f"HC{prefix}{base}", bases, f"`{base}` with hyper-connections.") + f"\n{body}"
+    return class_head(f"HC{prefix}{base}", bases, f"`{base}` with hyper-connections.") + f"\n{body}"
 
 
 def _classes(family: FamilySource) -> dict[str, list[str]]:
-    """The classes of a family, the base model first, and `GenerationMixin` for each that has `generate` from it."""
+    """Return the classes of a family, the base model first, each with the `GenerationMixin` that it may need."""
     return {base: ["GenerationMixin"] * (suffix in family.generative) for suffix, base in family.heads.items()}
-
-
-def _file(family: FamilySource, parts: list[str]) -> str:
-    exported = sorted({f"HC{family.pretrained}", *(f"HC{base}" for base in family.heads.values())})
-    return "\n\n\n".join([*parts, "__all__ = [\n" + "".join(f'    "{name}",\n' for name in exported) + "]"]) + "\n"
 
 
 def _title(family: FamilySource) -> str:
@@ -232,11 +274,3 @@ def _title(family: FamilySource) -> str:
 
 def _called(part: InnerModel) -> str:
     return "language model" if part.reads_text else part.attribute.replace("_", " ")
-
-
-def _origin(family: FamilySource) -> list[str]:
-    """Whose code the branches are."""
-    return [
-        f"# The branches of its layer are cut from Transformers {release()}, {family.modeling.rpartition('.')[2]}.py,",
-        "# under the same licence, which names its authors.",
-    ]
