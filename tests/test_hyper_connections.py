@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_hyperconn.models import hc_step as hyper_connections_step
+from hf_hyperconn.models import hc_step
 from hf_hyperconn.models.connection import expand_streams, reduce_streams
 from hf_hyperconn.models.hyper_connections import HyperConnection
 
@@ -142,7 +142,7 @@ def test_equals_the_hyper_connections_package(n, tanh):
 def test_the_two_forms_agree(n, monkeypatch):
     module, streams = random_connection(n), torch.randn(3, 7, n, D)
     matrix = run(module, streams, branch)
-    monkeypatch.setattr(hyper_connections_step, "uses_matrix_products", lambda device: False)
+    monkeypatch.setattr(hc_step, "uses_matrix_products", lambda device: False)
     torch.testing.assert_close(run(module, streams, branch), matrix, **TWO_FORMS)
 
 
