@@ -14,7 +14,7 @@ from hf_hyperconn.models.altup_connection import AltUpConnection
 from hf_hyperconn.models.dual_residual import DualReadout, DualResidual
 
 from .conftest import hc_llama, llama_config, record_branches
-from .test_hyper_connections import Norm
+from .sub_layer import Norm, check_gradients, written
 from .tolerances import ANOTHER_ORDER, LOOP_FLOAT64
 
 D = 6
@@ -31,21 +31,13 @@ def randomise(module: nn.Module) -> nn.Module:
     return module
 
 
-def run(module, streams, *values) -> torch.Tensor:
-    names = [name for name, _ in module.named_parameters()]
-    branch_input, carry = torch.func.functional_call(
-        module, dict(zip(names, values, strict=True)), (module.take(streams),)
-    )
-    return carry.write(torch.sin(branch_input)).written()
-
-
 @selections
 @pytest.mark.parametrize("k", [0, 1, 5])
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_altup_is_algorithm_1(n, k, selection):
     module = randomise(AltUpConnection(D, n, k, selection)).double()
     streams = torch.randn(2, 3, n, D, dtype=torch.float64)
-    found = run(module, streams, *module.parameters()).detach()
+    found = written(module, streams, branch=torch.sin).detach()
     p, g = module.prediction.tolist(), module.correction.tolist()
     j = k % n if selection == "alternating" else 0
     for b, s in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
@@ -60,8 +52,7 @@ def test_altup_is_algorithm_1(n, k, selection):
 @selections
 def test_altup_by_finite_differences(selection):
     module = randomise(AltUpConnection(4, 3, 1, selection)).double()
-    streams = torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda *args: run(module, *args), (streams, *module.parameters()))
+    check_gradients(module, torch.randn(1, 2, 3, 4, dtype=torch.float64))
 
 
 @torch.no_grad()
@@ -76,7 +67,7 @@ def test_altup_equals_gemma3n_with_fixed_modalities():
     streams = torch.randn(2, 3, n, D)
     stacked = streams.permute(2, 0, 1, 3)
     expected = theirs.correct(theirs.predict(stacked), stacked[2] + torch.sin(stacked[2]))
-    torch.testing.assert_close(run(ours, streams, *ours.parameters()), expected.permute(1, 2, 0, 3), **ANOTHER_ORDER)
+    torch.testing.assert_close(written(ours, streams, branch=torch.sin), expected.permute(1, 2, 0, 3), **ANOTHER_ORDER)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
@@ -119,13 +110,14 @@ def test_dual_token_by_token_and_by_finite_differences():
     def norm(values, module):
         return values / (values.pow(2).mean() + 1e-6).sqrt() * module.norm.weight.detach()
 
-    found = readout(run(module, streams, *module.parameters())).detach()
+    found = readout(written(module, streams, branch=torch.sin)).detach()
     for b, s in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
         x, d = streams.detach()[b, s]
         expected = norm(x + torch.sin(x), module) + norm(d + torch.sin(x), readout)
         torch.testing.assert_close(found[b, s], expected, **LOOP_FLOAT64)
     assert torch.autograd.gradcheck(
-        lambda *args: readout(run(module, *args)), (streams[:1, :2].detach().requires_grad_(), *module.parameters())
+        lambda *args: readout(written(module, *args)),
+        (streams[:1, :2].detach().requires_grad_(), *module.parameters()),
     )
 
 
