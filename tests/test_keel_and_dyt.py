@@ -20,7 +20,6 @@ from .tiny import SHARED
 from .tolerances import LOOP_FLOAT64
 
 KEEL = {"connection": "keel", "hc_mult": 1}
-OURS = {"keel": KEEL, "dyt": {"norm": "dyt"}, "derf": {"norm": "derf"}}
 
 
 @torch.no_grad()
@@ -57,13 +56,6 @@ def test_keel_token_by_token_and_by_finite_differences(k):
             total = total / (total.pow(2).mean() + 1e-6).sqrt() * module.norm.weight.detach()
         torch.testing.assert_close(found[tuple(position)][0], total, **LOOP_FLOAT64)
     check_gradients(module, streams)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@torch.no_grad()
-def test_keel_keeps_the_dtype(dtype, ids):
-    model = hc_llama(**KEEL).to(dtype)
-    assert {state.dtype for state in model(ids, output_hidden_states=True).hidden_states} == {dtype}
 
 
 @pytest.mark.parametrize("kind", ["dyt", "derf"])
@@ -124,18 +116,6 @@ def test_initial_values_and_those_of_the_config():
     assert layer.post_attention_layernorm.alpha.item() == pytest.approx(0.3)
     assert torch.equal(layer.input_layernorm.weight, torch.ones(32))
     assert model.model.layers[0].embedding_scale.weight.item() == pytest.approx(32**0.5)
-
-
-@pytest.mark.parametrize("fields", [*OURS.values(), {**KEEL, "norm": "dyt"}, {"connection": "frac", "norm": "derf"}])
-@torch.no_grad()
-def test_saved_loaded_generated_with_and_without_cache(fields, ids, tmp_path):
-    model = randomized(hc_llama(**fields), 0.1).eval()
-    model.save_pretrained(tmp_path)
-    again = HCLlamaForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(again(ids).logits, model(ids).logits)
-    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    cached, plain = (model.generate(ids, **settings, use_cache=use) for use in (True, False))
-    assert torch.equal(cached, plain)
 
 
 @pytest.mark.parametrize(

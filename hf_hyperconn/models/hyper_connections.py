@@ -146,18 +146,21 @@ class HyperConnection(Connection):
         static = (self.static_alpha.to(dtype), self.static_beta.to(dtype))
         if self.norm is None:
             return CoefficientParameters(*static)
-        norm = None if self.norm_form is None else self.norm_form.fold(self.norm)
-        if norm is None or (norm.weight is not None and norm.weight.device != self.static_alpha.device):
+        form = self.norm_form
+        if form is None or (norm_parameters := form.parameters_of(self.norm)) is None:
+            return None
+        weight, bias = norm_parameters
+        if weight is not None and weight.device != self.static_alpha.device:
             return None
         fn = torch.cat([self.dynamic_alpha_fn.transpose(0, 1), self.dynamic_beta_fn.unsqueeze(0)]).to(dtype)
         return CoefficientParameters(
             *static,
-            fn=fn if norm.weight is None else fn * norm.weight.to(dtype),
-            offset=None if norm.bias is None else (fn * norm.bias.to(dtype)).sum(-1),
+            fn=fn if weight is None else fn * weight.to(dtype),
+            offset=None if bias is None else (fn * bias.to(dtype)).sum(-1),
             alpha_scale=self.dynamic_alpha_scale.to(dtype),
             beta_scale=self.dynamic_beta_scale.to(dtype),
-            eps=norm.eps,
-            centred=norm.centred,
+            eps=form.eps,
+            centred=form.centred,
             tanh=self.tanh,
         )
 

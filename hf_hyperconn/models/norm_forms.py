@@ -18,23 +18,12 @@ SCALES = (1.0, 30.0, 1e-3, 1e-5)  # of the vectors; in small ones eps is seen
 RTOL, ATOL = 1e-5, 1e-6
 
 
-class FoldedNorm(NamedTuple):
-    """A norm of the last dimension as weight * (x - mean) / sqrt(variance + eps) + bias.
-
-    weight, bias: `[D]`, or None. centred: whether it takes off the mean; otherwise the mean square is the variance.
-    """
-
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
-    eps: float
-    centred: bool
-
-
 class NormForm(NamedTuple):
-    """The formula of a norm, without its parameters.
+    """A norm of the last dimension as weight * (x - mean) / sqrt(variance + eps) + bias, without its parameters.
 
     norm_class: the class of the norm.
-    eps, centred: as of `FoldedNorm`.
+    eps: see the formula.
+    centred: whether the norm takes off the mean; otherwise the mean square is the variance.
     added: to the parameter `weight`, 1 for Gemma's norms; None when there is no such parameter.
     has_bias: whether there is a parameter `bias`.
     """
@@ -45,8 +34,8 @@ class NormForm(NamedTuple):
     added: float | None
     has_bias: bool
 
-    def fold(self, norm: nn.Module) -> FoldedNorm | None:
-        """Return the norm, with the parameters that it has now; None when it must be called.
+    def parameters_of(self, norm: nn.Module) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
+        """Return weight and bias `[D]` of the formula, each or None, as they are now; None when norm must be called.
 
         FSDP2 changes the class of a norm that it makes a unit of, whose weight is there only while it runs.
         """
@@ -56,7 +45,7 @@ class NormForm(NamedTuple):
         bias: Any = norm.bias if self.has_bias else None
         if self.added:
             weight = self.added + weight
-        return FoldedNorm(weight, bias, self.eps, self.centred)
+        return weight, bias
 
 
 def form_of(norm: nn.Module, size: int) -> NormForm | None:
@@ -94,14 +83,14 @@ def _observed_form(norm: nn.Module, size: int, tensors: dict[str, torch.Tensor])
         channels = torch.arange(1, size + 1, dtype=torch.float32)
         vectors = torch.stack([scale * (torch.sin(channels * (i + 1)) + 0.5) for i, scale in enumerate(SCALES)])
         known = {"weight": 1 + torch.cos(channels) / 2, "bias": torch.sin(2 * channels)}
-        parameters = {name: nn.Parameter(known[name].clone()) for name in tensors}
-        twin = deepcopy(norm, {id(tensor): parameters[name] for name, tensor in tensors.items()})
+        replaced = {id(tensor): nn.Parameter(known[name].clone()) for name, tensor in tensors.items()}
+        twin = deepcopy(norm, replaced)
         normed = twin(vectors.clone())
         if not isinstance(normed, torch.Tensor) or normed.shape != vectors.shape:
             return None
         for form in _forms(norm, tensors):
-            folded = form.fold(twin)
-            if folded is not None and torch.allclose(_by_formula(vectors, folded), normed, rtol=RTOL, atol=ATOL):
+            parameters = form.parameters_of(twin)
+            if parameters and torch.allclose(_by_formula(vectors, form, *parameters), normed, rtol=RTOL, atol=ATOL):
                 return form
     return None
 
@@ -114,8 +103,10 @@ def _forms(norm: nn.Module, parameters: dict[str, torch.Tensor]) -> Iterator[Nor
             yield from (NormForm(type(norm), eps, centred, offset, "bias" in parameters) for offset in added)
 
 
-def _by_formula(x: torch.Tensor, norm: FoldedNorm) -> torch.Tensor:
-    values = x - x.mean(-1, keepdim=True) if norm.centred else x
-    values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + norm.eps)
-    values = values if norm.weight is None else norm.weight * values
-    return values if norm.bias is None else values + norm.bias
+def _by_formula(
+    x: torch.Tensor, form: NormForm, weight: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    values = x - x.mean(-1, keepdim=True) if form.centred else x
+    values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + form.eps)
+    values = values if weight is None else weight * values
+    return values if bias is None else values + bias
