@@ -2,7 +2,7 @@
 """Attention Residuals (arXiv 2603.15031): a softmax over depth in the place of the residual sum.
 
 For one token, v_0 is the embedding and v_1 .. v_{M-1} are the outputs of the sub-layers so far (full form) or the sums
-of blocks of them, the block under way included. What a sub-layer with the query w reads is
+of blocks of them, the block under way included. A sub-layer with the query w reads
 
     s_i = w . v_i / sqrt(mean(v_i^2) + eps)      p = softmax(s)
 
