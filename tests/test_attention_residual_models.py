@@ -60,8 +60,8 @@ def test_equal_to_the_base(block, dtype, stories, story_ids):
 @blocks
 def test_gradients_are_those_of_the_base_and_queries_have_their_own(block, stories, story_ids):
     base, model = LlamaForCausalLM.from_pretrained(stories), converted(stories, block)
-    for each in (base, model):
-        each(story_ids, labels=story_ids).loss.backward()
+    for run in (base, model):
+        run(story_ids, labels=story_ids).loss.backward()
     found = dict(model.named_parameters())
     for name, parameter in base.named_parameters():
         torch.testing.assert_close(found[name].grad, parameter.grad, **ANOTHER_ORDER)

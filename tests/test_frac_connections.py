@@ -9,7 +9,7 @@ from transformers import OlmoeConfig
 from hf_hyperconn import HCOlmoeForCausalLM
 from hf_hyperconn.models.frac_connections import FracConnection, narrow_norm
 
-from .test_hyper_connections import Norm
+from .sub_layer import Norm, randomized, written
 from .tolerances import LOOP_FLOAT64
 
 D = 24
@@ -19,10 +19,7 @@ PARTS = [1, 2, 3, 4]
 def random_connection(m: int, *, dynamic: bool = True, tanh: bool = True, size: int = D) -> FracConnection:
     torch.manual_seed(m)
     module = FracConnection(size, m, sub_layer=1, norm=Norm(size // m) if dynamic else None, tanh=tanh)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    return module.double()
+    return randomized(module).double()
 
 
 def branch(x: torch.Tensor) -> torch.Tensor:
@@ -52,8 +49,7 @@ def by_the_paper(module: FracConnection, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def run(module: FracConnection, hidden: torch.Tensor) -> torch.Tensor:
-    branch_input, carry = module.width_connection(module.expand_streams(hidden))
-    return module.reduce_streams(carry.write(branch(branch_input)).written(), "mean")
+    return module.reduce_streams(written(module, module.expand_streams(hidden), branch=branch), "mean")
 
 
 @pytest.mark.parametrize("m", PARTS)
@@ -68,16 +64,11 @@ def test_equals_the_equations_token_by_token(m, dynamic, tanh):
 def test_gradients(m):
     module = random_connection(m, size=12)
     hidden = torch.randn(1, 2, 12, dtype=torch.float64, requires_grad=True)
-    names, values = zip(*module.named_parameters(), strict=True)
 
     def function(hidden, *values):
-        streams = module.expand_streams(hidden)
-        branch_input, carry = torch.func.functional_call(
-            module, dict(zip(names, values, strict=True)), (module.take(streams),)
-        )
-        return carry.write(branch(branch_input)).written()
+        return written(module, module.expand_streams(hidden), *values, branch=branch)
 
-    assert torch.autograd.gradcheck(function, (hidden, *values))
+    assert torch.autograd.gradcheck(function, (hidden, *module.parameters()))
 
 
 @pytest.mark.parametrize("m", [2, 3, 4])

@@ -4,34 +4,20 @@ import pytest
 import torch
 from torch import nn
 
-from hf_hyperconn.models import hc_step as hyper_connections_step
+from hf_hyperconn.models import hc_step
 from hf_hyperconn.models.connection import expand_streams, reduce_streams
 from hf_hyperconn.models.hyper_connections import HyperConnection
 
+from .sub_layer import Norm, branch, check_gradients, randomized, written
 from .tolerances import BFLOAT16_STREAMS, FLOAT32, LOOP_FLOAT64, TWO_FORMS
 
 WIDTHS = [1, 2, 3, 4, 5, 8]
 D = 32
 
 
-class Norm(nn.Module):
-    """RMSNorm in the dtype of its input, so that float64 stays float64."""
-
-    def __init__(self, size: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(size) + 0.5)
-
-    def forward(self, x):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight.to(x.dtype)
-
-
 def random_connection(n: int, *, dynamic: bool = True, tanh: bool = True, size: int = D) -> HyperConnection:
     torch.manual_seed(n)
-    module = HyperConnection(size, n, sub_layer=1, norm=Norm(size) if dynamic else None, tanh=tanh)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    return module
+    return randomized(HyperConnection(size, n, sub_layer=1, norm=Norm(size) if dynamic else None, tanh=tanh))
 
 
 def by_the_paper(module: HyperConnection, streams: torch.Tensor, branch) -> torch.Tensor:
@@ -62,32 +48,23 @@ def by_the_paper(module: HyperConnection, streams: torch.Tensor, branch) -> torc
     return result
 
 
-def run(module: HyperConnection, streams: torch.Tensor, branch) -> torch.Tensor:
-    branch_input, carry = module.width_connection(streams)
-    return carry.write(branch(branch_input)).written()
-
-
-def branch(x: torch.Tensor) -> torch.Tensor:
-    return torch.sin(x) + 0.5 * x
-
-
 @pytest.mark.parametrize("n", WIDTHS)
 @pytest.mark.parametrize(("dynamic", "tanh"), [(False, True), (True, True), (True, False)])
 def test_equals_the_equations_token_by_token(n, dynamic, tanh):
     module = random_connection(n, dynamic=dynamic, tanh=tanh)
     streams = torch.randn(2, 5, n, D, dtype=torch.float64)
     expected = by_the_paper(module, streams, branch)
-    torch.testing.assert_close(run(module.double(), streams, branch), expected, **LOOP_FLOAT64)
+    torch.testing.assert_close(written(module.double(), streams), expected, **LOOP_FLOAT64)
 
 
 @pytest.mark.parametrize("n", WIDTHS)
 def test_equals_the_equations_in_lower_precision(n):
     module = random_connection(n)
     streams = torch.randn(2, 5, n, D)
-    torch.testing.assert_close(run(module, streams, branch), by_the_paper(module, streams, branch).float(), **FLOAT32)
+    torch.testing.assert_close(written(module, streams), by_the_paper(module, streams, branch).float(), **FLOAT32)
     low = streams.bfloat16()
     exact = by_the_paper(module, low, lambda x: branch(x.bfloat16()).double())
-    result = run(module, low, branch)
+    result = written(module, low)
     assert result.dtype == torch.bfloat16
     scale = exact.abs().max().item()
     torch.testing.assert_close(result.double() / scale, exact / scale, **BFLOAT16_STREAMS)
@@ -97,15 +74,7 @@ def test_equals_the_equations_in_lower_precision(n):
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_gradients(n, dynamic):
     module = random_connection(n, dynamic=dynamic, size=6).double()
-    streams = torch.randn(1, 2, n, 6, dtype=torch.float64, requires_grad=True)
-    names, values = zip(*module.named_parameters(), strict=True)
-
-    def function(streams, *values):
-        parameters = dict(zip(names, values, strict=True))
-        branch_input, carry = torch.func.functional_call(module, parameters, (module.take(streams),))
-        return carry.write(branch(branch_input)).written()
-
-    assert torch.autograd.gradcheck(function, (streams, *values))
+    check_gradients(module, torch.randn(1, 2, n, 6, dtype=torch.float64))
 
 
 class TheirNorm(nn.Module):
@@ -135,15 +104,15 @@ def test_equals_the_hyper_connections_package(n, tanh):
     packed = streams.permute(0, 2, 1, 3).reshape(2 * n, 5, D)
     expected = theirs(packed).reshape(2, n, 5, D).permute(0, 2, 1, 3)
     ours.norm = TheirNorm(ours.norm.weight)
-    torch.testing.assert_close(run(ours, streams, lambda x: x), expected, **LOOP_FLOAT64)
+    torch.testing.assert_close(written(ours, streams, branch=lambda x: x), expected, **LOOP_FLOAT64)
 
 
 @pytest.mark.parametrize("n", WIDTHS)
 def test_the_two_forms_agree(n, monkeypatch):
     module, streams = random_connection(n), torch.randn(3, 7, n, D)
-    matrix = run(module, streams, branch)
-    monkeypatch.setattr(hyper_connections_step, "uses_matrix_products", lambda device: False)
-    torch.testing.assert_close(run(module, streams, branch), matrix, **TWO_FORMS)
+    matrix = written(module, streams)
+    monkeypatch.setattr(hc_step, "uses_matrix_products", lambda device: False)
+    torch.testing.assert_close(written(module, streams), matrix, **TWO_FORMS)
 
 
 @pytest.mark.parametrize("n", WIDTHS)

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from torch import nn
 from transformers import LlamaForCausalLM
 
 import hf_hyperconn
@@ -16,25 +15,17 @@ from hf_hyperconn.models.keel_connection import KeelConnection
 
 from .conftest import hc_llama, llama_config, record_branches
 from .families import FAMILIES, FIELDS
-from .test_hyper_connections import Norm
+from .sub_layer import Norm, check_gradients, randomized, written
 from .tiny import SHARED
 from .tolerances import LOOP_FLOAT64
 
 KEEL = {"connection": "keel", "hc_mult": 1}
-OURS = {"keel": KEEL, "dyt": {"norm": "dyt"}, "derf": {"norm": "derf"}}
-
-
-def randomise(model: nn.Module) -> nn.Module:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.eval()
 
 
 @torch.no_grad()
 def test_keel_is_its_equation(ids):
     """Section 3: x = Norm(alpha x + F(x)), alpha the number of sub-layers; the exceptions of the first block."""
-    model = randomise(hc_llama(**KEEL))
+    model = randomized(hc_llama(**KEEL), 0.1).eval()
     seen = record_branches(model)
     states = model(ids, output_hidden_states=True).hidden_states
     sub_layers = 2 * model.config.num_hidden_layers
@@ -55,36 +46,22 @@ def test_keel_is_its_equation(ids):
 @pytest.mark.parametrize("k", [0, 1, 2, 5])
 def test_keel_token_by_token_and_by_finite_differences(k):
     torch.manual_seed(k)
-    module = randomise(KeelConnection(8, k, 6, norm=Norm(8))).double()
+    module = randomized(KeelConnection(8, k, 6, norm=Norm(8)), 0.1).double()
     streams = torch.randn(2, 3, 1, 8, dtype=torch.float64, requires_grad=True)
-
-    def run(streams, *values):
-        parameters = dict(zip(names, values, strict=True))
-        branch_input, carry = torch.func.functional_call(module, parameters, (module.take(streams),))
-        return carry.write(torch.sin(branch_input)).written()
-
-    names, values = zip(*module.named_parameters(), strict=True) if k else ((), ())
-    found = run(streams, *values).detach()
+    found = written(module, streams, branch=torch.sin).detach()
     for position in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
         x = streams.detach()[tuple(position)][0]
         total = (6 if k > 1 else 1) * x + torch.sin(x)
         if k > 0:
             total = total / (total.pow(2).mean() + 1e-6).sqrt() * module.norm.weight.detach()
         torch.testing.assert_close(found[tuple(position)][0], total, **LOOP_FLOAT64)
-    assert torch.autograd.gradcheck(lambda streams: run(streams, *values), (streams,))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@torch.no_grad()
-def test_keel_keeps_the_dtype(dtype, ids):
-    model = hc_llama(**KEEL).to(dtype)
-    assert {state.dtype for state in model(ids, output_hidden_states=True).hidden_states} == {dtype}
+    check_gradients(module, streams)
 
 
 @pytest.mark.parametrize("kind", ["dyt", "derf"])
 def test_dynamic_activations_are_their_equations(kind):
     torch.manual_seed(0)
-    module = randomise(DynamicActivation(8, kind, 0.7)).double()
+    module = randomized(DynamicActivation(8, kind, 0.7), 0.1).double()
     x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
     p = {name: value.tolist() for name, value in module.named_parameters()}
     for index in torch.cartesian_prod(torch.arange(3), torch.arange(5), torch.arange(8)).tolist():
@@ -139,18 +116,6 @@ def test_initial_values_and_those_of_the_config():
     assert layer.post_attention_layernorm.alpha.item() == pytest.approx(0.3)
     assert torch.equal(layer.input_layernorm.weight, torch.ones(32))
     assert model.model.layers[0].embedding_scale.weight.item() == pytest.approx(32**0.5)
-
-
-@pytest.mark.parametrize("fields", [*OURS.values(), {**KEEL, "norm": "dyt"}, {"connection": "frac", "norm": "derf"}])
-@torch.no_grad()
-def test_saved_loaded_generated_with_and_without_cache(fields, ids, tmp_path):
-    model = randomise(hc_llama(**fields))
-    model.save_pretrained(tmp_path)
-    again = HCLlamaForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(again(ids).logits, model(ids).logits)
-    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    cached, plain = (model.generate(ids, **settings, use_cache=use) for use in (True, False))
-    assert torch.equal(cached, plain)
 
 
 @pytest.mark.parametrize(

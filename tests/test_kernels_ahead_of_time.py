@@ -6,31 +6,34 @@ from pathlib import Path
 
 import pytest
 
-from hf_hyperconn.models.hc_triton import _OPTIONS, _backward, _forward, _projection, _projection_sizes, _sizes
-
 triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from hf_hyperconn.models import hc_triton, mhc_triton  # noqa: E402
+
 from .marks import few  # noqa: E402
 
 H200 = 90
-SPILLED = 48  # bytes; on an H100, kernels of half as many values a thread spill nothing and take longer
+# bytes; on an H100, kernels of DHC of half as many values a thread spill nothing and take longer
+SPILLED, SPILLED_BY_MHC = 48, 64
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas-blackwell"
-VALUES = ("streams", "output", "next_streams", "branch_input", "rounding", "grad_input", "grad_output")
-KINDS = {  # what a step does, for the kernels that it launches
+# arguments that are pointers to streams or rows, in their dtype; other pointers are to float32
+VALUES = ("streams", "output", "next_streams", "branch_input", "rounding", "grad", "grad_input", "grad_output")
+NOT_SPECIALIZED = ("token_count", "tokens_a_chunk", "iters")
+STEPS = {  # the halves of a step, for the kernels that it launches
     "read": {"WRITES": False, "READS": True, "DYNAMIC": True},
     "write and read": {"WRITES": True, "READS": True, "DYNAMIC": True},
     "write": {"WRITES": True, "READS": False, "DYNAMIC": False},
     "read, static": {"WRITES": False, "READS": True, "DYNAMIC": False},
     "write and read, static": {"WRITES": True, "READS": True, "DYNAMIC": False},
 }
+OF_MHC = ("project", "coefficients", "read", "write")
+OF_MHC += (*(f"{name}_backward" for name in ("write", "dot", "coefficients", "read", "projection")),)
 
 
-def compiled(kernel, n: int, dtype: str, **flags: bool):
-    """The kernel for n streams of `dtype` and D = 2048, compiled for an H200."""
-    sizes = _projection_sizes if kernel is _projection else _sizes
-    constants = {**sizes(n, 2048), **flags}
+def compiled(kernel, constants: dict, dtype: str, options: dict):
+    """The kernel for streams of `dtype`, compiled for an H200."""
     signature, constexprs, attributes = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         name = parameter.name
@@ -38,49 +41,71 @@ def compiled(kernel, n: int, dtype: str, **flags: bool):
             signature[name], constexprs[(index,)] = "constexpr", constants[name]
         elif name == "eps":
             signature[name] = "fp32"
-        elif name == "size" or name.endswith(("stride", "token_count", "tokens_a_chunk")):
+        elif name in ("size", *NOT_SPECIALIZED) or name.endswith("stride"):
             signature[name] = "i32"
         else:
-            is_value = name in VALUES or name.endswith("grad_streams")
-            signature[name] = f"*{dtype}" if is_value else "*fp32"
-        if signature[name] != "constexpr" and signature[name] != "fp32" and "token" not in name.split("_")[0]:
+            signature[name] = f"*{dtype}" if name in VALUES or name.endswith("grad_streams") else "*fp32"
+        if signature[name] not in ("constexpr", "fp32") and name not in NOT_SPECIALIZED:
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    return triton.compile(
-        source, target=GPUTarget("cuda", H200, 32), options={**_OPTIONS, "num_warps": constants["num_warps"]}
-    )
+    return triton.compile(source, target=GPUTarget("cuda", H200, 32), options=options)
 
 
-def spilled(ptx: str, folder: Path) -> int:
-    """Bytes of registers that a program for an H200 spills to memory."""
-    (folder / "kernel.ptx").write_text(ptx)
-    command = [PTXAS, "-v", f"-arch=sm_{H200}a", folder / "kernel.ptx", "-o", folder / "kernel.cubin"]
-    report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return int(re.search(r"(\d+) bytes spill stores", report).group(1))
+def of_a_step(name: str, n: int, dtype: str, **flags: bool):
+    """A kernel of DHC and SHC for n streams of D = 2048."""
+    kernel, sizes = getattr(hc_triton, name), hc_triton._sizes
+    constants = {**(hc_triton._projection_sizes if name == "_projection" else sizes)(n, 2048), **flags}
+    return compiled(kernel, constants, dtype, {**hc_triton._OPTIONS, "num_warps": constants["num_warps"]})
+
+
+def of_mhc(name: str, n: int, dtype: str, mixes: bool):
+    """A kernel of mHC or iHC for n streams of D = 2048."""
+    is_small = name.startswith("coefficients")
+    constants = mhc_triton._sizes(n, 2048, mixes)["coefficients" if is_small else name]
+    options = mhc_triton._COEFFICIENT_OPTIONS if is_small else mhc_triton._OPTIONS
+    return compiled(getattr(mhc_triton, f"_{name}"), constants, dtype, options)
+
+
+def check(result, folder: Path, most_spilled: int) -> None:
+    """A kernel has no atomics, fits into shared memory, and spills few bytes of registers to memory."""
+    assert len(result.asm["cubin"]) > 0
+    assert not re.search(r"\b(atom|red)\.", result.asm["ptx"]), "sums by atomics depend on their order"
+    assert result.metadata.shared <= 48 * 1024
+    if PTXAS.is_file():
+        (folder / "kernel.ptx").write_text(result.asm["ptx"])
+        command = [PTXAS, "-v", f"-arch=sm_{H200}a", folder / "kernel.ptx", "-o", folder / "kernel.cubin"]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        assert int(re.search(r"(\d+) bytes spill stores", report).group(1)) <= most_spilled
 
 
 @pytest.mark.parametrize("n", few(range(1, 9), 4))
-@pytest.mark.parametrize("kind", few(KINDS, "write and read"))
-def test_compiles_for_an_h200(kind, n, tmp_path):
-    common = {"OFFSET": False, "CENTRED": False, "TANH": True}
-    kernels = [(_forward, {**common, **KINDS[kind]}), (_backward, {**common, **KINDS[kind]})]
-    if KINDS[kind]["DYNAMIC"]:
-        kernels.append((_projection, {"WRITES": KINDS[kind]["WRITES"], "CENTRED": False}))
-    for kernel, flags in kernels:
-        result = compiled(kernel, n, "bf16", **flags)
-        ptx = result.asm["ptx"]
-        assert len(result.asm["cubin"]) > 0
-        assert not re.search(r"\b(atom|red)\.", ptx), "sums by atomics depend on their order"
-        assert result.metadata.shared <= 48 * 1024
-        if PTXAS.is_file():
-            assert spilled(ptx, tmp_path) <= SPILLED, kernel
+@pytest.mark.parametrize("step", few(STEPS, "write and read"))
+def test_steps_compile(step, n, tmp_path):
+    flags = {**STEPS[step], "OFFSET": False, "CENTRED": False, "TANH": True}
+    for name in ("_forward", "_backward", *(["_projection"] if flags["DYNAMIC"] else [])):
+        check(of_a_step(name, n, "bf16", **flags), tmp_path, SPILLED)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 @pytest.mark.parametrize("centred", [False, True])
-def test_other_dtypes_and_norms_compile(dtype, centred):
-    flags = {"OFFSET": centred, "CENTRED": centred, "TANH": not centred}
-    for kind in KINDS.values():
-        for kernel in (_forward, _backward):
-            assert compiled(kernel, 4, dtype, **flags, **kind).asm["cubin"]
+def test_steps_of_other_dtypes_and_norms_compile(dtype, centred):
+    for flags in STEPS.values():
+        for name in ("_forward", "_backward"):
+            norm = {"OFFSET": centred, "CENTRED": centred, "TANH": not centred}
+            assert of_a_step(name, 4, dtype, **flags, **norm).asm["cubin"]
+
+
+@pytest.mark.parametrize("n", few(range(2, 9), 4))
+@pytest.mark.parametrize("mixes", few((True, False), True))
+@pytest.mark.parametrize("name", OF_MHC)
+def test_mhc_compiles(name, mixes, n, tmp_path):
+    check(of_mhc(name, n, "bf16", mixes), tmp_path, SPILLED_BY_MHC)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("name", OF_MHC)
+def test_mhc_of_other_dtypes_compiles(name, dtype):
+    for mixes in (True, False):
+        assert of_mhc(name, 4, dtype, mixes).asm["cubin"]

@@ -17,11 +17,13 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Hyper
 
 from hf_hyperconn import HCLlamaConfig
 from hf_hyperconn.models.connection import reduce_streams
+from hf_hyperconn.models.hyper_connections import HyperConnection
 from hf_hyperconn.models.learned_readout import LearnedReadout
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldHyperConnection, read_logits, sinkhorn
 
 from .conftest import hc_llama, llama_config
 from .marks import few
+from .sub_layer import branch, check_gradients, randomized, written
 from .tolerances import FLOAT32, LOOP_FLOAT64, ROW_SUMS
 
 D = 16
@@ -30,20 +32,7 @@ WIDTHS = [2, 3, 4, 8]
 
 def random_connection(n: int, mixes: bool = True, size: int = D) -> ManifoldHyperConnection:
     torch.manual_seed(n)
-    module = ManifoldHyperConnection(size, n, sub_layer=1, mixes=mixes)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    return module
-
-
-def branch(x: torch.Tensor) -> torch.Tensor:
-    return torch.sin(x) + 0.5 * x
-
-
-def run(module: ManifoldHyperConnection, streams: torch.Tensor) -> torch.Tensor:
-    branch_input, carry = module.width_connection(streams)
-    return carry.write(branch(branch_input)).written()
+    return randomized(ManifoldHyperConnection(size, n, sub_layer=1, mixes=mixes))
 
 
 def by_the_paper(module: ManifoldHyperConnection, streams: torch.Tensor) -> torch.Tensor:
@@ -78,23 +67,13 @@ def test_equals_the_equations_token_by_token(n, mixes):
     with torch.no_grad():
         module.fn.mul_(0.1)
     streams = torch.randn(2, 3, n, D, dtype=torch.float64)
-    torch.testing.assert_close(run(module, streams), by_the_paper(module, streams), **LOOP_FLOAT64)
+    torch.testing.assert_close(written(module, streams), by_the_paper(module, streams), **LOOP_FLOAT64)
 
 
 @pytest.mark.parametrize("n", few(WIDTHS, *(n for n in WIDTHS if n < 8)))
 @pytest.mark.parametrize("mixes", [True, False])
 def test_gradients(n, mixes):
-    module = random_connection(n, mixes, size=5).double()
-    streams = torch.randn(1, 2, n, 5, dtype=torch.float64, requires_grad=True)
-    names, values = zip(*module.named_parameters(), strict=True)
-
-    def function(streams, *values):
-        branch_input, carry = torch.func.functional_call(
-            module, dict(zip(names, values, strict=True)), (module.take(streams),)
-        )
-        return carry.write(branch(branch_input)).written()
-
-    assert torch.autograd.gradcheck(function, (streams, *values))
+    check_gradients(random_connection(n, mixes, size=5).double(), torch.randn(1, 2, n, 5, dtype=torch.float64))
 
 
 def test_sinkhorn_against_an_independent_package():
@@ -120,7 +99,7 @@ def test_static_weights_equal_an_independent_package(n):
     streams = torch.randn(2, 5, n, D)
     branch_input, mixed, rest = theirs.width_connection(streams.permute(0, 2, 1, 3).flatten(0, 1))
     expected = theirs.depth_connection(branch(branch_input), mixed, **rest)
-    found = run(ours, streams).permute(0, 2, 1, 3).flatten(0, 1)
+    found = written(ours, streams).permute(0, 2, 1, 3).flatten(0, 1)
     torch.testing.assert_close(found, expected, **ROW_SUMS)
 
 
@@ -194,10 +173,7 @@ def test_identity_form_equals_hy_v4_but_for_its_eps(n):
 @pytest.mark.parametrize("n", WIDTHS)
 def test_learned_readout_equals_deepseek_v4_head(n):
     torch.manual_seed(0)
-    ours = LearnedReadout(D, n)
-    with torch.no_grad():
-        for parameter in ours.parameters():
-            parameter.add_(torch.randn_like(parameter))
+    ours = randomized(LearnedReadout(D, n))
     theirs = DeepseekV4HyperHead(SimpleNamespace(hc_mult=n, hidden_size=D, hc_eps=1e-6, rms_norm_eps=1e-6))
     theirs.load_state_dict(ours.state_dict())
     streams = torch.randn(2, 5, n, D)
@@ -251,16 +227,10 @@ def composite_gain(mixes: list[torch.Tensor]) -> float:
 
 def test_composite_gain_over_depth_is_bounded():
     """Sixty random layers: mHC stays below the paper's 1.6, unconstrained hyper-connections blow up."""
-    from hf_hyperconn.models.hyper_connections import HyperConnection
-
     streams, constrained, free = torch.randn(1, 1, 4, D), [], []
     for k in range(60):
         torch.manual_seed(k)
-        module = ManifoldHyperConnection(D, 4, k)
-        plain = HyperConnection(D, 4, k)
-        with torch.no_grad():
-            for parameter in (*module.parameters(), *plain.parameters()):
-                parameter.add_(0.5 * torch.randn_like(parameter))
+        module, plain = randomized(ManifoldHyperConnection(D, 4, k), 0.5), randomized(HyperConnection(D, 4, k), 0.5)
         constrained.append(module.coefficients(streams)[2][0, 0].detach())
         free.append(plain.coefficients(streams)[0][:, 1:].T.detach())
     assert composite_gain(constrained) <= 1.6

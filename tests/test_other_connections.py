@@ -1,4 +1,4 @@
-"""mHC, iHC and frac-connections in whole models: conversion, training, and what Transformers does with a model."""
+"""Connections other than DHC and SHC in whole models: conversion, training, saving and compiling."""
 
 import json
 
@@ -14,6 +14,7 @@ from hf_hyperconn.conversion.verify import verify_checkpoint
 from .conftest import asked_for, hc_llama
 from .marks import few
 from .processes import elsewhere
+from .sub_layer import randomized
 from .test_training import batches, train  # noqa: F401
 from .tolerances import COMPILED, READS_SUM_TO_ONE
 
@@ -89,22 +90,8 @@ def test_converted_equals_from_prenorm_and_is_stable_when_saved(connection, n, s
 
 @pytest.mark.parametrize(("connection", "n"), few(CASES, *USUAL))
 def test_planned_parameters_are_those_added(connection, n, stories, tmp_path, capsys):
-    assert (
-        cli.main(
-            [
-                "convert",
-                str(stories),
-                str(tmp_path / "o"),
-                "--connection",
-                connection,
-                "-n",
-                str(n),
-                "--dry-run",
-                "--json",
-            ]
-        )
-        == 0
-    )
+    arguments = [str(stories), str(tmp_path / "o"), "--connection", connection, "-n", str(n), "--dry-run", "--json"]
+    assert cli.main(["convert", *arguments]) == 0
     planned = json.loads(capsys.readouterr().out)["hc_parameters"]
     model = HCLlamaForCausalLM.from_prenorm(stories, connection=connection, hc_mult=n)
     assert planned == sum(p.numel() for name, p in model.named_parameters() if "_hc." in name)
@@ -140,6 +127,32 @@ def test_checkpointed_gradients(fields, ids):
         model.train()(ids, labels=ids).loss.backward()
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
     assert all(map(torch.equal, *gradients))
+
+
+KEEL, DUAL = SCRATCH[0], {"connection": "dual", "hc_mult": 2}
+ALTUP = [{"connection": "altup", "hc_mult": 2}, {"connection": "altup", "hc_selection": "same"}]
+NORMS = [{"norm": "dyt"}, {"norm": "derf"}, {**KEEL, "norm": "dyt"}, {"connection": "frac", "norm": "derf"}]
+
+
+@pytest.mark.parametrize("fields", [KEEL, DUAL, *ALTUP, *NORMS], ids=str)
+@torch.no_grad()
+def test_saved_loaded_generated_with_and_without_cache(fields, ids, tmp_path):
+    model = randomized(hc_llama(**fields), 0.1).eval()
+    model.save_pretrained(tmp_path)
+    again = HCLlamaForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    cached, plain = (model.generate(ids, **settings, use_cache=use) for use in (True, False))
+    assert torch.equal(cached, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fields", [KEEL, DUAL, *ALTUP], ids=str)
+@torch.no_grad()
+def test_hidden_states_keep_the_dtype(fields, dtype, ids):
+    model = hc_llama(**fields).to(dtype)
+    assert {state.dtype for state in model(ids, output_hidden_states=True).hidden_states} == {dtype}
 
 
 @pytest.mark.slow

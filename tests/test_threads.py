@@ -40,10 +40,10 @@ def at_once():
 def test_models_built_from_one_config(model_class, at_once):
     config = HCLlamaConfig(**TINY)
     for models in at_once(lambda: [model_class(config) for _ in range(2)]):
-        for each in models:
-            assert len(each.base_model.layers) == 3
-            assert each.config is config
-            assert all(part.config is config for part in each.modules() if hasattr(part, "config"))
+        for model in models:
+            assert len(model.base_model.layers) == 3
+            assert model.config is config
+            assert all(part.config is config for part in model.modules() if hasattr(part, "config"))
     assert config.num_hidden_layers == 3
 
 

@@ -41,14 +41,14 @@ class AltUpConnection(HyperConnection):
         super().__init__(hidden_size, hc_mult, sub_layer)
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """p `[K, K]` and g `[K]`, float32."""
+        """Return p `[K, K]` and g `[K]`, float32."""
         return {
             "prediction": torch.eye(self.hc_mult, dtype=torch.float32),
             "correction": torch.ones(self.hc_mult, dtype=torch.float32),
         }
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A `[K, K+1]` and b `[K]` in the compute dtype of streams `[B, S, K, D]`."""
+        """Return A `[K, K+1]` and b `[K]` in the compute dtype of streams `[B, S, K, D]`."""
         return self._coefficients(compute_dtype(streams.dtype))
 
     def coefficient_parameters(self, dtype: torch.dtype) -> CoefficientParameters:

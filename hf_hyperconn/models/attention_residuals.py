@@ -2,7 +2,7 @@
 """Attention Residuals (arXiv 2603.15031): a softmax over depth in the place of the residual sum.
 
 For one token, v_0 is the embedding and v_1 .. v_{M-1} are the outputs of the sub-layers so far (full form) or the sums
-of blocks of them, the block under way included. What a sub-layer with the query w reads is
+of blocks of them, the block under way included. A sub-layer with the query w reads
 
     s_i = w . v_i / sqrt(mean(v_i^2) + eps)      p = softmax(s)
 
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .connection import Connection, compute_dtype, expand_streams, of_every_token, returned, without_autocast
+from .connection import Connection, as_new_output, broadcast_output, compute_dtype, expand_streams, without_autocast
 from .connection_weights import WideModule
 
 
@@ -41,21 +41,21 @@ class Values:
     opens_block: bool = False
 
     def __len__(self) -> int:
-        """B, as of a tensor: PEFT asks for it."""
+        """Return B, as of a tensor: PEFT asks for it."""
         return len(self.residual)
 
     @classmethod
     def of_streams(cls, streams: torch.Tensor) -> "Values":
-        """Views of streams `[B, S, 1 + M, D]`."""
+        """Return views of streams `[B, S, 1 + M, D]`."""
         return cls(streams[..., 0, :], (streams[..., 1:, :],))
 
     def written(self) -> torch.Tensor:
-        """The streams `[B, S, 1 + M, D]`."""
+        """Return the streams `[B, S, 1 + M, D]`."""
         return torch.cat([self.residual.unsqueeze(-2), *self.values], dim=-2)
 
     def write(self, branch_output: torch.Tensor) -> "Values":
-        """With a branch output `[B, S, D]` added to r, and to the last value unless it is the first of its block."""
-        branch_output = of_every_token(branch_output, self.residual.shape)
+        """Add a branch output `[B, S, D]` to r, and to the last value unless it is the first of its block."""
+        branch_output = broadcast_output(branch_output, self.residual.shape)
         residual, value = self.residual + branch_output, branch_output.unsqueeze(-2)
         if self.opens_block:
             return Values(residual, (*self.values, value))
@@ -65,7 +65,7 @@ class Values:
         return Values(residual, (*before, last[..., -1:, :] + value))
 
     def read(self, query: torch.Tensor, form: str, eps: float) -> torch.Tensor:
-        """h, `[B, S, D]`, in the dtype of r."""
+        """Return h, `[B, S, D]`, in the dtype of r."""
         with without_autocast(self.residual):
             tensors = query.to(compute_dtype(self.residual.dtype)), self.residual, *self.values
             recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -92,19 +92,19 @@ class AttentionResidual(Connection):
         self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """The query of equal weights, float32."""
+        """Return the query of equal weights, float32."""
         return {"query": torch.zeros(self.hidden_size, dtype=torch.float32)}
 
     def expand_streams(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """r and v_0, both of them the hidden states `[B, S, D]`: `[B, S, 2, D]`."""
+        """Return r and v_0, both of them the hidden states `[B, S, D]`: `[B, S, 2, D]`."""
         return expand_streams(hidden_states, 2)
 
     def take(self, streams: torch.Tensor) -> Values:
-        """Streams `[B, S, 1 + M, D]` as `forward` takes them."""
+        """Return streams `[B, S, 1 + M, D]` as `forward` takes them."""
         return Values.of_streams(streams)
 
     def forward(self, streams: Values) -> tuple[torch.Tensor, Values]:
-        """The width connection."""
+        """Return h and the carry: the width connection."""
         read = streams.read(self.query, self.form, self.eps)
         return read, Values(streams.residual, streams.values, self.opens_block)
 
@@ -126,16 +126,16 @@ class AttentionReadout(WideModule):
         self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """The query of equal weights, float32."""
+        """Return the query of equal weights, float32."""
         return {"query": torch.zeros(self.hidden_size, dtype=torch.float32)}
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
-        """Hidden states `[B, S, D]` of streams `[B, S, 1 + M, D]`, in their dtype."""
+        """Return the hidden states `[B, S, D]` of streams `[B, S, 1 + M, D]`, in their dtype."""
         return Values.of_streams(streams).read(self.query, self.form, self.eps)
 
 
 class _Read(torch.autograd.Function):
-    """What is read, `[B, S, D]`. The backward keeps the values in their own dtype, and computes the rest again."""
+    """h, `[B, S, D]`. The backward keeps the values in their own dtype, and computes the rest again."""
 
     generate_vmap_rule = True
 
@@ -149,7 +149,7 @@ class _Read(torch.autograd.Function):
         read: Any = sum(
             (weight * value).sum(-2) for weight, value in zip(_by_tensor(weights, wide), wide, strict=True)
         )
-        return returned((residual.to(query.dtype) + read if adds_residual else read).to(residual.dtype))
+        return as_new_output((residual.to(query.dtype) + read if adds_residual else read).to(residual.dtype))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -183,19 +183,19 @@ class _Read(torch.autograd.Function):
 
 
 def _scores(values: list[torch.Tensor], query: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """s and 1 / sqrt(mean(v^2) + eps) of values `[B, S, m, D]`: `[B, S, M]` each."""
+    """Return s and 1 / sqrt(mean(v^2) + eps) of values `[B, S, m, D]`: `[B, S, M]` each."""
     deviation = torch.rsqrt(torch.cat([value.square().mean(-1) for value in values], dim=-1) + eps)
     return torch.cat([(value * query).sum(-1) for value in values], dim=-1) * deviation, deviation
 
 
 def _weights(scores: torch.Tensor) -> torch.Tensor:
-    """M p of scores `[B, S, M]`; of equal scores exactly 1."""
+    """Return M p of scores `[B, S, M]`; of equal scores exactly 1."""
     exponentials = (scores - scores.detach().amax(-1, keepdim=True)).exp()
     return scores.shape[-1] * exponentials / exponentials.sum(-1, keepdim=True)
 
 
 def _by_tensor(factors: torch.Tensor, values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Factors `[B, S, M]` as `[B, S, m, 1]` for each tensor of values."""
+    """Return factors `[B, S, M]` as `[B, S, m, 1]` for each tensor of values."""
     return factors.unsqueeze(-1).split([value.shape[-2] for value in values], dim=-2)
 
 

@@ -6,11 +6,12 @@ written out for a compiler. A backward of our own computes gradients from values
 graph of them is asked for, autograd computes them anew, through the algebra written out and from the inputs alone.
 """
 
+import inspect
 import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from importlib.util import find_spec
 from operator import add
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ IMPLEMENTATIONS = ("auto", "torch", "triton")
 MAX_TRITON_STREAMS = 8
 _TRITON_IS_INSTALLED = find_spec("triton") is not None
 _TRITON_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
-_asked = "auto"
+_setting = "auto"
 _logged: set[str] = set()
 _TRIES = 3  # of a kernel that fails, before it counts as one that never runs
 # of kernels that were tried, by the device and by what ran one; none of those that ran
@@ -55,7 +56,7 @@ def set_hc_implementation(name: str) -> None:
 
     Raises `ValueError` for another name, `RuntimeError` for "triton" where Triton is not installed.
     """
-    global _asked
+    global _setting
     if name not in IMPLEMENTATIONS:
         raise ValueError(
             f"the implementation must be one of {', '.join(map(repr, IMPLEMENTATIONS))} (got {name!r}). Give another "
@@ -65,7 +66,7 @@ def set_hc_implementation(name: str) -> None:
         raise RuntimeError(
             'implementation "triton" was asked for, but Triton is not installed. Run: pip install triton'
         )
-    _asked = name
+    _setting = name
     _failures.clear()
 
 
@@ -75,26 +76,27 @@ set_hc_implementation(os.environ.get("HF_HYPERCONN_IMPLEMENTATION") or "auto")
 def implementation(
     streams: torch.Tensor, run_one: Callable[[torch.device], object], most_values: int | None = None
 ) -> str:
-    """What computes a connection on `streams`: "torch" or "triton".
+    """Return which implementation computes a connection on `streams`: "torch" or "triton".
 
-    run_one: runs a small kernel of its on a device, to see whether kernels run there; a function of a module.
-    most_values: that its kernels take of a token's streams, padded as in `MAX_TRITON_VALUES`; None for any number.
+    run_one: runs a small kernel of the connection on a device, to see whether kernels run there.
+    most_values: that the kernels take of a token's streams, padded as in `MAX_TRITON_VALUES`; None for any number.
 
-    Raises `RuntimeError` when "triton" was asked for and can't run on them.
+    Raises `RuntimeError` when "triton" is set and can't run on them.
     """
-    if _asked == "torch":
+    if _setting == "torch":
         return "torch"
     on_gpu = streams.device.type == "cuda"
-    obstacle = _triton_obstacle(streams, on_gpu or (_asked == "triton" and _TRITON_INTERPRETS), run_one, most_values)
-    if _asked == "triton" and obstacle is not None:
+    has_device = on_gpu or (_setting == "triton" and _TRITON_INTERPRETS)
+    obstacle = _triton_obstacle(streams, has_device, run_one, most_values)
+    if _setting == "triton" and obstacle is not None:
         raise RuntimeError(f'implementation "triton" was asked for, but {obstacle}. Use "auto" or "torch" there.')
-    taken = "triton" if obstacle is None else "torch"
-    message = f"hyper-connections are computed by {taken}{f', because {obstacle}' if obstacle else ''}."
+    name = "triton" if obstacle is None else "torch"
+    message = f"hyper-connections are computed by {name}{f', because {obstacle}' if obstacle else ''}."
     if not torch.compiler.is_compiling() and message not in _logged:
         _logged.add(message)
         log = logger.warning if on_gpu and obstacle else logger.info
         log(message)
-    return taken
+    return name
 
 
 def _triton_obstacle(
@@ -106,10 +108,10 @@ def _triton_obstacle(
         return f"the streams are on {streams.device.type}, not on a GPU"
     if streams.dtype == torch.float64:
         return "the streams are float64"
-    n, size = (int(each) for each in streams.shape[-2:])  # tensors, while `torch.jit.trace` looks on
+    n, size = map(int, streams.shape[-2:])  # tensors, while `torch.jit.trace` records
     if n > MAX_TRITON_STREAMS:
         return f"there are {n} streams, more than {MAX_TRITON_STREAMS}"
-    padded = [1 << (each - 1).bit_length() for each in (n, size)]
+    padded = [1 << (length - 1).bit_length() for length in (n, size)]
     if most_values is not None and math.prod(padded) > most_values:
         return f"{n} streams of {size} values, padded to {padded[0]} x {padded[1]}, are more than {most_values}"
     return _why_kernels_fail(streams.device, run_one) if streams.device.type == "cuda" else None
@@ -117,9 +119,9 @@ def _triton_obstacle(
 
 @torch.compiler.assume_constant_result
 def _why_kernels_fail(device: torch.device, run_one: Callable) -> str | None:
-    """What a small kernel on a GPU fails with, as where there is no C compiler or the GPU is old; None if it runs.
+    """Return why a small kernel fails on a GPU, as where there is no C compiler or the GPU is old; None if it runs.
 
-    What fails once may pass: it is tried again. While a CUDA graph is captured nothing can be tried.
+    A kernel that fails is tried again. While a CUDA graph is captured none can be tried.
     """
     failures = _failures.get((device, run_one))
     may_try = not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
@@ -144,7 +146,7 @@ def _try_kernels(device: torch.device, run_one: Callable) -> str | None:
 
 
 class Products(NamedTuple):
-    """How a step makes its sums over streams, channels and tokens.
+    """The sums that a step makes over streams, channels and tokens.
 
     mixed: from weights `[..., N, M]` and values `[..., N, D]`, weighted sums of the values, `[..., M, D]`.
     dots: from values `[..., N, D]` and others `[..., M, D]` or `[M, D]`, their products over D, `[..., N, M]`.
@@ -186,23 +188,22 @@ SUMS = Products(_mixed_by_sums, _dots_by_sums, _add_mixed_by_sums, _over_tokens_
 
 
 def products_on(device: torch.device) -> Products:
-    """What sums are made with on a device, so that none of them loses bits of its operands."""
+    """Return the products for sums on a device, none of which loses bits of its operands."""
     return MATRIX_PRODUCTS if uses_matrix_products(device) else SUMS
 
 
 def is_exporting() -> bool:
-    """Whether `torch.export` looks on.
+    """Return whether `torch.export` records.
 
-    As `torch.compiler.is_exporting`, which for Dynamo is always true before torch 2.12.
+    `torch.compiler.is_exporting` is always true in Dynamo before torch 2.12.
     """
     return getattr(torch.compiler, "_is_exporting_flag", False)
 
 
 def uses_matrix_products(device: torch.device) -> bool:
-    """Whether small matrix products on `device` are the faster form and keep every bit of their operands.
+    """Return whether small matrix products on `device` are the faster form and keep every bit of their operands.
 
-    A compiler fuses sums into fewer passes over the streams. What is exported is read by other programs, to whom every
-    operation is one.
+    A compiler fuses sums into fewer passes over the streams. Programs that read an export fuse none.
     """
     if torch.compiler.is_compiling() and not is_exporting():
         return False
@@ -214,14 +215,14 @@ def uses_matrix_products(device: torch.device) -> bool:
         return False
 
 
-@torch.compiler.assume_constant_result  # a compiler guards what is asked here by itself
+@torch.compiler.assume_constant_result  # a compiler has guards of its own for this
 def is_transformed() -> bool:
-    """Whether a transform of `torch.func`, or forward-mode differentiation, is under way."""
+    """Return whether a transform of `torch.func`, or forward-mode differentiation, is under way."""
     return _interpreters() is not None or getattr(forward_ad, "_current_level", -1) >= 0
 
 
 def needs_autograd() -> bool:
-    """Asked inside a backward: whether a graph of it is recorded, or it runs for a batch of gradients at once."""
+    """Return, inside a backward, whether a graph of it is recorded, or it runs for a batch of gradients at once."""
     if torch.compiler.is_compiling():
         return False
     return torch.is_grad_enabled() or is_transformed() or _has_dispatch_key("VmapMode")
@@ -232,7 +233,7 @@ def gradients(
     tensors: Sequence[torch.Tensor | None],
     grads: Sequence[torch.Tensor | None],
 ) -> list[torch.Tensor | None]:
-    """The gradients of `tensors`, each None where none is needed, from those of what `function` returns for them.
+    """Return the gradients of `tensors`, each None where none is needed, from those of the outputs of `function`.
 
     They have a graph of their own when gradients are enabled.
     """
@@ -241,21 +242,21 @@ def gradients(
         # so that a gradient does not go on to tensors which others were made of
         inputs = [None if tensor is None else tensor.view_as(tensor) for tensor in tensors]
         outputs = function(*inputs)
-        pairs = [(made, grad.to(made.dtype)) for made, grad in zip(outputs, grads, strict=True) if made.requires_grad]
+        pairs = [(y, grad.to(y.dtype)) for y, grad in zip(outputs, grads, strict=True) if y.requires_grad]
         if not pairs:
             return [None] * len(inputs)
-        made, of_made = zip(*pairs, strict=True)
-        wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
-        found = iter(torch.autograd.grad(made, wanted, of_made, create_graph=records, allow_unused=True))
-    return [next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs]
+        trained = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+        ys, of_ys = zip(*pairs, strict=True)
+        results = iter(torch.autograd.grad(ys, trained, of_ys, create_graph=records, allow_unused=True))
+    return [next(results) if tensor is not None and tensor.requires_grad else None for tensor in inputs]
 
 
 def operator_namespace(module: str) -> str:
-    """What a module registers its operators under: another for every name, of whatever characters.
+    """Return the namespace that a module registers its operators in: another for every name of a module.
 
     A process may hold several copies of a module, each with a Hub repo and named after its folder.
     """
-    escaped = re.sub("[^0-9A-Za-z]", lambda found: "__" if found[0] == "_" else f"_{ord(found[0]):x}_", module)
+    escaped = re.sub("[^0-9A-Za-z]", lambda match: "__" if match[0] == "_" else f"_{ord(match[0]):x}_", module)
     return f"hc_{escaped}"
 
 
@@ -263,20 +264,27 @@ class Operator:
     """A function that compilers, tracers, dispatch modes and tensors of other classes see as an operator of torch.
 
     Elsewhere it is called by itself: calling the operator costs as much as launching a kernel.
+
+    make_results: makes the tensors that the function returns, empty, from those of its arguments that it names.
     """
 
-    def __init__(self, name: str, function: Callable):
+    def __init__(self, name: str, make_results: Callable, function: Callable):
         self.function = function
         self.operator = torch.library.custom_op(name, function, mutates_args=())
-        self.register_fake = self.operator.register_fake
+        signature, names = inspect.signature(function), inspect.signature(make_results).parameters
+
+        @self.operator.register_fake
+        def _(*arguments: Any) -> Any:
+            values = signature.bind(*arguments).arguments
+            return make_results(**{name: values[name] for name in names})
 
     def __call__(self, *arguments: Any) -> Any:
         return self.operator(*arguments) if _is_recorded(arguments) else self.function(*arguments)
 
 
-def operator(name: str) -> Callable[[Callable], Operator]:
-    """A decorator that makes an operator of a function."""
-    return lambda function: Operator(name, function)
+def operator(name: str, make_results: Callable) -> Callable[[Callable], Operator]:
+    """Return a decorator that makes an operator of a function."""
+    return partial(Operator, name, make_results)
 
 
 def _is_recorded(arguments: tuple) -> bool:
@@ -285,11 +293,11 @@ def _is_recorded(arguments: tuple) -> bool:
     if _len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch():
         return True
     plain = torch.Tensor, torch.nn.Parameter
-    return any(isinstance(each, torch.Tensor) and type(each) not in plain for each in arguments)
+    return any(isinstance(value, torch.Tensor) and type(value) not in plain for value in arguments)
 
 
 def by_token(tensor: torch.Tensor | None, inner: int) -> torch.Tensor | None:
-    """The tensor with its token dimensions as one, `inner` dimensions behind it, the last of them dense."""
+    """Return a tensor with its token dimensions as one, `inner` dimensions behind it, the last of them dense."""
     if tensor is None:
         return None
     tensor = tensor.reshape(-1, *tensor.shape[tensor.dim() - inner :])
@@ -298,10 +306,7 @@ def by_token(tensor: torch.Tensor | None, inner: int) -> torch.Tensor | None:
 
 
 def refuse_shape(branch_output: torch.Tensor | None, streams: torch.Tensor) -> None:
-    """Make sure that a kernel, which knows the shape of the streams alone, stays within a branch output.
-
-    Raises `ValueError`.
-    """
+    """Raise `ValueError` unless a kernel, which knows the shape of the streams alone, stays within a branch output."""
     expected = (*streams.shape[:-2], streams.shape[-1])
     if branch_output is not None and branch_output.shape != expected:
         raise ValueError(

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""What stands around a sub-layer: a width connection before its branch, and a depth connection after it.
+"""Connections: a width connection before the branch of a sub-layer, and a depth connection after it.
 
-This is what every kind of connection has in common. Letters: B batch, S sequence, N residual streams, D hidden size; k
+Every kind of connection has these in common. Letters: B batch, S sequence, N residual streams, D hidden size; k
 counts sub-layers from zero (attention of decoder layer i is k = 2i, its MLP is k = 2i + 1). A *branch* is norm +
 attention, or norm + MLP. Equations are those of Hyper-Connections (arXiv 2409.19606).
 """
@@ -18,17 +18,17 @@ OVERFLOW = 2.0**100  # beyond what float16 holds
 
 
 class Written(Protocol):
-    """Streams on their way to a connection: what its `take` gives, or what a carry has written."""
+    """Streams on their way to a connection, from its `take` or from a carry."""
 
     def written(self) -> torch.Tensor:
-        """The streams, `[B, S, N, D]`."""
+        """Return the streams, `[B, S, N, D]`."""
 
 
 class Writer(Protocol):
-    """What any width connection leaves for its branch's output."""
+    """The carry of any width connection."""
 
     def write(self, branch_output: torch.Tensor) -> Written:
-        """The next streams, of a branch output `[B, S, D]`."""
+        """Return the next streams, of a branch output `[B, S, D]`."""
 
 
 @dataclass(eq=False)
@@ -41,17 +41,17 @@ class Streams:
     values: torch.Tensor
 
     def __len__(self) -> int:
-        """B, as of a tensor: PEFT asks for it."""
+        """Return B, as of a tensor: PEFT asks for it."""
         return len(self.values)
 
     def written(self) -> torch.Tensor:
-        """H, `[B, S, N, D]`."""
+        """Return H, `[B, S, N, D]`."""
         return self.values
 
 
 @dataclass(eq=False)
 class Carry:
-    """What a width connection leaves for its branch's output: streams that are mixed, to be written to.
+    """The carry of a connection that mixes at once: mixed streams, to be written to.
 
     mixed: H', the mixed streams, `[B, S, N, D]`, float32 (float64 for float64 streams).
     beta: b, the write weights, `[N]` or `[B, S, N]`, same dtype.
@@ -63,17 +63,17 @@ class Carry:
     dtype: torch.dtype
 
     def write(self, branch_output: torch.Tensor) -> Streams:
-        """The depth connection: the next streams, of a branch output `[B, S, D]`.
+        """Return the next streams, of a branch output `[B, S, D]`: the depth connection.
 
         They have the dtype that `streams + branch_output` would have.
         """
         dtype = torch.promote_types(self.dtype, branch_output.dtype)
-        return Streams(self.added(without_overflow(branch_output.to(self.mixed.dtype), dtype)).to(dtype))
+        return Streams(self.added(clamp_infinities(branch_output.to(self.mixed.dtype), dtype)).to(dtype))
 
     def added(self, branch_output: torch.Tensor) -> torch.Tensor:
-        """The next streams before they are rounded, `[B, S, N, D]`, of an output in their dtype. Eq. 5."""
+        """Return the next streams before they are rounded, `[B, S, N, D]`, of an output in their dtype. Eq. 5."""
         *tokens, _, size = self.mixed.shape
-        return self.mixed + self.beta.unsqueeze(-1) * of_every_token(branch_output, (*tokens, size)).unsqueeze(-2)
+        return self.mixed + self.beta.unsqueeze(-1) * broadcast_output(branch_output, (*tokens, size)).unsqueeze(-2)
 
 
 def expand_streams(hidden_states: torch.Tensor, hc_mult: int) -> torch.Tensor:
@@ -92,13 +92,13 @@ def reduce_streams(streams: torch.Tensor, readout: str = "mean") -> torch.Tensor
 
 
 def stream_mean(streams: torch.Tensor) -> torch.Tensor:
-    """The mean `[B, S, D]` of streams `[B, S, N, D]`; of equal streams themselves, exactly."""
+    """Return the mean `[B, S, D]` of streams `[B, S, N, D]`; equal streams are their own mean, exactly."""
     first = streams[..., 0, :]
     return first + (streams - first.unsqueeze(-2)).mean(-2)
 
 
 class Connection(WideModule):
-    """What stands around one sub-layer: a width connection before its branch and a depth connection after it.
+    """The width connection before the branch of one sub-layer and the depth connection after it.
 
     hidden_size: D.
     hc_mult: N, at least 1.
@@ -112,27 +112,27 @@ class Connection(WideModule):
         self.hidden_size, self.hc_mult, self.sub_layer = hidden_size, hc_mult, sub_layer
 
     def expand_streams(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The first streams, `[B, S, N, D]`, of hidden states `[B, S, D]`."""
+        """Return the first streams, `[B, S, N, D]`, of hidden states `[B, S, D]`."""
         return expand_streams(hidden_states, self.hc_mult)
 
     def reduce_streams(self, streams: torch.Tensor, readout: str) -> torch.Tensor:
-        """Hidden states `[B, S, D]` of streams."""
+        """Return the hidden states `[B, S, D]` of streams."""
         return reduce_streams(streams, readout)
 
     def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """From streams `[B, S, N, D]`, the branch input `[B, S, D]` in their dtype, and H' and b of `Carry`."""
+        """Return the branch input `[B, S, D]` of streams `[B, S, N, D]`, in their dtype, and H' and b of `Carry`."""
         raise NotImplementedError
 
     def take(self, streams: torch.Tensor) -> Written:
-        """Streams `[B, S, N, D]` as `forward` takes them."""
+        """Return streams `[B, S, N, D]` as `forward` takes them."""
         return Streams(streams)
 
     def forward(self, streams: Any) -> tuple[torch.Tensor, Writer]:
-        """The width connection; a forward, so that hooks and wrappers of the module see it.
+        """Return the branch input `[B, S, D]` and the carry: the width connection.
 
-        streams: what `take` gives, or what the carry of the sub-layer before has written.
+        It is a forward, so that hooks and wrappers of the module see it.
 
-        Returns the branch input `[B, S, D]` and the carry, whose `write` takes the branch's output.
+        streams: from `take`, or from the carry of the sub-layer before.
         """
         values = streams.written()
         with without_autocast(values):
@@ -140,48 +140,48 @@ class Connection(WideModule):
         return branch_input, self.carry(mixed, beta, values.dtype)
 
     def carry(self, mixed: torch.Tensor, beta: torch.Tensor, dtype: torch.dtype) -> Carry:
-        """What writes a branch's output to H', with b, as streams of a dtype."""
+        """Return the carry that writes a branch's output to H', with b, as streams of a dtype."""
         return Carry(mixed, beta, dtype)
 
     def width_connection(self, streams: torch.Tensor) -> tuple[torch.Tensor, Writer]:
-        """`forward`, of streams `[B, S, N, D]` as a tensor."""
+        """Return the results of `forward`, of streams `[B, S, N, D]` as a tensor."""
         return self(self.take(streams))
 
     def extra_repr(self) -> str:
         return f"hidden_size={self.hidden_size}, hc_mult={self.hc_mult}, sub_layer={self.sub_layer}"
 
 
-def of_every_token(branch_output: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A branch output of the shape that an addition would broadcast it to, `[B, S, D]`."""
+def broadcast_output(branch_output: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a branch output of the shape that an addition would broadcast it to, `[B, S, D]`."""
     if not torch.jit.is_tracing() and branch_output.shape == shape:
         return branch_output
     return branch_output.expand(shape)
 
 
-def without_overflow(branch_output: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A branch output in the compute dtype, whose products with 0 are 0, to be written to streams of a dtype.
+def clamp_infinities(branch_output: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a branch output in the compute dtype, whose products with 0 are 0, for streams of a dtype.
 
-    Families that train in float16 clamp streams that overflow; a branch that did so leaves others as they are.
+    Families that train in float16 clamp streams that overflow. Other streams must stay as they are.
     """
     return branch_output.clamp(-OVERFLOW, OVERFLOW) if dtype == torch.float16 else branch_output
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which streams of `dtype` are computed: float32, or float64 for float64."""
+    """Return the dtype that streams of `dtype` are computed in: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def without_autocast(tensor: torch.Tensor) -> AbstractContextManager:
-    """A context in which operations on `tensor` keep the dtypes that they are given."""
+    """Return a context in which operations on `tensor` keep the dtypes that they are given."""
     device = tensor.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):  # which raises where there is no autocast
         return nullcontext()
     return torch.autocast(device, enabled=False)
 
 
-def returned(tensor: torch.Tensor) -> torch.Tensor:
-    """What the forward of a function of our own returns: the tensor; to a compiler a view of it.
+def as_new_output(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the output of an `autograd.Function`; under a compiler a view of it.
 
-    Before torch 2.12 Dynamo loses the gradient of what an operation in place, or one that does nothing, returns.
+    Before torch 2.12 Dynamo loses the gradient of an output of an operation in place, or of one that does nothing.
     """
     return tensor.view_as(tensor) if torch.compiler.is_compiling() else tensor

@@ -45,7 +45,7 @@ class DualResidual(Connection):
         self.norm = in_float32(norm)
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """None: there are no parameters but the norm's."""
+        """Return nothing: the only parameters are the norm's."""
         return {}
 
     def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -67,11 +67,11 @@ class DualReadout(WideModule):
         self.norm = in_float32(norm)
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """None: there are no parameters but the norm's."""
+        """Return nothing: the only parameters are the norm's."""
         return {}
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
-        """Hidden states `[B, S, D]` of streams `[B, S, 2, D]`, in their dtype."""
+        """Return the hidden states `[B, S, D]` of streams `[B, S, 2, D]`, in their dtype."""
         x, d = streams.to(compute_dtype(streams.dtype)).unbind(-2)
         return (x + self.norm(d)).to(streams.dtype)
 

@@ -42,14 +42,14 @@ class DynamicActivation(InitialisedModule):
         self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Every parameter at the start."""
+        """Return every parameter at the start."""
         values = {"weight": torch.ones(self.size), "alpha": torch.full((1,), self.initial_alpha)}
         if self.kind == "derf":
             values |= {"shift": torch.zeros(1), "bias": torch.zeros(self.size)}
         return values
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[..., size]` to `[..., size]`, in the dtype of `x`, computed in float32."""
+        """Return the activation of x `[..., size]`, in its dtype, computed in float32."""
         values = x.to(compute_dtype(x.dtype))
         if self.kind == "dyt":
             return (self.weight * torch.tanh(self.alpha * values)).to(x.dtype)
@@ -70,16 +70,16 @@ class EmbeddingScale(InitialisedModule):
         self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """The scalar at the start."""
+        """Return the scalar at the start."""
         return {"weight": torch.full((1,), self.hidden_size**0.5)}
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """`[B, S, D]`, in the dtype it has."""
+        """Return embeddings `[B, S, D]` scaled, in their dtype."""
         return (hidden_states * self.weight).to(hidden_states.dtype)
 
 
 def dynamic_activations(module: Any, config) -> None:
-    """Put what `config.norm` names in the place of every norm inside `module`; a first layer scales embeddings, too.
+    """Replace every norm inside `module` by the activation of `config.norm`; a first layer scales embeddings, too.
 
     Raises `ValueError` for a norm that is more than a function of one tensor, or does not tell its width.
     """
@@ -101,12 +101,12 @@ def dynamic_activations(module: Any, config) -> None:
 
 
 def initial_alphas(config) -> tuple[float, float]:
-    """The initial alpha before and inside attention, and elsewhere: the config's, or those of the nearest width."""
+    """Return the initial alpha before and inside attention, and elsewhere: the config's, or the nearest width's."""
     nearest = min(ALPHAS, key=lambda width: abs(width - config.hidden_size))
-    by_default = ALPHAS[nearest] if config.norm == "dyt" else (DERF_ALPHA, DERF_ALPHA)
-    given = (config.norm_alpha_attention, config.norm_alpha_other)
-    attention, other = (default if value is None else value for value, default in zip(given, by_default, strict=True))
-    return attention, other
+    attention, other = ALPHAS[nearest] if config.norm == "dyt" else (DERF_ALPHA, DERF_ALPHA)
+    if config.norm_alpha_attention is not None:
+        attention = config.norm_alpha_attention
+    return attention, other if config.norm_alpha_other is None else config.norm_alpha_other
 
 
 def _width(norm: nn.Module) -> int | None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from .connection import Carry
-from .hyper_connections import HyperConnection, width_connection
+from .hyper_connections import HyperConnection, read_and_mix
 
 
 @dataclass(eq=False)
@@ -40,28 +40,28 @@ class FracConnection(HyperConnection):
 
     @property
     def stream_size(self) -> int:
-        """Width of one part."""
+        """The width of one part."""
         return self.hidden_size // self.hc_mult
 
     def initial_alpha(self) -> torch.Tensor:
-        """Y = A_r = I."""
+        """Return A with Y = A_r = I."""
         return torch.cat([torch.eye(self.hc_mult, dtype=torch.float32)] * 2, dim=1)
 
     def expand_streams(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The parts `[B, S, m, D / m]` of hidden states `[B, S, D]`."""
+        """Return the parts `[B, S, m, D / m]` of hidden states `[B, S, D]`."""
         return hidden_states.unflatten(-1, (self.hc_mult, -1))
 
     def reduce_streams(self, streams: torch.Tensor, readout: str) -> torch.Tensor:
-        """The hidden states `[B, S, D]` whose parts the streams are, whatever the readout."""
+        """Return the hidden states `[B, S, D]` whose parts the streams are, whatever the readout."""
         return streams.flatten(-2)
 
     def coefficient_parameters(self, dtype: torch.dtype) -> None:
-        """None: steps are for streams that are read into one."""
+        """Return None: steps are for streams that are read into one."""
         return None
 
     def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         alpha, beta = self.coefficients(streams)
-        read, mixed = width_connection(streams, alpha, reads=self.hc_mult)
+        read, mixed = read_and_mix(streams, alpha, reads=self.hc_mult)
         return read.flatten(-2), mixed, beta
 
     def carry(self, mixed: torch.Tensor, beta: torch.Tensor, dtype: torch.dtype) -> FracCarry:
@@ -69,9 +69,9 @@ class FracConnection(HyperConnection):
 
 
 def narrow_norm(norm: nn.Module, size: int) -> nn.Module:
-    """A norm of one part, made from a new norm of the hidden size: its first `size` channels.
+    """Return a norm of one part, cut from a new norm of the hidden size: its first `size` channels.
 
-    Raises `ValueError` for a norm made of other modules, whose channels are not told apart.
+    Raises `ValueError` for a norm made of other modules, whose channels can't be told apart.
     """
     parameters = dict(norm.named_parameters())
     if any("." in name for name in parameters):

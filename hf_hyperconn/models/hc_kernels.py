@@ -46,7 +46,7 @@ def _row(pointer, d, size):
 
 @triton.jit
 def _output(pointer, d, size, rounding):
-    """A branch's output `[1, D]`, float32; as of `without_overflow`, for streams of the dtype of `rounding`."""
+    """A branch's output `[1, D]`, float32; as of `clamp_infinities`, for streams of the dtype of `rounding`."""
     row = _row(pointer, d, size)
     if rounding.dtype.element_ty == tl.float16:
         row = tl.where(tl.abs(row) == float("inf"), tl.where(row > 0, OVERFLOW, -OVERFLOW), row)

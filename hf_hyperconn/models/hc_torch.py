@@ -1,10 +1,11 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""Steps (see `hc_step.py`): what goes in and comes out of them, and how plain torch computes them.
+"""Steps (see `hc_step.py`): their inputs and outputs, and how plain torch computes them.
 
 Matrix products are few operations, the faster form in eager mode. A setting of the process can make them lossy; sums
 written out never are, and a compiler fuses them. Either way sums over the streams are float32 (float64 for float64
-streams), and what is written is rounded once. Coefficients of one token are `[N, N+2]`: the columns of A_m, A_r and b;
-those of SHC have no token dimensions.
+streams), and streams are rounded once, when they are written. At the end is a step that autograd differentiates, for
+derivatives of the gradients. Coefficients of one token are `[N, N+2]`: the columns of A_m, A_r and b; SHC has the same
+for all tokens, without token dimensions.
 """
 
 from collections.abc import Callable
@@ -12,12 +13,12 @@ from typing import NamedTuple
 
 import torch
 
-from .computing import MATRIX_PRODUCTS, SUMS, Products
-from .connection import without_overflow
+from .computing import MATRIX_PRODUCTS, SUMS, Products, gradients
+from .connection import clamp_infinities
 
 
 class CoefficientParameters(NamedTuple):
-    """What a width connection computes its coefficients with, in the compute dtype.
+    """The tensors and settings that a width connection computes its coefficients with, in the compute dtype.
 
     static_alpha: `[N, N+1]`. static_beta: `[N]`.
     fn: `[N+2, D]`, the norm's weight folded in; None for static coefficients, which have nothing of what follows.
@@ -37,23 +38,21 @@ class CoefficientParameters(NamedTuple):
     tanh: bool = True
 
     def static(self) -> torch.Tensor:
-        """`[N, N+2]`."""
+        """Return the static coefficients, `[N, N+2]`."""
         return torch.cat([self.static_alpha, self.static_beta.unsqueeze(-1)], dim=-1)
 
     def scale(self) -> torch.Tensor:
-        """`[N+2]`, of dynamic coefficients."""
-        assert self.alpha_scale is not None
-        assert self.beta_scale is not None
+        """Return the scale of each column of dynamic coefficients, `[N+2]`."""
         return torch.cat([self.alpha_scale.expand(self.static_alpha.shape[-1]), self.beta_scale])
 
     def squash(self, predicted: torch.Tensor) -> torch.Tensor:
-        """What is scaled and added to the static coefficients."""
+        """Return the predicted term of the coefficients before it is scaled."""
         logits = predicted if self.offset is None else predicted + self.offset
         return logits.tanh() if self.tanh else logits
 
 
 class Read(NamedTuple):
-    """What reading streams gives.
+    """The results of reading streams.
 
     branch_input: `[B, S, D]`, in the dtype of the streams.
     coefficients: `[B, S, N, N+2]`, or `[N, N+2]` when static.
@@ -68,48 +67,36 @@ class Read(NamedTuple):
     mean: torch.Tensor | None = None
 
 
-class CoefficientGrads(NamedTuple):
-    """The gradients of a `CoefficientParameters`: of [static_alpha | static_beta] `[N, N+2]`, and of what is not None.
-
-    That of static_beta is left out when the coefficients are static.
-    """
-
-    static: torch.Tensor
-    fn: torch.Tensor | None = None
-    offset: torch.Tensor | None = None
-    scale: torch.Tensor | None = None
-
-
 class StepGrads(NamedTuple):
     """The gradients of a step.
 
     streams: of A_r'^T S when the step wrote, of S when it only read, `[B, S, N, D]`.
-    parameters: None when it did not read.
+    parameters: in the places of the tensors that they belong to; None when it did not read.
     written_beta, branch_output: of b' `[B, S, N]` and f `[B, S, D]`; None when it did not write.
     """
 
     streams: torch.Tensor
-    parameters: CoefficientGrads | None
+    parameters: CoefficientParameters | None
     written_beta: torch.Tensor | None
     branch_output: torch.Tensor | None
 
 
-class Kernels(NamedTuple):
+class StepFunctions(NamedTuple):
     """An implementation of steps.
 
     step_forward: H and what reading it gives, from S, A' and f (None when nothing is written) and the parameters of
         the coefficients (None when nothing is read).
-    step_backward: `StepGrads`, from the same, the result of reading, and the gradients of what the step gave: of the
+    step_backward: `StepGrads`, from the same, the result of reading, and the gradients of the step's outputs: of the
         streams handed on, of x and of b (None for static coefficients). S is needed only when the step reads. The
-        gradient of `fn` is left out when it is not wanted.
+        gradient of `fn` is left out when it is not wanted, and so is that of static b.
     """
 
     step_forward: Callable
     step_backward: Callable
 
 
-def steps_of(products: Products) -> Kernels:
-    """Steps that make their sums so."""
+def step_functions(products: Products) -> StepFunctions:
+    """Return the functions of steps that make their sums by `products`."""
 
     def step_forward(
         streams: torch.Tensor,
@@ -142,7 +129,7 @@ def steps_of(products: Products) -> Kernels:
             of_beta, of_output = write_backward(grad_streams, coefficients, branch_output, products)
         return StepGrads(grad_streams, of_parameters, of_beta, of_output)
 
-    return Kernels(step_forward, step_backward)
+    return StepFunctions(step_forward, step_backward)
 
 
 def coefficient_grads(
@@ -151,22 +138,28 @@ def coefficient_grads(
     grad_coefficients: torch.Tensor,
     grad_predicted: torch.Tensor | None,
     grad_fn: torch.Tensor | None,
-) -> CoefficientGrads:
-    """From the gradients of every token's coefficients and prediction, `[B, S, N, N+2]`, and that of `fn`."""
-    of_static = grad_coefficients.flatten(0, -3).sum(0)
+) -> CoefficientParameters:
+    """Return the gradients of parameters, in their places.
+
+    grad_coefficients, grad_predicted: the gradients of each token's coefficients and prediction, `[B, S, N, N+2]`.
+    grad_fn: the gradient of `fn`, or None.
+    """
+    static = grad_coefficients.flatten(0, -3).sum(0)
+    of_static = static[:, :-1], static[:, -1]
     if parameters.fn is None:
-        return CoefficientGrads(of_static)
+        return CoefficientParameters(*of_static)
     of_scale = (grad_coefficients * parameters.squash(result.predicted)).flatten(0, -2).sum(0)
     of_offset = None if parameters.offset is None else grad_predicted.flatten(0, -2).sum(0)
-    return CoefficientGrads(of_static, grad_fn, of_offset, of_scale)
+    of_scales = of_scale[:-1].sum(0, keepdim=True), of_scale[-1:]
+    return CoefficientParameters(*of_static, grad_fn, of_offset, *of_scales)
 
 
 def write(
     streams: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor, products: Products
 ) -> torch.Tensor:
-    """H = A_r^T S + b (outer) f, `[B, S, N, D]`, in the dtype that `streams + branch_output` would have."""
+    """Return H = A_r^T S + b (outer) f, `[B, S, N, D]`, in the dtype that `streams + branch_output` would have."""
     dtype = torch.promote_types(streams.dtype, branch_output.dtype)
-    values, output = streams.to(coefficients.dtype), without_overflow(branch_output.to(coefficients.dtype), dtype)
+    values, output = streams.to(coefficients.dtype), clamp_infinities(branch_output.to(coefficients.dtype), dtype)
     mix, beta = coefficients[..., 1:-1], coefficients[..., -1:]
     return products.mixed(mix, values).addcmul_(beta, output.unsqueeze(-2)).to(dtype)
 
@@ -174,14 +167,14 @@ def write(
 def write_backward(
     grad: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor, products: Products
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """From the gradient of H, those of b `[B, S, N]` and of f `[B, S, D]`; that of A_r^T S is the gradient of H."""
-    values, output = grad.to(coefficients.dtype), without_overflow(branch_output.to(coefficients.dtype), grad.dtype)
+    """Return, from the gradient of H, those of b `[B, S, N]` and of f `[B, S, D]`; that of A_r^T S is the one of H."""
+    values, output = grad.to(coefficients.dtype), clamp_infinities(branch_output.to(coefficients.dtype), grad.dtype)
     grad_output = products.mixed(coefficients[..., -1:], values).squeeze(-2)
     return products.dots(values, output.unsqueeze(-2)).squeeze(-1), grad_output.to(branch_output.dtype)
 
 
 def read(streams: torch.Tensor, parameters: CoefficientParameters, products: Products) -> Read:
-    """The branch input x = A_m^T H of streams `[B, S, N, D]`, and the coefficients."""
+    """Return the branch input x = A_m^T H of streams `[B, S, N, D]`, and the coefficients."""
     values = streams.to(parameters.static_alpha.dtype)
     coefficients, predicted, deviation, mean = parameters.static(), None, None, None
     if parameters.fn is not None:
@@ -204,8 +197,8 @@ def read_backward(
     grad_beta: torch.Tensor | None,
     wants_fn: bool,
     products: Products,
-) -> tuple[torch.Tensor, CoefficientGrads]:
-    """From the gradients of A_r^T H, of x and of b, those of H and of the parameters."""
+) -> tuple[torch.Tensor, CoefficientParameters]:
+    """Return, from the gradients of A_r^T H, of x and of b, those of H and of the parameters."""
     coefficients = result.coefficients
     values, mixed, inputs = (x.to(coefficients.dtype) for x in (streams, grad_mixed, grad_input.unsqueeze(-2)))
     if grad_beta is None:
@@ -233,8 +226,83 @@ def read_backward(
 
 
 def _centred(values: torch.Tensor, mean: torch.Tensor | None) -> torch.Tensor:
-    """Streams without their means, before anything is summed: sums of a large mean would cancel."""
+    """Return streams without their means, before anything is summed: sums of a large mean would cancel."""
     return values if mean is None else values - mean.unsqueeze(-1)
 
 
-BY_MATRIX_PRODUCTS, BY_SUMS = steps_of(MATRIX_PRODUCTS), steps_of(SUMS)
+BY_MATRIX_PRODUCTS, BY_SUMS = step_functions(MATRIX_PRODUCTS), step_functions(SUMS)
+
+
+def gradients_by_autograd(
+    settings: tuple | None, tensors: tuple[torch.Tensor | None, ...], grads: tuple[torch.Tensor | None, ...]
+) -> list[torch.Tensor | None]:
+    """Return the gradients of a step's tensors with a graph of their own.
+
+    settings: eps, centred and tanh of the parameters; None when the step only writes.
+    tensors: S, A', f and the six tensors of the parameters, each of them or None.
+    grads: the gradients of the streams handed on, of x and of the coefficients.
+    """
+    of_streams, of_input, of_coefficients = grads
+    if settings is None:
+        of_write = gradients(lambda *write: (_addition(*write),), tensors[1:3], (of_streams,))
+        return [of_streams, *of_write, *(None,) * 6]
+
+    def step(streams, coefficients, branch_output, *parameters):
+        return _write_and_read(streams, coefficients, branch_output, CoefficientParameters(*parameters, *settings))
+
+    return gradients(step, tensors, (of_streams, of_input, of_coefficients[..., -1]))
+
+
+def _write_and_read(
+    streams: torch.Tensor,
+    coefficients: torch.Tensor | None,
+    branch_output: torch.Tensor | None,
+    parameters: CoefficientParameters,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return A_r^T H, x and b of a step that reads.
+
+    The gradient of `streams` is that of A_r'^T S when something is written.
+    """
+    if coefficients is not None:
+        dtype = torch.promote_types(streams.dtype, branch_output.dtype)
+        streams = (_Mixed.apply(streams, coefficients) + _addition(coefficients, branch_output)).to(dtype)
+    values, used = streams.to(parameters.static_alpha.dtype), parameters.static()
+    if parameters.fn is not None:
+        centred = values - values.mean(-1, keepdim=True) if parameters.centred else values
+        normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + parameters.eps)
+        used = used + parameters.scale() * parameters.squash(normed @ parameters.fn.transpose(0, 1))
+    return _mixed(used, values), _weighted_sum(used[..., 0], values).to(streams.dtype), used[..., -1]
+
+
+def _addition(coefficients: torch.Tensor, branch_output: torch.Tensor) -> torch.Tensor:
+    """Return b (outer) f, `[B, S, N, D]`, in the dtype of the coefficients."""
+    output = clamp_infinities(branch_output.to(coefficients.dtype), branch_output.dtype)
+    return coefficients[..., -1:] * output.unsqueeze(-2)
+
+
+def _mixed(coefficients: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return A_r^T H, `[B, S, N, D]`."""
+    return torch.stack([_weighted_sum(column, values) for column in coefficients[..., 1:-1].unbind(-1)], dim=-2)
+
+
+def _weighted_sum(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the sum of streams `[B, S, N, D]` with weights `[B, S, N]` or `[N]`: `[B, S, D]`."""
+    return (weights.unsqueeze(-1) * values).sum(-2)
+
+
+class _Mixed(torch.autograd.Function):
+    """A_r^T H of streams and coefficients, as a variable of its own: a step's gradient of H is that of A_r^T H."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(streams, coefficients):
+        return _mixed(coefficients, streams.to(coefficients.dtype))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None

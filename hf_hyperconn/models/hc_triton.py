@@ -7,7 +7,7 @@ import torch
 
 from .computing import by_token, operator, operator_namespace, refuse_shape
 from .hc_kernels import _backward, _forward, _projection, triton
-from .hc_torch import CoefficientParameters, Kernels, Read, StepGrads, coefficient_grads
+from .hc_torch import CoefficientParameters, Read, StepFunctions, StepGrads, coefficient_grads
 
 _NAMESPACE = operator_namespace(__name__)
 # values of a token's streams in a thread: of 16 to 128, those that are fastest on an H100 in nearly every shape of
@@ -21,8 +21,13 @@ def _dense(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
+def _strides(tensor: torch.Tensor | None, inner: int) -> tuple[int, ...]:
+    """Return the strides of `by_token(tensor, inner)` but the last, which is 1; zeros for None."""
+    return (0,) * inner if tensor is None else tensor.stride()[:-1]
+
+
 def _token_stride(coefficients: torch.Tensor | None) -> int:
-    """From one token's coefficients to the next's: none when they are static."""
+    """Return the stride from one token's coefficients to the next's: none when they are static."""
     if coefficients is None or coefficients.dim() == 2:
         return 0
     return coefficients.shape[-1] * coefficients.shape[-2]
@@ -30,7 +35,7 @@ def _token_stride(coefficients: torch.Tensor | None) -> int:
 
 @cache
 def _sizes(n: int, size: int) -> dict[str, int]:
-    """What forward and backward are compiled for."""
+    """Return the constants that forward and backward are compiled for."""
     padded, block = triton.next_power_of_2(n), triton.next_power_of_2(size)
     warps = max(1, padded * block // (32 * _VALUES))  # 16 for `MAX_TRITON_VALUES`
     return {"N": n, "N_PAD": padded, "BLOCK": block, "num_warps": warps}
@@ -38,7 +43,7 @@ def _sizes(n: int, size: int) -> dict[str, int]:
 
 @cache
 def _projection_sizes(n: int, size: int) -> dict[str, int]:
-    """What the projection's gradient is compiled for."""
+    """Return the constants that the projection's gradient is compiled for."""
     block = min(_PROJECTION_BLOCK, triton.next_power_of_2(size))
     padded = {"N_PAD": triton.next_power_of_2(n), "M_PAD": triton.next_power_of_2(n + 2)}
     return {"N": n, **padded, "BLOCK": block, "num_warps": 2}
@@ -48,7 +53,23 @@ def _written_dtype(streams: torch.Tensor, branch_output: torch.Tensor | None) ->
     return streams.dtype if branch_output is None else torch.promote_types(streams.dtype, branch_output.dtype)
 
 
-@operator(f"{_NAMESPACE}::step_forward")
+def _forward_results(streams, branch_output, static_alpha, fn, centred):
+    """Return places for H, x, coefficients, prediction, deviation and mean, empty for results that a step lacks."""
+    tokens, n = streams.shape[:-2], streams.shape[-2]
+    float32 = {"dtype": torch.float32, "device": streams.device}
+    dtype = _written_dtype(streams, branch_output)
+    writes, reads, is_dynamic = branch_output is not None, static_alpha is not None, fn is not None
+    return (
+        torch.empty(streams.shape if writes else (0,), dtype=dtype, device=streams.device),
+        torch.empty((*tokens, streams.shape[-1]) if reads else (0,), dtype=dtype, device=streams.device),
+        torch.empty((*tokens, n, n + 2) if is_dynamic else (0,), **float32),
+        torch.empty((*tokens, n, n + 2) if is_dynamic else (0,), **float32),
+        torch.empty((*tokens, n) if is_dynamic else (0,), **float32),
+        torch.empty((*tokens, n) if is_dynamic and centred else (0,), **float32),
+    )
+
+
+@operator(f"{_NAMESPACE}::step_forward", _forward_results)
 def _step_forward(
     streams: torch.Tensor,
     written: torch.Tensor | None,
@@ -71,7 +92,7 @@ def _step_forward(
     written, static_alpha, static_beta = map(_dense, (written, static_alpha, static_beta))
     with torch.cuda.device_of(h):
         _forward[(h.shape[0],)](
-            h, h.stride(0), h.stride(1), written, _token_stride(written), f, 0 if f is None else f.stride(0),
+            h, *_strides(h, 2), written, _token_stride(written), f, *_strides(f, 1),
             static_alpha, static_beta, fn, offset, alpha_scale, beta_scale, *results,
             h.shape[-1], eps, **_sizes(*h.shape[1:]),
             WRITES=f is not None, READS=static_alpha is not None, DYNAMIC=fn is not None,
@@ -80,28 +101,23 @@ def _step_forward(
     return results
 
 
-def _forward_results(streams, branch_output, static_alpha, fn, centred):
-    """Places for H, x, coefficients, prediction, deviation and mean; those that a step does not make are empty."""
-    tokens, n = streams.shape[:-2], streams.shape[-2]
-    float32 = {"dtype": torch.float32, "device": streams.device}
-    dtype = _written_dtype(streams, branch_output)
-    made = [branch_output is not None, static_alpha is not None] + [fn is not None] * 3 + [fn is not None and centred]
-    shapes = [streams.shape, (*tokens, streams.shape[-1])] + [(*tokens, n, n + 2)] * 2 + [(*tokens, n)] * 2
-    kinds = [{"dtype": dtype, "device": streams.device}] * 2 + [float32] * 4
-    return tuple(
-        torch.empty(shape if is_made else (0,), **kind)
-        for is_made, shape, kind in zip(made, shapes, kinds, strict=True)
+def _backward_results(grad_streams, branch_output, coefficients, fn):
+    """Return places for the gradients of S, coefficients, prediction, b' and f, empty for those that a step lacks."""
+    tokens, n = grad_streams.shape[:-2], grad_streams.shape[-2]
+    float32 = {"dtype": torch.float32, "device": grad_streams.device}
+    reads, writes = coefficients is not None, branch_output is not None
+    return (
+        torch.empty(grad_streams.shape if reads else (0,), dtype=grad_streams.dtype, device=grad_streams.device),
+        torch.empty((*tokens, n, n + 2) if reads else (0,), **float32),
+        torch.empty((*tokens, n, n + 2) if fn is not None else (0,), **float32),
+        torch.empty((*tokens, n) if writes else (0,), **float32),
+        torch.empty(branch_output.shape, dtype=branch_output.dtype, device=branch_output.device)
+        if writes
+        else torch.empty(0, **float32),
     )
 
 
-@_step_forward.register_fake
-def _(
-    streams, written, branch_output, static_alpha, static_beta, fn, offset, alpha_scale, beta_scale, eps, centred, tanh
-):
-    return _forward_results(streams, branch_output, static_alpha, fn, centred)
-
-
-@operator(f"{_NAMESPACE}::step_backward")
+@operator(f"{_NAMESPACE}::step_backward", _backward_results)
 def _step_backward(
     streams: torch.Tensor | None,
     written: torch.Tensor | None,
@@ -130,10 +146,9 @@ def _step_backward(
     written, of_beta = _dense(written), _dense(grad_beta)
     with torch.cuda.device_of(of_h):
         _backward[(of_h.shape[0],)](
-            h, 0 if h is None else h.stride(0), 0 if h is None else h.stride(1),
-            written, _token_stride(written), f, 0 if f is None else f.stride(0), of_h,
+            h, *_strides(h, 2), written, _token_stride(written), f, *_strides(f, 1), of_h,
             fn, offset, alpha_scale, beta_scale, coefficients, _token_stride(coefficients), predicted, deviation, mean,
-            of_h, of_h.stride(0), of_h.stride(1), of_x, 0 if of_x is None else of_x.stride(0), of_beta, *results,
+            of_h, *_strides(of_h, 2), of_x, *_strides(of_x, 1), of_beta, *results,
             of_h.shape[-1], **_sizes(*of_h.shape[1:]),
             WRITES=f is not None, READS=coefficients is not None, DYNAMIC=fn is not None,
             OFFSET=offset is not None, CENTRED=centred, TANH=tanh, **_OPTIONS,
@@ -141,31 +156,11 @@ def _step_backward(
     return results
 
 
-def _backward_results(grad_streams, branch_output, coefficients, fn):
-    """Places for the gradients of S, coefficients, prediction, b' and f; those that a step does not make are empty."""
-    tokens, n = grad_streams.shape[:-2], grad_streams.shape[-2]
-    float32 = {"dtype": torch.float32, "device": grad_streams.device}
-    reads, writes = coefficients is not None, branch_output is not None
-    return (
-        torch.empty(grad_streams.shape if reads else (0,), dtype=grad_streams.dtype, device=grad_streams.device),
-        torch.empty((*tokens, n, n + 2) if reads else (0,), **float32),
-        torch.empty((*tokens, n, n + 2) if fn is not None else (0,), **float32),
-        torch.empty((*tokens, n) if writes else (0,), **float32),
-        torch.empty(branch_output.shape, dtype=branch_output.dtype, device=branch_output.device)
-        if writes
-        else torch.empty(0, **float32),
-    )
+def _projection_results(streams):
+    return torch.empty((streams.shape[-2] + 2, streams.shape[-1]), dtype=torch.float32, device=streams.device)
 
 
-@_step_backward.register_fake
-def _(
-    streams, written, branch_output, fn, offset, alpha_scale, beta_scale, coefficients, predicted, deviation, mean,
-    centred, tanh, grad_streams, grad_input, grad_beta,
-):  # fmt: skip
-    return _backward_results(grad_streams, branch_output, coefficients, fn)
-
-
-@operator(f"{_NAMESPACE}::projection_backward")
+@operator(f"{_NAMESPACE}::projection_backward", _projection_results)
 def _projection_backward(
     streams: torch.Tensor,
     written: torch.Tensor | None,
@@ -187,16 +182,11 @@ def _projection_backward(
     rounding = torch.empty(0, dtype=_written_dtype(streams, branch_output), device=streams.device)
     with torch.cuda.device_of(h):
         _projection[triton.cdiv(size, sizes["BLOCK"]), chunks](
-            h, h.stride(0), h.stride(1), written, _token_stride(written), f, 0 if f is None else f.stride(0), rounding,
+            h, *_strides(h, 2), written, _token_stride(written), f, *_strides(f, 1), rounding,
             deviation, mean, grad_predicted, partial, h.shape[0], tokens_a_chunk, size, **sizes,
             WRITES=f is not None, CENTRED=mean is not None, **_OPTIONS,
         )  # fmt: skip
     return partial.sum(0)
-
-
-@_projection_backward.register_fake
-def _(streams, written, branch_output, deviation, mean, grad_predicted):
-    return torch.empty((streams.shape[-2] + 2, streams.shape[-1]), dtype=torch.float32, device=streams.device)
 
 
 def step_forward(
@@ -205,7 +195,7 @@ def step_forward(
     branch_output: torch.Tensor | None,
     parameters: CoefficientParameters | None,
 ) -> tuple[torch.Tensor, Read | None]:
-    """As in `Kernels`."""
+    """As in `StepFunctions`."""
     settings = (0.0, False, False) if parameters is None else parameters[6:]
     tensors = (None,) * 6 if parameters is None else parameters[:6]
     written, x, read_coefficients, *values = _step_forward(streams, coefficients, branch_output, *tensors, *settings)
@@ -229,7 +219,7 @@ def step_backward(
     grad_beta: torch.Tensor | None,
     wants_fn: bool,
 ) -> StepGrads:
-    """As in `Kernels`."""
+    """As in `StepFunctions`."""
     reads, writes = parameters is not None, coefficients is not None
     is_dynamic = reads and parameters.fn is not None
     new_grad_streams, of_coefficients, of_predicted, of_beta, of_output = _step_backward(
@@ -261,4 +251,4 @@ def step_backward(
     )
 
 
-KERNELS = Kernels(step_forward, step_backward)
+BY_KERNELS = StepFunctions(step_forward, step_backward)

@@ -12,7 +12,7 @@ gradient at the first step, which those of N equal streams share.
 
 
 def written_streams(sub_layer: int, sub_layers: int, hc_mult: int, history: str, parts: int = 2) -> tuple[int, ...]:
-    """The streams that sub-layer k writes at the start: 0 and its side stream, if it has one.
+    """Return the streams that sub-layer k writes at the start: 0 and its side stream, if it has one.
 
     sub_layer, sub_layers: k and how many there are.
     hc_mult: N.
@@ -31,6 +31,6 @@ def written_streams(sub_layer: int, sub_layers: int, hc_mult: int, history: str,
     written = sides - (sides > 2)
     layer, place = divmod(sub_layer, parts)
     layers = sub_layers // parts
-    shares = [(written + parts - 1 - each) // parts for each in range(parts)]
+    shares = [(written + parts - 1 - part) // parts for part in range(parts)]
     runs, first = shares[place], 1 + sum(shares[:place])
     return (0, first + layer * runs // layers) if runs else (0,)

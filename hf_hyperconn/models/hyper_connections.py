@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""Hyper-Connections (arXiv 2409.19606): what stands where a residual connection stood.
+"""Hyper-Connections (arXiv 2409.19606), in the place of residual connections.
 
 For one token, in the letters of `connection.py`, H holds its N streams as rows. A sub-layer reads, mixes and writes
 them with
@@ -16,7 +16,7 @@ them with
     A = static_alpha + dynamic_alpha_scale * tanh(norm(H) @ dynamic_alpha_fn)
     b = static_beta  + dynamic_beta_scale  * tanh(norm(H) @ dynamic_beta_fn)
 
-At the equivalent initialisation (Eq. 14), A = [e_{k mod N} | I] and b = 1, all streams stay equal and the model
+At the equivalent initialization (Eq. 14), A = [e_{k mod N} | I] and b = 1, all streams stay equal and the model
 computes what its Pre-Norm base computes, bit for bit. That is why coefficients are computed and streams are mixed in
 float32, without any reduced-precision matrix product, and each stream is rounded once, when it is written.
 """
@@ -34,14 +34,14 @@ from .hc_torch import CoefficientParameters
 from .norm_forms import NormForm, form_of
 
 
-def width_connection(streams: torch.Tensor, alpha: torch.Tensor, reads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read and mix the streams: the columns of `alpha` are those of A_m, then those of A_r. Eqs. 3 and 4.
+def read_and_mix(streams: torch.Tensor, alpha: torch.Tensor, reads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the streams read and mixed: the columns of `alpha` are those of A_m, then those of A_r. Eqs. 3 and 4.
 
     streams: H, `[B, S, N, D]`.
     alpha: A, `[N, reads + N]` or `[B, S, N, reads + N]`, float32 (float64 for float64 streams).
     reads: number of columns of A_m.
 
-    Returns what is read, `[B, S, reads, D]` in the dtype of the streams, and H' `[B, S, N, D]` in that of `alpha`.
+    Returns A_m^T H, `[B, S, reads, D]` in the dtype of the streams, and H' `[B, S, N, D]` in that of `alpha`.
     """
     products = products_on(streams.device).mixed(alpha, streams.to(alpha.dtype))
     return products[..., :reads, :].to(streams.dtype), products[..., reads:, :]
@@ -87,13 +87,11 @@ class HyperConnection(Connection):
             self.norm_form = None if value is None else form_of(value, self.stream_size)
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """The equivalent initialisation of every parameter but the norm's, float32 (Eq. 14, Algorithm 2)."""
+        """Return the equivalent initialization of every parameter but the norm's, float32 (Eq. 14, Algorithm 2)."""
         alpha = self.initial_alpha()
         rows, columns = alpha.shape
-        beta = torch.ones(rows, dtype=torch.float32)
-        if self.written is not None:
-            beta = torch.tensor([float(i in self.written) for i in range(rows)], dtype=torch.float32)
-        values = {"static_alpha": alpha, "static_beta": beta}
+        beta = [float(self.written is None or i in self.written) for i in range(rows)]
+        values = {"static_alpha": alpha, "static_beta": torch.tensor(beta, dtype=torch.float32)}
         if self.norm is not None:
             values["dynamic_alpha_fn"] = torch.zeros(self.stream_size, columns, dtype=torch.float32)
             values["dynamic_beta_fn"] = torch.zeros(self.stream_size, dtype=torch.float32)
@@ -103,17 +101,17 @@ class HyperConnection(Connection):
 
     @property
     def stream_size(self) -> int:
-        """Width of one stream."""
+        """The width of one stream."""
         return self.hidden_size
 
     def initial_alpha(self) -> torch.Tensor:
-        """A at the start: read one stream, mix nothing."""
+        """Return A at the start, which reads one stream and mixes none."""
         identity = torch.eye(self.hc_mult, dtype=torch.float32)
         read = self.sub_layer % self.hc_mult if self.written is None else 0
         return torch.cat([identity[:, read : read + 1], identity], dim=1)
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A and b, float32, for streams `[B, S, N, D]`: `[N, N+1]` and `[N]`; for DHC with `[B, S]` before them."""
+        """Return A `[N, N+1]` and b `[N]` of streams `[B, S, N, D]`, float32; for DHC with `[B, S]` before them."""
         dtype = compute_dtype(streams.dtype)
         alpha = self.static_alpha.to(dtype)
         beta = self.static_beta.to(dtype, copy=True)  # it outlives this forward, after which FSDP frees parameters
@@ -131,38 +129,38 @@ class HyperConnection(Connection):
 
     def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         alpha, beta = self.coefficients(streams)
-        read, mixed = width_connection(streams, alpha)
+        read, mixed = read_and_mix(streams, alpha)
         return read.squeeze(-2), mixed, beta
 
     def matrices(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A, reads before mixes, and b of each token, for streams `[B, S, N, D]`, in float32.
-
-        Returns `[B, S, N, reads + N]` and `[B, S, N]`. Static ones are the same for all tokens.
-        """
+        """Return A `[B, S, N, reads + N]` and b `[B, S, N]` of each token of streams `[B, S, N, D]`, float32."""
         alpha, beta = self.coefficients(streams)
         tokens = streams.shape[:-2]
         return alpha.expand(*tokens, *alpha.shape[-2:]), beta.expand(*tokens, *beta.shape[-1:])
 
     def coefficient_parameters(self, dtype: torch.dtype) -> CoefficientParameters | None:
-        """What a step needs to compute `coefficients` in `dtype`; None when the norm must be called to be computed.
+        """Return the parameters that a step computes `coefficients` with, in `dtype`; None when it must call the norm.
 
-        That is a norm which a step does not know, or whose weight is elsewhere and only brought by its own hooks.
+        A step calls a norm that it does not know, or whose weight is elsewhere until its own hooks bring it.
         """
         static = (self.static_alpha.to(dtype), self.static_beta.to(dtype))
         if self.norm is None:
             return CoefficientParameters(*static)
-        norm = None if self.norm_form is None else self.norm_form.fold(self.norm)
-        if norm is None or (norm.weight is not None and norm.weight.device != self.static_alpha.device):
+        form = self.norm_form
+        if form is None or (norm_parameters := form.parameters_of(self.norm)) is None:
+            return None
+        weight, bias = norm_parameters
+        if weight is not None and weight.device != self.static_alpha.device:
             return None
         fn = torch.cat([self.dynamic_alpha_fn.transpose(0, 1), self.dynamic_beta_fn.unsqueeze(0)]).to(dtype)
         return CoefficientParameters(
             *static,
-            fn=fn if norm.weight is None else fn * norm.weight.to(dtype),
-            offset=None if norm.bias is None else (fn * norm.bias.to(dtype)).sum(-1),
+            fn=fn if weight is None else fn * weight.to(dtype),
+            offset=None if bias is None else (fn * bias.to(dtype)).sum(-1),
             alpha_scale=self.dynamic_alpha_scale.to(dtype),
             beta_scale=self.dynamic_beta_scale.to(dtype),
-            eps=norm.eps,
-            centred=norm.centred,
+            eps=form.eps,
+            centred=form.centred,
             tanh=self.tanh,
         )
 

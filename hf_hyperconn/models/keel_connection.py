@@ -45,7 +45,7 @@ class KeelConnection(Connection):
         self.norm = in_float32(norm) if sub_layer > 0 else nn.Identity()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """None: Keel has no parameters but its norm's."""
+        """Return nothing: the only parameters are the norm's."""
         return {}
 
     def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

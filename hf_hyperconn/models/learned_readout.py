@@ -29,7 +29,7 @@ class LearnedReadout(WideModule):
         self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Every parameter at the start, float32."""
+        """Return every parameter at the start, float32."""
         n = self.hc_mult
         return {
             "hc_fn": torch.zeros(n, n * self.hidden_size, dtype=torch.float32),
@@ -38,7 +38,7 @@ class LearnedReadout(WideModule):
         }
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
-        """Hidden states `[B, S, D]` of streams `[B, S, N, D]`, in their dtype."""
+        """Return the hidden states `[B, S, D]` of streams `[B, S, N, D]`, in their dtype."""
         with without_autocast(streams):
             dtype = compute_dtype(streams.dtype)
             logits = normed_projection(streams.to(dtype), self.hc_fn.to(dtype), self.eps)

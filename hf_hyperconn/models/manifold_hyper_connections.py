@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from .computing import gradients, implementation, is_transformed, needs_autograd, products_on
-from .connection import Connection, Streams, Writer, compute_dtype, of_every_token, without_autocast
+from .connection import Connection, Streams, Writer, broadcast_output, compute_dtype, without_autocast
 from .connection_fields import FAVOURED_READ, KEPT
 from .sinkhorn import sinkhorn
 from .stream_means import centred, logit, normed_projection, read_streams
@@ -35,7 +35,7 @@ BIAS = 3.0
 
 @dataclass(eq=False)
 class ManifoldCarry:
-    """What a width connection by the fused kernels leaves for its branch's output.
+    """The carry of a width connection by the fused kernels.
 
     streams: x, `[B, S, N, D]`, whose gradient is that of H_res x.
     beta: H_post, `[B, S, N]`, float32.
@@ -49,9 +49,9 @@ class ManifoldCarry:
     mixes: bool
 
     def write(self, branch_output: torch.Tensor) -> Streams:
-        """The depth connection: the next streams, of a branch output `[B, S, D]`."""
+        """Return the next streams, of a branch output `[B, S, D]`: the depth connection."""
         *tokens, _, size = self.streams.shape
-        branch_output = of_every_token(branch_output, (*tokens, size))
+        branch_output = broadcast_output(branch_output, (*tokens, size))
         with without_autocast(branch_output):
             return Streams(_Depth.apply(self.mixes, self.streams, self.beta, self.mix, branch_output))
 
@@ -88,9 +88,9 @@ class ManifoldHyperConnection(Connection):
         self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Values that keep the function of a Pre-Norm model, float32: reads sum to 1, writes are 1, rows sum to 1.
+        """Return values that keep the function of a Pre-Norm model, float32; the paper's biases don't keep it.
 
-        The paper's biases don't.
+        Reads sum to 1, writes are 1, and the rows of the mix sum to 1.
         """
         n, home = self.hc_mult, self.sub_layer % self.hc_mult
         reads, keeps, gives = read_logits(n, home, self.eps), math.log(KEPT), math.log((1 - KEPT) / (n - 1))
@@ -107,17 +107,17 @@ class ManifoldHyperConnection(Connection):
 
     @property
     def settings(self) -> tuple[bool, int, float]:
-        """What `coefficients` is told besides tensors."""
+        """The arguments of `coefficients` besides tensors."""
         return self.mixes, self.sinkhorn_iters, self.eps
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """H_pre and H_post `[B, S, N]` and H_res `[B, S, N, N]` (None for iHC), float32."""
+        """Return H_pre and H_post `[B, S, N]` and H_res `[B, S, N, N]` (None for iHC), float32."""
         dtype = compute_dtype(streams.dtype)
         fn, base, scale = (parameter.to(dtype) for parameter in (self.fn, self.base, self.scale))
         return coefficients(streams.to(dtype), fn, base, scale, *self.settings)
 
     def matrices(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """H_pre and H_res as the A of `HyperConnection.matrices`, `[B, S, N, 1 + N]`, and H_post `[B, S, N]`."""
+        """Return H_pre and H_res as A of `HyperConnection.matrices`, `[B, S, N, 1 + N]`, and H_post `[B, S, N]`."""
         read, write, mix = self.coefficients(streams)
         if mix is None:
             mix = torch.eye(self.hc_mult, dtype=read.dtype, device=read.device).expand(*read.shape, -1)
@@ -128,7 +128,7 @@ class ManifoldHyperConnection(Connection):
         return *read_and_mix(streams, read, mix), write
 
     def forward(self, streams: Streams) -> tuple[torch.Tensor, Writer]:
-        """The width connection, by the fused kernels or in plain torch, as `set_hc_implementation` says."""
+        """Return the branch input and the carry, by the fused kernels or in plain torch (`set_hc_implementation`)."""
         values = streams.written()
         if torch.jit.is_tracing() or is_transformed() or implementation(values, _run_one) == "torch":
             return super().forward(streams)
@@ -204,14 +204,14 @@ def _run_one(device: torch.device) -> None:
 def _width(
     settings: tuple[bool, int, float], streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the gradients that `_Width` receives belong to, by the algebra: H_res x, the branch input and H_post."""
+    """Return H_res x, the branch input and H_post by the algebra: `_Width` receives the gradients of these."""
     read, write, mix = coefficients(streams.float(), fn, base, scale, *settings)
     branch_input, mixed = read_and_mix(streams, read, mix)
     return mixed, branch_input, write
 
 
 def _depth(write: torch.Tensor, branch_output: torch.Tensor) -> tuple[torch.Tensor]:
-    """What a depth connection adds to the mixed streams."""
+    """Return the addition of a depth connection to the mixed streams."""
     return (write.unsqueeze(-1) * branch_output.to(write.dtype).unsqueeze(-2),)
 
 
@@ -224,7 +224,7 @@ def coefficients(
     sinkhorn_iters: int,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """H_pre, H_post and H_res of streams, all in one dtype; see `ManifoldHyperConnection`."""
+    """Return H_pre, H_post and H_res of streams, all in one dtype; see `ManifoldHyperConnection`."""
     n = streams.shape[-2]
     logits = normed_projection(streams, fn, eps)
     read = torch.sigmoid(scale[0] * logits[..., :n] + base[:n]) + eps
@@ -238,7 +238,7 @@ def coefficients(
 def read_and_mix(
     streams: torch.Tensor, read: torch.Tensor, mix: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """H_pre x `[B, S, D]`, in the dtype of the streams, and H_res x `[B, S, N, D]`, in that of the coefficients."""
+    """Return H_pre x `[B, S, D]`, in the streams' dtype, and H_res x `[B, S, N, D]`, in the coefficients' dtype."""
     values = streams.to(read.dtype)
     mean, deviations = centred(values)
     branch_input = read_streams(read, mean, deviations).to(streams.dtype)
@@ -249,7 +249,7 @@ def read_and_mix(
 
 
 def read_logits(n: int, favoured: int, eps: float) -> list[float]:
-    """Logits whose sigmoids plus eps are 0.7 for the favoured stream and sum to 1."""
+    """Return logits whose sigmoids plus eps are 0.7 for the favoured stream and sum to 1."""
     others = (1 - FAVOURED_READ) / (n - 1)
     return [logit((FAVOURED_READ if i == favoured else others) - eps) for i in range(n)]
 

@@ -119,14 +119,14 @@ def _softmax(logits, N: tl.constexpr, N_PAD: tl.constexpr):
 
 @triton.jit
 def _divisor(matrix, eps, AXIS: tl.constexpr):
-    """What normalises the columns (axis 0) or rows (axis 1) of `[N, N, T]`; one in the padding."""
+    """The divisor that normalizes the columns (axis 0) or rows (axis 1) of `[N, N, T]`; one in the padding."""
     sums = tl.sum(matrix, axis=AXIS)
     return tl.expand_dims(tl.where(sums > 0, sums + eps, 1.0), AXIS)
 
 
 @triton.jit
 def _sinkhorn(matrix, rounds, eps):
-    """Columns normalised; then, so many times, rows and columns."""
+    """Normalize the columns; then, `rounds` times, rows and columns."""
     matrix = matrix / _divisor(matrix, eps, 0)
     for _ in range(0, rounds):
         matrix = matrix / _divisor(matrix, eps, 1)
@@ -135,8 +135,8 @@ def _sinkhorn(matrix, rounds, eps):
 
 
 @triton.jit
-def _normalised_backward(grad, matrix, eps, AXIS: tl.constexpr):
-    """From the gradient of `matrix` with its columns or rows normalised, that of `matrix`."""
+def _normalized_backward(grad, matrix, eps, AXIS: tl.constexpr):
+    """From the gradient of `matrix` with its columns or rows normalized, that of `matrix`."""
     divisor = _divisor(matrix, eps, AXIS)
     along = tl.expand_dims(tl.sum(grad * (matrix / divisor), axis=AXIS), AXIS)
     return tl.where(matrix > 0, (grad - along) / divisor, 0.0)
@@ -304,9 +304,9 @@ def _coefficients_backward(
         grad = tl.load(grad_mix + tokens[None, None, :] * (N * N) + old * N + new, mask=inside, other=0.0)
         for k in range(0, iters - 1):
             before = _sinkhorn(start, iters - 2 - k, eps)
-            grad = _normalised_backward(grad, before / _divisor(before, eps, 1), eps, 0)
-            grad = _normalised_backward(grad, before, eps, 1)
-        grad = _normalised_backward(grad, start, eps, 0)
+            grad = _normalized_backward(grad, before / _divisor(before, eps, 1), eps, 0)
+            grad = _normalized_backward(grad, before, eps, 1)
+        grad = _normalized_backward(grad, start, eps, 0)
         grad = softmax * (grad - tl.sum(grad * softmax, axis=1)[:, None, :])
         of_prediction = tl.load(scale + 2) * grad
         along += tl.sum(tl.sum(of_prediction * prediction, axis=0), axis=0)

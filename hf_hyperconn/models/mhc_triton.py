@@ -30,7 +30,7 @@ _COEFFICIENT_OPTIONS = {**_OPTIONS, "num_warps": 1}
 
 
 def _sizes(n: int, size: int, mixes: bool) -> dict[str, dict[str, int | bool]]:
-    """What each kernel is compiled for."""
+    """Return the constants that each kernel is compiled for."""
     padded, m = triton.next_power_of_2(n), n * n + 2 * n if mixes else 2 * n
     m_padded, whole = max(16, triton.next_power_of_2(m)), triton.next_power_of_2(size)
     streams, mix, rows = {"N": n, "N_PAD": padded}, {"MIXES": mixes}, {"N": n, "M": m, "M_PAD": m_padded}
@@ -49,11 +49,23 @@ def _sizes(n: int, size: int, mixes: bool) -> dict[str, dict[str, int | bool]]:
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """From token to token and, of streams, from stream to stream."""
+    """Return the strides from token to token and, of streams, from stream to stream."""
     return tensor.stride()[:-1]
 
 
-@operator(f"{_NAMESPACE}::width_forward")
+def _width_results(
+    streams: torch.Tensor, mixes: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    *tokens, n, size = streams.shape
+    shapes = [(n,), (n,), (n, n), (n * n + 2 * n if mixes else 2 * n,), ()]
+    read, write, mix, predicted, deviation = (
+        torch.empty((*tokens, *shape), dtype=torch.float32, device=streams.device) for shape in shapes
+    )
+    branch_input = torch.empty((*tokens, size), dtype=streams.dtype, device=streams.device)
+    return branch_input, read, write, mix if mixes else mix.new_empty(0), predicted, deviation
+
+
+@operator(f"{_NAMESPACE}::width_forward", _width_results)
 def width_forward(
     streams: torch.Tensor,
     fn: torch.Tensor,
@@ -90,24 +102,14 @@ def _grid(count: int, size: int, sizes: dict[str, int | bool]) -> tuple[int, int
     return triton.cdiv(count, sizes["T"]), triton.cdiv(size, sizes["BLOCK"])
 
 
-def _width_results(
-    streams: torch.Tensor, mixes: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    *tokens, n, size = streams.shape
-    shapes = [(n,), (n,), (n, n), (n * n + 2 * n if mixes else 2 * n,), ()]
-    read, write, mix, predicted, deviation = (
-        torch.empty((*tokens, *shape), dtype=torch.float32, device=streams.device) for shape in shapes
-    )
-    branch_input = torch.empty((*tokens, size), dtype=streams.dtype, device=streams.device)
-    return branch_input, read, write, mix if mixes else mix.new_empty(0), predicted, deviation
+def _width_backward_results(
+    streams: torch.Tensor, predicted: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad_streams = torch.empty(streams.shape, dtype=streams.dtype, device=streams.device)
+    return grad_streams, torch.empty_like(predicted), torch.empty_like(predicted)
 
 
-@width_forward.register_fake
-def _(streams, fn, base, scale, mixes, iters, eps):
-    return _width_results(streams, mixes)
-
-
-@operator(f"{_NAMESPACE}::width_backward")
+@operator(f"{_NAMESPACE}::width_backward", _width_backward_results)
 def width_backward(
     streams: torch.Tensor,
     fn: torch.Tensor,
@@ -151,21 +153,12 @@ def width_backward(
     return results
 
 
-def _width_backward_results(
-    streams: torch.Tensor, predicted: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    grad_streams = torch.empty(streams.shape, dtype=streams.dtype, device=streams.device)
-    return grad_streams, torch.empty_like(predicted), torch.empty_like(predicted)
+def _projection_results(streams: torch.Tensor, of_products: torch.Tensor) -> torch.Tensor:
+    size = streams.shape[-2] * streams.shape[-1]
+    return torch.empty((of_products.shape[-1], size), dtype=torch.float32, device=streams.device)
 
 
-@width_backward.register_fake
-def _(
-    streams, fn, base, scale, mixes, iters, eps, read, mix, predicted, deviation, grad_streams, grad_input, grad_write
-):
-    return _width_backward_results(streams, predicted)
-
-
-@operator(f"{_NAMESPACE}::projection_backward")
+@operator(f"{_NAMESPACE}::projection_backward", _projection_results)
 def projection_backward(streams: torch.Tensor, of_products: torch.Tensor) -> torch.Tensor:
     """The gradient of `fn`, `[M, N D]`, from that of the products."""
     h, n, d, m = by_token(streams, 2), *streams.shape[-2:], of_products.shape[-1]
@@ -181,13 +174,12 @@ def projection_backward(streams: torch.Tensor, of_products: torch.Tensor) -> tor
     return partial.sum(0)
 
 
-@projection_backward.register_fake
-def _(streams, of_products):
-    size = streams.shape[-2] * streams.shape[-1]
-    return torch.empty((of_products.shape[-1], size), dtype=torch.float32, device=streams.device)
+def _depth_results(streams: torch.Tensor, branch_output: torch.Tensor) -> torch.Tensor:
+    dtype = torch.promote_types(streams.dtype, branch_output.dtype)
+    return torch.empty(streams.shape, dtype=dtype, device=streams.device)
 
 
-@operator(f"{_NAMESPACE}::depth_forward")
+@operator(f"{_NAMESPACE}::depth_forward", _depth_results)
 def depth_forward(
     streams: torch.Tensor, write: torch.Tensor, mix: torch.Tensor, mixes: bool, branch_output: torch.Tensor
 ) -> torch.Tensor:
@@ -206,17 +198,12 @@ def depth_forward(
     return results
 
 
-def _depth_results(streams: torch.Tensor, branch_output: torch.Tensor) -> torch.Tensor:
-    dtype = torch.promote_types(streams.dtype, branch_output.dtype)
-    return torch.empty(streams.shape, dtype=dtype, device=streams.device)
+def _depth_backward_results(grad: torch.Tensor, branch_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_write = torch.empty(grad.shape[:-1], dtype=torch.float32, device=grad.device)
+    return grad_write, torch.empty(branch_output.shape, dtype=branch_output.dtype, device=grad.device)
 
 
-@depth_forward.register_fake
-def _(streams, write, mix, mixes, branch_output):
-    return _depth_results(streams, branch_output)
-
-
-@operator(f"{_NAMESPACE}::depth_backward")
+@operator(f"{_NAMESPACE}::depth_backward", _depth_backward_results)
 def depth_backward(
     grad: torch.Tensor, write: torch.Tensor, branch_output: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -233,13 +220,3 @@ def depth_backward(
                 **sizes, **_OPTIONS,
             )  # fmt: skip
     return results
-
-
-def _depth_backward_results(grad: torch.Tensor, branch_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_write = torch.empty(grad.shape[:-1], dtype=torch.float32, device=grad.device)
-    return grad_write, torch.empty(branch_output.shape, dtype=branch_output.dtype, device=grad.device)
-
-
-@depth_backward.register_fake
-def _(grad, write, branch_output):
-    return _depth_backward_results(grad, branch_output)

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""Norms by what they compute, whatever class they are of, so that a step can compute them by itself.
+"""Norms by their formula, whatever their class, so that a step can compute them by itself.
 
 A norm is run once, on a few vectors and with known parameters. Nothing depends on its name: families, engines and
-kernels have classes of their own for the same function. Where its kernels can't run, as on a CPU, what it says of
-itself is taken, of a few libraries; any other one is unknown, and called.
+kernels have classes of their own for the same function. Where the kernels of a norm can't run, as on a CPU, its
+attributes say the formula, for a few libraries. Any other norm is unknown, and called.
 """
 
 from collections.abc import Iterator
@@ -18,91 +18,79 @@ SCALES = (1.0, 30.0, 1e-3, 1e-5)  # of the vectors; in small ones eps is seen
 RTOL, ATOL = 1e-5, 1e-6
 
 
-class FoldedNorm(NamedTuple):
-    """A norm of the last dimension as weight * (x - mean) / sqrt(variance + eps) + bias.
-
-    weight, bias: `[D]`, or None. centred: whether it takes off the mean; otherwise the mean square is the variance.
-    """
-
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
-    eps: float
-    centred: bool
-
-
 class NormForm(NamedTuple):
-    """What a norm computes, but for its parameters.
+    """A norm of the last dimension as weight * (x - mean) / sqrt(variance + eps) + bias, without its parameters.
 
-    of: the class of the norm that was looked at.
-    eps, centred: as of `FoldedNorm`.
+    norm_class: the class of the norm.
+    eps: see the formula.
+    centred: whether the norm takes off the mean; otherwise the mean square is the variance.
     added: to the parameter `weight`, 1 for Gemma's norms; None when there is no such parameter.
     has_bias: whether there is a parameter `bias`.
     """
 
-    of: type[nn.Module]
+    norm_class: type[nn.Module]
     eps: float
     centred: bool
     added: float | None
     has_bias: bool
 
-    def fold(self, norm: nn.Module) -> FoldedNorm | None:
-        """The norm, with the parameters that it has now.
+    def parameters_of(self, norm: nn.Module) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
+        """Return weight and bias `[D]` of the formula, each or None, as they are now; None when norm must be called.
 
-        None when it must be called all the same: FSDP2 has made a unit of it, and so changed its class; its weight is
-        only there while it runs.
+        FSDP2 changes the class of a norm that it makes a unit of, whose weight is there only while it runs.
         """
-        if type(norm) is not self.of:
+        if type(norm) is not self.norm_class:
             return None
         weight: Any = None if self.added is None else norm.weight
         bias: Any = norm.bias if self.has_bias else None
         if self.added:
             weight = self.added + weight
-        return FoldedNorm(weight, bias, self.eps, self.centred)
+        return weight, bias
 
 
 def form_of(norm: nn.Module, size: int) -> NormForm | None:
-    """What a norm of `size` channels computes; None when that is another function than `FoldedNorm`, or not known.
+    """Return the form of a norm of `size` channels; None when it computes another function, or an unknown one.
 
-    Its own tensors may be on any device, the meta device included.
+    Its tensors may be on any device, the meta device included.
     """
     tensors = dict(norm.named_parameters()) | dict(norm.named_buffers())
     if not tensors.keys() <= {"weight", "bias"} or any(tensor.shape != (size,) for tensor in tensors.values()):
         return None
     try:
-        return _form_seen(norm, size, tensors)
+        return _observed_form(norm, size, tensors)
     except Exception:  # whatever somebody else's norm raises where its kernels can't run
-        return _form_declared(norm, tensors)
+        return _declared_form(norm, tensors)
 
 
-def _form_declared(norm: nn.Module, tensors: dict[str, torch.Tensor]) -> NormForm | None:
-    """What an RMSNorm of a library of kernels says of itself."""
-    said, name = vars(norm), type(norm).__name__
+def _declared_form(norm: nn.Module, tensors: dict[str, torch.Tensor]) -> NormForm | None:
+    """Return the form of an RMSNorm of a library of kernels, by its attributes."""
+    attributes, name = vars(norm), type(norm).__name__
     package = type(norm).__module__.partition(".")[0]
-    eps, added = said.get("variance_epsilon"), None
+    eps, added = attributes.get("variance_epsilon"), None
     if package == "liger_kernel" and name.startswith("LigerRMSNorm"):
-        added = said.get("offset")
-    elif package in ("vllm", "sglang") and name == "RMSNorm" and said.get("variance_size_override") is None:
+        added = attributes.get("offset")
+    elif package in ("vllm", "sglang") and name == "RMSNorm" and attributes.get("variance_size_override") is None:
         added = 0.0
     if tensors.keys() != {"weight"} or not isinstance(eps, float) or not isinstance(added, float):
         return None
     return NormForm(type(norm), eps, centred=False, added=added, has_bias=False)
 
 
-def _form_seen(norm: nn.Module, size: int, tensors: dict[str, torch.Tensor]) -> NormForm | None:
+def _observed_form(norm: nn.Module, size: int, tensors: dict[str, torch.Tensor]) -> NormForm | None:
     from torch._subclasses.fake_tensor import unset_fake_temporarily  # torch's own: a folder must load without it
 
     with unset_fake_temporarily(), torch.device("cpu"), torch.no_grad(), torch.autocast("cpu", enabled=False):
         channels = torch.arange(1, size + 1, dtype=torch.float32)
         vectors = torch.stack([scale * (torch.sin(channels * (i + 1)) + 0.5) for i, scale in enumerate(SCALES)])
         known = {"weight": 1 + torch.cos(channels) / 2, "bias": torch.sin(2 * channels)}
-        parameters = {name: nn.Parameter(known[name].clone()) for name in tensors}
-        twin = deepcopy(norm, {id(tensor): parameters[name] for name, tensor in tensors.items()})
-        found = twin(vectors.clone())
-        if not isinstance(found, torch.Tensor) or found.shape != vectors.shape:
+        replaced = {id(tensor): nn.Parameter(known[name].clone()) for name, tensor in tensors.items()}
+        twin = deepcopy(norm, replaced)
+        normed = twin(vectors.clone())
+        if not isinstance(normed, torch.Tensor) or normed.shape != vectors.shape:
             return None
         for form in _forms(norm, tensors):
-            folded = form.fold(twin)
-            if folded is not None and torch.allclose(_normed(vectors, folded), found, rtol=RTOL, atol=ATOL):
+            parameters = form.parameters_of(twin)
+            if parameters and torch.allclose(_by_formula(vectors, form, *parameters), normed, rtol=RTOL, atol=ATOL):
                 return form
     return None
 
@@ -115,8 +103,10 @@ def _forms(norm: nn.Module, parameters: dict[str, torch.Tensor]) -> Iterator[Nor
             yield from (NormForm(type(norm), eps, centred, offset, "bias" in parameters) for offset in added)
 
 
-def _normed(x: torch.Tensor, norm: FoldedNorm) -> torch.Tensor:
-    values = x - x.mean(-1, keepdim=True) if norm.centred else x
-    values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + norm.eps)
-    values = values if norm.weight is None else norm.weight * values
-    return values if norm.bias is None else values + norm.bias
+def _by_formula(
+    x: torch.Tensor, form: NormForm, weight: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    values = x - x.mean(-1, keepdim=True) if form.centred else x
+    values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + form.eps)
+    values = values if weight is None else weight * values
+    return values if bias is None else values + bias

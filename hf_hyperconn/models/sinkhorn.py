@@ -1,7 +1,7 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """The Sinkhorn-Knopp iteration of mHC, with a backward of its own that keeps nothing but its input.
 
-To a compiler of a training step it is one operator: written out, its normalisations and their gradients would be most
+To a compiler of a training step it is one operator: written out, its normalizations and their gradients would be most
 of a model's code. Without gradients they are written out, since one loop over tokens decodes faster; and in an export,
 since other programs don't know the operator.
 """
@@ -15,13 +15,13 @@ COLUMNS, ROWS = -2, -1  # the dimensions to sum over
 
 
 def sinkhorn(logits: torch.Tensor, iters: int, eps: float) -> torch.Tensor:
-    """A matrix `[..., N, N]` near the doubly stochastic ones: softmax of its rows, then columns and rows in turn.
+    """Return a nearly doubly stochastic matrix `[..., N, N]`: softmax of the rows, then columns and rows in turn.
 
     It ends with the columns, which then sum to 1. Eq. 9 of the transpose, in the arithmetic of DeepSeek-V4's kernels.
     """
     fuses = torch.compiler.is_compiling() and not torch.is_grad_enabled()
     if fuses or is_exporting() or torch.jit.is_tracing() or is_transformed():
-        return _normalised(logits, iters, eps)[-1]
+        return _normalized(logits, iters, eps)[-1]
     return _Sinkhorn.apply(logits, iters, eps)
 
 
@@ -37,19 +37,19 @@ class _Sinkhorn(torch.autograd.Function):
     def backward(ctx, grad):
         (logits,) = ctx.saved_tensors
         if needs_autograd():
-            (found,) = gradients(lambda values: _normalised(values, *ctx.settings)[-1:], (logits,), (grad,))
-            return found, None, None
+            (of_logits,) = gradients(lambda values: _normalized(values, *ctx.settings)[-1:], (logits,), (grad,))
+            return of_logits, None, None
         backward = _backward_operator if torch.compiler.is_compiling() else _backward
         return backward(logits, grad, *ctx.settings), None, None
 
 
 def _divisors(iters: int) -> list[int]:
-    """The dimension that each normalisation after the softmax sums over."""
+    """Return the dimension that each normalization after the softmax sums over."""
     return [COLUMNS, *[ROWS, COLUMNS] * (iters - 1)]
 
 
-def _normalised(logits: torch.Tensor, iters: int, eps: float) -> list[torch.Tensor]:
-    """The softmax, and the matrix after each normalisation."""
+def _normalized(logits: torch.Tensor, iters: int, eps: float) -> list[torch.Tensor]:
+    """Return the softmax, and the matrix after each normalization."""
     matrices = [logits.softmax(ROWS) + eps]
     for dim in _divisors(iters):
         matrices.append(matrices[-1] / (matrices[-1].sum(dim, keepdim=True) + eps))
@@ -64,10 +64,10 @@ def _forward(logits: torch.Tensor, iters: int, eps: float) -> torch.Tensor:
 
 
 def _backward(logits: torch.Tensor, grad: torch.Tensor, iters: int, eps: float) -> torch.Tensor:
-    first, *others = _normalised(logits, iters, eps)
+    first, *others = _normalized(logits, iters, eps)
     before = [first, *others[:-1]]
-    for matrix, made, dim in reversed(list(zip(before, others, _divisors(iters), strict=True))):
-        grad = (grad - (grad * made).sum(dim, keepdim=True)) / (matrix.sum(dim, keepdim=True) + eps)
+    for matrix, normalized, dim in reversed(list(zip(before, others, _divisors(iters), strict=True))):
+        grad = (grad - (grad * normalized).sum(dim, keepdim=True)) / (matrix.sum(dim, keepdim=True) + eps)
     probabilities = first - eps
     return probabilities * (grad - (grad * probabilities).sum(ROWS, keepdim=True))
 
@@ -77,10 +77,6 @@ _backward_operator = torch.library.custom_op(f"{_NAMESPACE}::sinkhorn_backward",
 
 
 @_forward_operator.register_fake
-def _(logits, iters, eps):
-    return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
 @_backward_operator.register_fake
-def _(logits, grad, iters, eps):
+def _(logits, *_):
     return torch.empty_like(logits, memory_format=torch.contiguous_format)

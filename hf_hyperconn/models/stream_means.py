@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""Streams as their mean and deviations from it, which vanish when all streams are equal; and what predicts weights."""
+"""Streams as their mean and deviations from it, which vanish when all streams are equal; predictions from streams."""
 
 import math
 
@@ -10,23 +10,23 @@ from .connection import stream_mean
 
 
 def normed_projection(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm over all of a token's streams `[B, S, N, D]`, without weight, times `fn` `[M, N D]`: `[B, S, M]`."""
+    """Return the RMSNorm, without weight, of a token's streams as one vector, times `fn` `[M, N D]`: `[B, S, M]`."""
     flat = streams.flatten(-2)
     return (flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)) @ fn.transpose(0, 1)
 
 
 def centred(streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean `[B, S, D]` of streams `[B, S, N, D]`, exact when they are equal, and their deviations from it."""
+    """Return the mean `[B, S, D]` of streams `[B, S, N, D]`, exact if they are equal, and their deviations from it."""
     mean = stream_mean(streams)
     return mean, streams - mean.unsqueeze(-2)
 
 
 def read_streams(weights: torch.Tensor, mean: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
-    """Sum with weights `[B, S, N]` of the streams with that mean and those deviations: `[B, S, D]`."""
+    """Return the sum, with weights `[B, S, N]`, of the streams with a mean and deviations: `[B, S, D]`."""
     mixed = products_on(mean.device).mixed(weights.unsqueeze(-1), deviations)
     return weights.sum(-1, keepdim=True) * mean + mixed.squeeze(-2)
 
 
 def logit(probability: float) -> float:
-    """The number whose sigmoid is a probability."""
+    """Return the number whose sigmoid is a probability."""
     return math.log(probability / (1 - probability))

@@ -24,14 +24,13 @@ class WeightedReadout(WideModule):
         self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """The weights at the start, float32."""
+        """Return the weights at the start, float32."""
         return {"static_gamma": torch.tensor(self.weights, dtype=torch.float32)}
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
-        """Hidden states `[B, S, D]` of streams `[B, S, N, D]`, in their dtype.
+        """Return the hidden states `[B, S, D]` of streams `[B, S, N, D]`, in their dtype.
 
-        Equal streams whose weights sum to 1 return themselves, exactly, and so does a stream of weight 1 beside those
-        of weight 0.
+        Equal streams whose weights sum to 1 are read exactly. So is a stream of weight 1 beside streams of weight 0.
         """
         with without_autocast(streams):
             values = streams.to(compute_dtype(streams.dtype))

@@ -6,13 +6,26 @@ Run by `make test`, in a process of its own: the interpreter is chosen when Trit
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaForCausalLM
 
-from hf_hyperconn import set_hc_implementation
+from hf_hyperconn import convert_model
 from hf_hyperconn.models import hc_triton as triton_kernels
 from tests.conftest import hc_llama, llama_config
 from tests.marks import few
-from tests.tolerances import KERNELS_FLOAT32, LARGE_MEANS
-from tests.triton.common import DEVICE, NOT_CONTIGUOUS, ON_GPU, SIZES, TOLERANCES, seed
+from tests.tolerances import LARGE_MEANS
+from tests.triton.common import (
+    DEVICE,
+    NOT_CONTIGUOUS,
+    ON_GPU,
+    SIZES,
+    TOLERANCES,
+    check_autocast,
+    check_branch_outputs_of_another_dtype,
+    check_gradient_checkpointing,
+    check_second_derivatives,
+    launches_of,
+    seed,
+)
 from tests.triton.steps import connections, results
 
 
@@ -93,30 +106,14 @@ def test_large_means_do_not_cancel(mean):
 
 @pytest.mark.parametrize("norm", ["static", "rms", "layer"])
 def test_second_derivatives(norm):
-    """And per-sample gradients, as autograd has them through the algebra in float64."""
-    streams = torch.randn(2, 3, 2, 16, generator=seed(0)).to(DEVICE)
-    found = []
-    for dtype in (torch.float32, torch.float64):
+    def make(dtype):
         modules = [module.to(dtype) for module in connections(2, 16, norm, True)]
         if dtype == torch.float64:
             for module in modules:
                 module.coefficient_parameters = lambda dtype: None
+        return modules
 
-        def loss(streams, modules=modules):
-            first, second = modules
-            x, carry = first.width_connection(streams)
-            x, carry = second(carry.write(x.sin()))
-            return carry.write(x.sin()).written().cos().sum()
-
-        values = streams.to(dtype).requires_grad_()
-        leaves = [values, *(p for module in modules for p in module.parameters())]
-        grads = torch.autograd.grad(loss(values), leaves, create_graph=True)
-        second = torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves)
-        each = torch.func.vmap(torch.func.grad(loss))(values.detach().unsqueeze(1))
-        found.append([*second, each])
-    for mine, exact in zip(*found, strict=True):
-        rtol, atol = KERNELS_FLOAT32.values()
-        torch.testing.assert_close(mine.double(), exact, rtol=rtol, atol=atol * exact.abs().max().item())
+    check_second_derivatives(make)
 
 
 def test_no_token():
@@ -153,16 +150,7 @@ def test_runs_repeat_bit_for_bit(norm):
 
 
 def test_branch_outputs_of_another_dtype():
-    """As under autocast: float32 streams, bfloat16 branches."""
-    first, second = connections(4, 64, "rms", True)
-    streams = torch.randn(1, 5, 4, 64, device=DEVICE, requires_grad=True)
-    _, carry = first.width_connection(streams)
-    output = torch.randn(1, 5, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
-    x, carry = second(carry.write(output))
-    after = carry.write(output).written()
-    assert (x.dtype, after.dtype) == (torch.float32, torch.float32)
-    after.sum().backward()
-    assert (streams.grad.dtype, output.grad.dtype) == (torch.float32, torch.bfloat16)
+    check_branch_outputs_of_another_dtype(connections(4, 64, "rms", True), torch.float32, torch.bfloat16)
 
 
 def test_the_kernels_ran(monkeypatch):
@@ -170,19 +158,7 @@ def test_the_kernels_ran(monkeypatch):
     tokens = torch.arange(5, device=DEVICE)[None]
     model = hc_llama(num_hidden_layers=2).to(DEVICE)
     model(tokens)  # on a GPU, the first connection tries a kernel
-    launched = []
-    for name in ("_forward", "_backward", "_projection"):
-        kernel = getattr(triton_kernels, name)
-
-        class Spy:
-            def __init__(self, kernel, name):
-                self.kernel, self.name = kernel, name
-
-            def __getitem__(self, grid):
-                launched.append(self.name)
-                return self.kernel[grid]
-
-        monkeypatch.setattr(triton_kernels, name, Spy(kernel, name))
+    launched = launches_of(("_forward", "_backward", "_projection"), triton_kernels, monkeypatch)
     loss = model(tokens, labels=tokens).loss
     assert launched == ["_forward"] * 6
     loss.backward()
@@ -194,10 +170,6 @@ def test_the_kernels_ran(monkeypatch):
     ("n", "connection"), few([(4, "dhc"), (4, "shc"), (1, "dhc"), (8, "dhc")], (4, "dhc"), (4, "shc"))
 )
 def test_conversion_stays_exact(n, connection, dtype):
-    from transformers import LlamaForCausalLM
-
-    from hf_hyperconn import convert_model
-
     torch.manual_seed(0)
     base = LlamaForCausalLM(llama_config()).to(DEVICE, dtype)
     converted = convert_model(base, hc_mult=n, connection=connection)
@@ -207,27 +179,8 @@ def test_conversion_stays_exact(n, connection, dtype):
 
 @pytest.mark.slow
 def test_gradient_checkpointing():
-    model = hc_llama(num_hidden_layers=2).to(DEVICE).train()
-    tokens = torch.randint(3, 90, (1, 5), device=DEVICE)
-    found = []
-    for checkpointing in (False, True):
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        model.zero_grad()
-        model(tokens, labels=tokens).loss.backward()
-        found.append([p.grad.clone() for p in model.parameters()])
-    for mine, other in zip(*found, strict=True):
-        assert torch.equal(mine, other)
+    check_gradient_checkpointing(hc_llama(num_hidden_layers=2))
 
 
 def test_autocast():
-    model = hc_llama(num_hidden_layers=2).to(DEVICE)
-    tokens = torch.randint(3, 90, (1, 5), device=DEVICE)
-    with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        loss = model(tokens, labels=tokens).loss
-    loss.backward()
-    assert model.model.layers[0].attn_hc.static_alpha.grad.dtype == torch.float32
-    set_hc_implementation("torch")
-    with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        other = model(tokens, labels=tokens).loss
-    torch.testing.assert_close(loss, other, rtol=1e-2, atol=1e-2)
+    check_autocast(hc_llama(num_hidden_layers=2))

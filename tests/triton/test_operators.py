@@ -26,8 +26,8 @@ def test_operators_are_sound():
     tensors, (eps, centred, tanh) = tuple(t.detach() for t in parameters[:6]), parameters[6:]
     output = torch.randn(2, 5, 64, device=DEVICE)
 
-    def check_operator(each, arguments):
-        torch.library.opcheck(each.operator, arguments, test_utils=("test_schema", "test_faketensor"))
+    def check_operator(operator, arguments):
+        torch.library.opcheck(operator.operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
     forward, backward = triton_kernels._step_forward, triton_kernels._step_backward
     check_operator(forward, (streams, None, None, *tensors, eps, centred, tanh))

@@ -23,6 +23,7 @@ from hf_hyperconn.models.norm_forms import form_of
 from .conftest import hc_llama
 from .families import FAMILIES
 from .marks import few
+from .sub_layer import branch, randomized
 from .tiny import tiny
 from .tolerances import FLOAT32, LARGE_MEANS
 
@@ -45,18 +46,11 @@ def connections(n: int, norm: str, tanh: bool = True, *, by_autograd: bool = Fal
     modules = []
     for k in range(count):
         torch.manual_seed(5 + k)
-        module = HyperConnection(D, n, k, norm=NORMS[norm](), tanh=tanh)
-        with torch.no_grad():
-            for parameter in module.parameters():
-                parameter.add_(0.3 * torch.randn_like(parameter))
+        module = randomized(HyperConnection(D, n, k, norm=NORMS[norm](), tanh=tanh), 0.3)
         if by_autograd:
             module.coefficient_parameters = lambda dtype: None
         modules.append(module)
     return modules
-
-
-def branch(x: torch.Tensor) -> torch.Tensor:
-    return torch.sin(x) + 0.5 * x
 
 
 def run(modules: list[HyperConnection], streams: torch.Tensor) -> torch.Tensor:
@@ -88,35 +82,12 @@ def test_equals_autograd(n, norm, tanh, matrix, monkeypatch):
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9 * other.abs().max().item())
 
 
-@pytest.mark.parametrize("norm", ["static", "rms", "layer"])
-def test_finite_differences(norm):
-    modules = [module.double() for module in connections(2, norm, count=2)]
-    names = [(module, name) for module in modules for name, _ in module.named_parameters()]
-    streams = torch.randn(1, 2, 2, D, dtype=torch.float64, requires_grad=True)
-
-    def function(streams, *values):
-        per_module = {id(module): {} for module in modules}
-        for (module, name), value in zip(names, values, strict=True):
-            per_module[id(module)][name] = value
-        first, second = modules
-        branch_input, carry = torch.func.functional_call(first, per_module[id(first)], (first.take(streams),))
-        streams = carry.write(branch(branch_input))
-        branch_input, carry = torch.func.functional_call(second, per_module[id(second)], (streams,))
-        return carry.write(branch(branch_input)).written()
-
-    values = [dict(module.named_parameters())[name].detach().requires_grad_() for module, name in names]
-    assert torch.autograd.gradcheck(function, (streams, *values))
-
-
 @pytest.mark.parametrize("mean", [10, 100])
 @pytest.mark.parametrize("kernels", [BY_MATRIX_PRODUCTS, BY_SUMS], ids=["matrix", "sums"])
 def test_large_means_do_not_cancel(kernels, mean):
     """Coefficients and gradients by a LayerNorm, as near to float64 as the norm itself is."""
-    module = HyperConnection(D, 2, 0, norm=nn.LayerNorm(D))
     torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    module = randomized(HyperConnection(D, 2, 0, norm=nn.LayerNorm(D)), 0.3)
     streams = mean + 0.01 * torch.randn(1, 5, 2, D)
     grads = [torch.randn(1, 5, 2, D), torch.randn(1, 5, D), torch.randn(1, 5, 2)]
 
@@ -247,12 +218,12 @@ def test_folded_norms_are_the_norms_of_transformers():
         if form is None:
             continue
         known += 1
-        folded = form.fold(norm)
+        weight, bias = form.parameters_of(norm)
         x = torch.randn(3, D)
-        mean = x.mean(-1, keepdim=True) if folded.centred else 0
-        expected = (x - mean) * torch.rsqrt((x - mean).square().mean(-1, keepdim=True) + folded.eps)
-        expected = expected if folded.weight is None else expected * folded.weight
-        expected = expected if folded.bias is None else expected + folded.bias
+        mean = x.mean(-1, keepdim=True) if form.centred else 0
+        expected = (x - mean) * torch.rsqrt((x - mean).square().mean(-1, keepdim=True) + form.eps)
+        expected = expected if weight is None else expected * weight
+        expected = expected if bias is None else expected + bias
         torch.testing.assert_close(norm(x), expected, **FLOAT32, msg=lambda text, cls=cls: f"{cls}: {text}")
     assert known > 50
 
