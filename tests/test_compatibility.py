@@ -4,9 +4,9 @@ from importlib.metadata import requires
 
 from packaging.requirements import Requirement
 
-from .releases.__main__ import ACCEPTED, OTHER_BASE
-from .releases.__main__ import FIGURES as RELEASES
-from .run_range import FIGURES, RANGE
+from .campaigns.range import FIGURES, RANGE
+from .campaigns.releases.__main__ import ACCEPTED, OTHER_BASE
+from .campaigns.releases.__main__ import FIGURES as RELEASES
 
 
 def test_the_page_has_the_recorded_table():

@@ -1,6 +1,6 @@
 """What `make test-engines` found last is what docs/serving.md says, and nothing differed."""
 
-from .engines.page import FIGURES
+from .campaigns.engines.page import FIGURES
 
 
 def test_the_page_says_what_was_found_last():

@@ -1,4 +1,4 @@
-"""The harness of tests/fuzz finds what is planted, and docs/reliability.md says what was found last."""
+"""The harness of tests/campaigns/fuzz finds what is planted, and docs/reliability.md says what was found last."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from . import reliability
+from .campaigns import reliability
 from .pages import REPOSITORY
 
 PLANTED = {
@@ -31,9 +31,8 @@ PLANTED = {
 @pytest.mark.slow
 def test_planted_defects_are_found():
     """Each in a command line that is otherwise the real one, which passes."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz.planted"], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "tests.campaigns.fuzz.planted"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found.pop("convert: faithful") == ["ok", ""]

@@ -22,9 +22,9 @@ def run(*arguments: str) -> None:
 
 @pytest.mark.slow
 def test_signals():
-    run("tests.fuzz.signals", "--count", "12", "--seed", SEED)
+    run("tests.campaigns.fuzz.signals", "--count", "12", "--seed", SEED)
 
 
 @pytest.mark.slow
 def test_full_disks():
-    run("tests.fuzz.disks", "--step", "36")
+    run("tests.campaigns.fuzz.disks", "--step", "36")

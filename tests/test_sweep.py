@@ -8,9 +8,9 @@ import transformers
 from benchmarks.timing import between_marks
 from hf_hyperconn.families.family import TESTED
 
+from .campaigns.sweep import RECORD, TITLES, outcomes, tables
 from .other_families import RELEASE
 from .pages import read
-from .sweep import RECORD, TITLES, outcomes, tables
 
 SAMPLE = (
     *("gptj", "siglip_vision_model", "aimv2_vision_model", "bert", "clip_vision_model", "llava", "moshi", "dbrx"),

@@ -5,7 +5,7 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
-from .pages import REPOSITORY
+from ..pages import REPOSITORY
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Convert a tiny model of every model type whose code has branches cut from the Transformers that is there.
 
-    python -m tests.releases.make FOLDER [MODEL_TYPE ...]
+    python -m tests.campaigns.releases.make FOLDER [MODEL_TYPE ...]
 
 Writes FOLDER/<model type>/base and FOLDER/<model type>/dhc4, and prints JSON: why others could not be made.
 """

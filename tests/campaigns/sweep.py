@@ -1,6 +1,6 @@
 """Convert a tiny model of every model type of the installed Transformers, or say why that can't be done.
 
-    python -m tests.sweep [--write] [MODEL_TYPE ...]
+    python -m tests.campaigns.sweep [--write] [MODEL_TYPE ...]
 
 Each is made by the rule of `other_families.py`, converted on the command line, loaded by a process that can't import
 this package and compared with its base, bit for bit, in float32 and bfloat16: logits, hidden states and, where it
@@ -34,11 +34,11 @@ from hf_hyperconn.families.reading.classes import FamilyName
 from hf_hyperconn.families.reading.read_family import fields_of_stacks
 from hf_hyperconn.families.reading.source_files import table
 
-from . import other_families
-from .families import FAMILIES
-from .pages import REPOSITORY, read
-from .test_families import compared
-from .tiny import tiny
+from .. import other_families
+from ..families import FAMILIES
+from ..pages import REPOSITORY, read
+from ..test_families import compared
+from ..tiny import tiny
 
 RECORD = REPOSITORY / "docs" / "model_types.json"
 PAGE = REPOSITORY / "docs" / "model_types.md"
@@ -64,7 +64,7 @@ def outcomes(model_types: list[str]) -> dict[str, tuple[str, str]]:
         return found
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with TemporaryDirectory() as place:
-        command = [sys.executable, "-m", "tests.sweep", "--here", place, *left]
+        command = [sys.executable, "-m", "tests.campaigns.sweep", "--here", place, *left]
         try:
             process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
             failure = f"its process ended with {process.returncode}" if process.returncode else ""

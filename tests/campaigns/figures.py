@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.timing import with_tables
 
-from .pages import REPOSITORY
+from ..pages import REPOSITORY
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What quantisation did last, and its table in docs/quantised.md."""
 
 from benchmarks.timing import markdown
-from tests.figures import Figures, named
+from tests.campaigns.figures import Figures, named
 
 
 def tables(figures: dict) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Quantise tiny Llamas and their conversions as docs/quantised.md says; compare them with what they were.
 
-    python -m tests.quantised               all schemes; exits with 1 when one fails
-    python -m tests.quantised --write       also writes docs/quantised.json and the table of docs/quantised.md
+    python -m tests.campaigns.quantised             all schemes; exits with 1 when one fails
+    python -m tests.campaigns.quantised --write     also writes docs/quantised.json and the table of docs/quantised.md
 
 Each scheme runs the page's snippets: one process quantises and saves, another loads what was saved. Neither can import
 this package. llmcompressor has a virtual environment of its own in build, 1.5 GB.

@@ -1,6 +1,6 @@
 """Run folders of converted models on other releases of Transformers than they were made on, and record the results.
 
-    python -m tests.releases [--write] [--releases RELEASE ...] [--only MODEL_TYPE ...]
+    python -m tests.campaigns.releases [--write] [--releases RELEASE ...] [--only MODEL_TYPE ...]
 
 A tiny model of each model type whose code has branches cut from Transformers is converted on each release. On each of
 the others it is compared with its base, in a process that can't import this package: logits, hidden states, greedy
@@ -17,9 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.timing import markdown
+from tests.pages import REPOSITORY
 
 from ..figures import Figures
-from ..pages import REPOSITORY
 
 RELEASES = ("5.16.1", "5.20.2", "5.24.0")
 ACCEPTED = ("exact", "refused", "absent")  # absent: the other release has no such model, or can't run the base
@@ -58,7 +58,7 @@ def matrix(releases: list[str], only: list[str]) -> dict[str, dict[str, dict[str
     for made in releases:
         with TemporaryDirectory() as folder:
             place = Path(folder)
-            on_release(made, ["-m", "tests.releases.make", str(place), *only], REPOSITORY)
+            on_release(made, ["-m", "tests.campaigns.releases.make", str(place), *only], REPOSITORY)
             for ran in releases:
                 if ran != made:
                     found.setdefault(made, {})[ran] = on_release(ran, [str(HERE / "compare.py"), str(place)], place)

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from hf_hyperconn import convert_model, hc_param_groups, hc_parameters
 from hf_hyperconn.conversion.demo import byte_tokenizer
+from tests.campaigns.engines.cases import BASES
+from tests.campaigns.environments import Environment
 from tests.conftest import train
-from tests.engines.cases import BASES
-from tests.environments import Environment
 from tests.pages import snippets
 
 FOLDER, QUANTISED = "Llama-3.2-1B-HCx4", "Llama-3.2-1B-HCx4-quantised"  # on the page

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.environments import Environment
+from tests.campaigns.environments import Environment
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Disks that fill up at every write, or that can't be written to; with room again, the same command completes.
 
-python -m tests.fuzz.disks                # every page, file and limit: minutes
-python -m tests.fuzz.disks --step 16      # one in sixteen
+python -m tests.campaigns.fuzz.disks                # every page, file and limit: minutes
+python -m tests.campaigns.fuzz.disks --step 16      # one in sixteen
 
 Disks are made in a mount namespace of their own (`unshare -rm`). Where that is not allowed, it exits with 77.
 """
@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.conversion.checkpoint.record import RECORD
-from tests import reliability
 from tests.test_interruption import contents
 
+from .. import reliability
 from .children import FILE_SIZE, Ended
 from .commands import run_here
 from .hub_process import hub_process
@@ -261,7 +261,7 @@ def main() -> int:
         if subprocess.run(["unshare", "-rm", "true"], stderr=subprocess.DEVNULL).returncode:
             print("skipped: this user may not mount a file system of their own (unshare -rm)")
             return NOT_ALLOWED
-        command = ["unshare", "-rm", sys.executable, "-m", "tests.fuzz.disks", *sys.argv[1:]]
+        command = ["unshare", "-rm", sys.executable, "-m", "tests.campaigns.fuzz.disks", *sys.argv[1:]]
         return subprocess.run(command, env={**os.environ, INSIDE: "1"}).returncode
     with prepared() as place:
         return run_all(options, place)

@@ -1,7 +1,7 @@
 """Mutated checkpoints meet every command.
 
-python -m tests.fuzz --cases 10000 --seed 0     # many cases, from a seed on
-python -m tests.fuzz --seed 12345 -v            # one again, with all it says
+python -m tests.campaigns.fuzz --cases 10000 --seed 0     # many cases, from a seed on
+python -m tests.campaigns.fuzz --seed 12345 -v            # one again, with all it says
 """
 
 import argparse
@@ -10,14 +10,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests import reliability
-from tests.reliability import FAILED
-
+from .. import reliability
+from ..reliability import FAILED
 from .campaign import Tally, run_many, try_seed
 from .children import SECONDS
 from .prepared import build_starts, prepared
 
-PROGRAM = "python -m tests.fuzz"
+PROGRAM = "python -m tests.campaigns.fuzz"
 
 
 def main() -> int:

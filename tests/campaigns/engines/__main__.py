@@ -1,8 +1,8 @@
 """Serve converted folders with vLLM and SGLang on a CPU; compare with Transformers, and with the base in each engine.
 
-    python -m tests.engines                     all cases; exits with 1 when one differs
-    python -m tests.engines --only Qwen3        or --only SGLang
-    python -m tests.engines --write             also writes docs/engines.json and the tables of docs/serving.md
+    python -m tests.campaigns.engines                  all cases; exits with 1 when one differs
+    python -m tests.campaigns.engines --only Qwen3     or --only SGLang
+    python -m tests.campaigns.engines --write          also writes docs/engines.json and the tables of docs/serving.md
 
 Each engine has a virtual environment of its own in build, without this package; making both takes ten minutes and
 9 GB.

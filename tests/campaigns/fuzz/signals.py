@@ -1,6 +1,6 @@
 """Signals at random moments into conversions and pushes; the same command, run again, completes.
 
-python -m tests.fuzz.signals --count 1000 --seed 0
+python -m tests.campaigns.fuzz.signals --count 1000 --seed 0
 """
 
 import argparse
@@ -19,10 +19,10 @@ from transformers import LlamaForCausalLM
 
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from tests import reliability
 from tests.conftest import llama_config
 from tests.test_interruption import check_replaced, contents
 
+from .. import reliability
 from .children import Ended, call
 from .commands import run_here
 from .hub_process import Running, hub_process

@@ -1,7 +1,7 @@
 """Run Transformers' own tests of its models on the hyper-connection models, and check the counts written down.
 A test that fails is run again on the family itself, which tells Transformers' own failures.
 
-Usage: python tests/transformers_suite/run.py [--write] [--control] [--only EXPRESSION] [FAMILY ...]
+Usage: python tests/campaigns/transformers_suite/run.py [--write] [--control] [--only EXPRESSION] [FAMILY ...]
 
 The tests come from the source distribution of the installed Transformers, fetched once with pip into `build/`. That
 distribution lacks some of the modules its tests import; ours in `standins/` take their place. Exits with 1 when a test
@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 SUITE = Path(__file__).resolve().parent
-REPOSITORY = SUITE.parents[1]
+REPOSITORY = SUITE.parents[2]
 CACHE = REPOSITORY / "build"
 RECORD = REPOSITORY / "docs" / "transformers_suite.json"
 OF_BASE = "failed by the base, too"

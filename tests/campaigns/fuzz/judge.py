@@ -11,8 +11,8 @@ from hf_hyperconn.conversion.checkpoint.model_code import packaged
 from hf_hyperconn.conversion.files.reading import read_json
 from hf_hyperconn.conversion.files.transfer import digest
 from hf_hyperconn.families.family import usual_names
-from tests.reliability import FAILED, OK, REFUSED, UNVERIFIED
 
+from ..reliability import FAILED, OK, REFUSED, UNVERIFIED
 from .cases import Case
 from .children import MEMORY, Ended
 from .models import compare_loaded

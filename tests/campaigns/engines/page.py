@@ -1,7 +1,7 @@
 """What the engines answered last, and its tables in docs/serving.md."""
 
 from benchmarks.timing import markdown
-from tests.figures import Figures, named
+from tests.campaigns.figures import Figures, named
 
 
 def tables(figures: dict) -> dict[str, str]:

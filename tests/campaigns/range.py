@@ -1,6 +1,6 @@
 """Run the fast tests on other releases of Transformers and torch than development uses, and record the results.
 
-Usage: python -m tests.run_range [--write] [--tests TEST ...] [RELEASE ...]
+Usage: python -m tests.campaigns.range [--write] [--tests TEST ...] [RELEASE ...]
 
 A RELEASE is such as transformers==5.16.1; without any, every minor release of Transformers and of torch that is
 supported. Each gets a virtual environment of its own, with all other packages as for development.
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from benchmarks.timing import markdown
 
+from ..pages import REPOSITORY
 from .figures import Figures
-from .pages import REPOSITORY
 
 RANGE = {
     "transformers": ("5.16.1", "5.17.0", "5.18.0", "5.19.0", "5.20.2", "5.21.1", "5.22.2", "5.23.0", "5.24.0"),

@@ -1,6 +1,6 @@
 """A program that can't import hf_hyperconn: compares converted folders with their bases, bit for bit.
 
-    python tests/releases/compare.py FOLDER
+    python tests/campaigns/releases/compare.py FOLDER
 
 FOLDER has `<model type>/base` and `<model type>/dhc4`. Prints JSON: for each model type what became of it, and why.
 """
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 sys.modules["hf_hyperconn"] = None  # type: ignore[assignment]
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch  # noqa: E402
 from elsewhere import load, outputs  # noqa: E402

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.reliability import FAILED, OUTCOMES
-
+from ..reliability import FAILED, OUTCOMES
 from . import cases, judge
 from .children import SECONDS
 from .commands import run_case

@@ -2,7 +2,8 @@
 
 import random
 
-from ...families import FAMILIES
+from tests.families import FAMILIES
+
 from .values import Target, not_json, read_json, sparse, strange, write_json
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")

@@ -1,6 +1,6 @@
 """Command lines with a planted defect each; prints, as JSON, what the harness says of each.
 
-python -m tests.fuzz.planted
+python -m tests.campaigns.fuzz.planted
 """
 
 import json

@@ -19,7 +19,8 @@ IMPORTED = (
     *("huggingface_hub.hf_api", "huggingface_hub._commit_api", "huggingface_hub.lfs", "transformers.modeling_utils"),
     *("transformers.models.llama.modeling_llama", "transformers.models.olmoe.modeling_olmoe"),
     *("transformers.models.starcoder2.modeling_starcoder2",),
-    *(f"{CONVERTER}.{name}" for name in ("cli", "convert", "card", "drift", "equivalent", "numeric", "push", "plot")),
+    *(f"{CONVERTER}.{name}" for name in ("cli", "convert", "card", "push", "plot")),
+    *(f"{CONVERTER}.verification.{name}" for name in ("numeric", "start")),
     *(f"hf_hyperconn.models.modeling_hc_{name}" for name in ("llama", "olmoe", "starcoder2")),
 )
 
