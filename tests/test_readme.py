@@ -33,7 +33,7 @@ ELSEWHERE = {
     "docs/adding_a_family.md": {"": "test_adding_a_family.py"},
     "docs/quantised.md": dict.fromkeys(
         ("oneshot", "TorchAoConfig", "BitsAndBytesConfig", 'from_pretrained("Llama-3.2-1B-HCx4-quantised"'),
-        "quantised/cases.py",
+        "campaigns/quantised/cases.py",
     ),
     "docs/serving.md": {
         "lm-eval": "test_evaluation.py",
