@@ -25,8 +25,8 @@ test-slow: $(INSTALLED_SLOW)
 	$(PYTEST) -m "slow and not tail"
 	$(PYTEST_TRITON) -m "slow and not tail"
 
-# the slow tests that others stand for, half an hour
-test-tail: $(INSTALLED)
+# the slow tests that others stand for, an hour
+test-tail: $(INSTALLED_SLOW)
 	$(PYTEST) -m tail
 	$(PYTEST_TRITON) -m tail
 
@@ -62,7 +62,7 @@ sweep: $(INSTALLED)
 
 # what loads, converts and saves every family, on the oldest supported release of Transformers
 test-oldest: $(INSTALLED)
-	$(BIN)/python -m tests.campaigns.range transformers==5.16.1 --tests $(addprefix tests/test_,golden_folders.py \
+	$(BIN)/python -m tests.campaigns.range transformers==5.16.1 --shared --tests $(addprefix tests/test_,golden_folders.py \
 		layer_source.py transformers_seam.py families.py other_families.py exactness.py remote_code.py)
 
 # the fast tests on every minor release of Transformers and torch that is supported, and folders made on one release and

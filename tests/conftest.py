@@ -58,17 +58,17 @@ def stories() -> Path:
 @pytest.fixture(scope="module")
 def model_types(request) -> list[str]:
     """The families that a module's selected tests are about: all, or those that `-k` leaves."""
-    asked = asked_for(request, "model_type")
-    return [model_type for model_type in FAMILIES if model_type in asked]
+    return [model_type for model_type in FAMILIES if model_type in selected(request, "model_type")]
 
 
-def asked_for(request, name: str) -> set:
-    """What a parameter is in those tests of a module that are selected."""
-    return {
-        item.callspec.params.get(name)
-        for item in request.session.items
-        if item.path == request.path and hasattr(item, "callspec")
-    }
+def selected(request, *names: str) -> set:
+    """Return the values of a parameter, or the tuples of several, in the selected tests of a module.
+
+    A test without the parameter has None.
+    """
+    tests = [item for item in request.session.items if item.path == request.path]
+    parameters = [test.callspec.params if hasattr(test, "callspec") else {} for test in tests]
+    return {values[0] if len(values) == 1 else values for values in (tuple(map(p.get, names)) for p in parameters)}
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,11 @@ import torch
 from hf_hyperconn import convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
 
-from .conftest import asked_for
+from .conftest import selected
 from .families import FAMILIES
-from .marks import tail
+from .marks import few, tail
 from .test_families import DTYPES, PROMPTS, compared
-from .test_history_conversions import CASES, FAST, SLOW
+from .test_history_conversions import CASES, FAST, REST, SLOW
 from .tiny import tiny
 
 families = pytest.mark.parametrize("model_type", FAMILIES)
@@ -21,7 +21,7 @@ OF_EACH_FORM = ("llama", "olmo2", "gemma2", "phi3", "olmoe", "gpt_oss")
 
 
 @families
-@pytest.mark.parametrize("cases", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.mark.parametrize("cases", few((FAST, SLOW, REST), FAST, tail=[REST]), ids=["fast", "slow", "rest"])
 @torch.no_grad()
 def test_in_memory(cases, model_type):
     base, ids = tiny(model_type).eval(), torch.tensor(PROMPTS)
@@ -35,8 +35,7 @@ def test_in_memory(cases, model_type):
 @pytest.fixture(scope="module")
 def saved_types(request) -> list[str]:
     """The families that the selected tests want on disk."""
-    asked = asked_for(request, "saved_type")
-    return [model_type for model_type in FAMILIES if model_type in asked]
+    return [model_type for model_type in FAMILIES if model_type in selected(request, "saved_type")]
 
 
 @pytest.fixture(scope="module")

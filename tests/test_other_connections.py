@@ -11,7 +11,7 @@ from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, convert_model
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.conversion.verify import verify_checkpoint
 
-from .conftest import asked_for, hc_llama
+from .conftest import hc_llama, selected
 from .marks import few
 from .processes import elsewhere
 from .test_training import batches, train  # noqa: F401
@@ -27,7 +27,7 @@ USUAL = [(connection, 4) for connection in CONNECTIONS]
 @pytest.fixture(scope="module")
 def converted(request, stories, tmp_path_factory):
     """Folders made by the command line, by connection and number of streams."""
-    place, folders, asked = tmp_path_factory.mktemp("converted"), {}, asked_for(request, "n")
+    place, folders, asked = tmp_path_factory.mktemp("converted"), {}, selected(request, "n")
     for connection, n in [case for case in CASES if case[1] in asked]:
         folders[connection, n] = place / f"{connection}{n}"
         arguments = [str(stories), str(folders[connection, n]), "--connection", connection, "-n", str(n), "-q"]
@@ -111,7 +111,7 @@ def test_planned_parameters_are_those_added(connection, n, stories, tmp_path, ca
 
 
 @pytest.mark.parametrize("n", few(WIDTHS, 4))
-@pytest.mark.parametrize("connection", few(("mhc", "ihc"), "mhc"))
+@pytest.mark.parametrize("connection", few(("mhc", "ihc"), "mhc", tail=["ihc"]))
 @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.AdamW(p, lr=1e-3)])
 def test_twenty_steps_separate_the_streams(connection, n, make, stories, batches):  # noqa: F811
     """SGD has no normalisation that could blow up rounding noise: the reads alone break the symmetry."""
