@@ -1,6 +1,8 @@
-"""A child process for each case, with limits of time and memory."""
+"""Forks of this process: a child for each case, with limits of time and memory, and workers side by side."""
 
+import gc
 import io
+import json
 import os
 import resource
 import select
@@ -8,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,6 +124,52 @@ def _work_and_exit(work, logs, folder, environment, limits, begun) -> None:
     except SystemExit as error:  # argparse
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def side_by_side(items: Sequence, work: Callable[[int, object], list], workers: int) -> Iterator[list]:
+    """What `work(worker, item)` returns for every item, as it comes; it must go through JSON in a line.
+
+    This process must have no other threads. Raises `RuntimeError` when a worker fails; it says why on stderr.
+    """
+    gc.freeze()
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    children = []
+    for worker in range(workers):
+        if not (child := os.fork()):
+            os.close(reading)
+            _work_on(worker, items[worker::workers], work, writing)
+        children.append(child)
+    os.close(writing)
+    try:
+        with open(reading, encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)
+    except BaseException:
+        for child in children:
+            os.kill(child, signal.SIGTERM)
+        raise
+    finally:
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    if any(codes):
+        raise RuntimeError(f"workers ended with {codes}")
+
+
+def _work_on(worker: int, items: Sequence, work: Callable[[int, object], list], writing: int) -> None:
+    code, item = 1, None
+    try:
+        with open(writing, "wb", buffering=0) as pipe:
+            for item in items:
+                line = json.dumps(work(worker, item)).encode() + b"\n"
+                assert len(line) < 4096, "written in one piece, so that lines of workers don't mix"
+                pipe.write(line)
+        code = 0
+    except BaseException:
+        print(f"the harness itself fails with {item}", file=sys.stderr)
         traceback.print_exc()
     finally:
         os._exit(code)

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,14 +24,13 @@ from hf_hyperconn.conversion.checkpoint.record import RECORD
 from tests.test_interruption import contents
 
 from .. import reliability
-from .children import FILE_SIZE, Ended
+from .children import FILE_SIZE, Ended, side_by_side
 from .commands import run_here
 from .hub_process import hub_process
 from .judge import Broken, check_end, check_printed
 from .mutations.values import read_json, write_json
-from .prepared import build_starts, prepared
 from .snapshot import snapshot
-from .workers import side_by_side
+from .starts import build_starts, prepared
 
 NOT_ALLOWED = 77
 RENAMED = re.compile(r"\.replaced-[\d-]+/")
@@ -53,9 +53,9 @@ class Fault(NamedTuple):
         """Of the fault, for the table."""
         if self.read_only:
             return "read-only"
-        return (
-            "no more bytes" if self.size != LARGE else "no more files" if self.files is not None else "no longer files"
-        )
+        if self.size != LARGE:
+            return "no more bytes"
+        return "no longer files" if self.files is None else "no more files"
 
 
 class Kind(NamedTuple):
@@ -125,12 +125,8 @@ class Disk:
         used = os.statvfs(self.folder)
         size = (used.f_blocks - used.f_bfree) * used.f_frsize + fault.size
         files = 0 if fault.files is None else used.f_files - used.f_ffree + fault.files
-        _run(
-            "mount",
-            "-o",
-            f"remount,size={size},nr_inodes={files},{'ro' if fault.read_only else 'rw'}",
-            str(self.folder),
-        )
+        mode = "ro" if fault.read_only else "rw"
+        _run("mount", "-o", f"remount,size={size},nr_inodes={files},{mode}", str(self.folder))
 
     def __exit__(self, *exception) -> None:
         _run("umount", "--lazy", str(self.folder))
@@ -280,11 +276,10 @@ def run_all(options: argparse.Namespace, place: Path) -> int:
         name, fault = tried
         return [name, fault, *Rig(starts, place / f"worker {worker}", made).attempt(name, fault)]
 
-    counts: dict[str, dict[str, int]] = {}
+    counts: dict[str, Counter] = defaultdict(Counter)
     for done, (name, fault, full, broken) in enumerate(side_by_side(tries, work, options.workers), start=1):
         fault = Fault(*fault)
-        of = counts.setdefault(f"{name}, {fault.kind}", {"tried": 0, "full": 0, "failed": 0})
-        of["tried"], of["full"], of["failed"] = of["tried"] + 1, of["full"] + full, of["failed"] + bool(broken)
+        counts[f"{name}, {fault.kind}"] += Counter(tried=1, full=full, failed=bool(broken))
         if broken:
             print(f"FAILED {name}, {fault}: {broken}", flush=True)
         if done % 50 == 0 or done == len(tries):
@@ -292,9 +287,11 @@ def run_all(options: argparse.Namespace, place: Path) -> int:
     for kind, of in sorted(counts.items()):
         print(f"{kind:<40}{of['tried']:>6} disks {of['full']:>6} stopped it {of['failed']:>6} promises broken")
     if options.write:
-        seconds = round(time.monotonic() - start)
-        reliability.write("disks", {"seconds": seconds, "counts": dict(sorted(counts.items()))})
-    return any(of["failed"] for of in counts.values()) or sum(of["tried"] for of in counts.values()) != len(tries)
+        seconds, names = round(time.monotonic() - start), ("tried", "full", "failed")
+        rows = {kind: {name: of[name] for name in names} for kind, of in sorted(counts.items())}
+        reliability.write("disks", {"seconds": seconds, "counts": rows})
+    total = sum(counts.values(), Counter())
+    return bool(total["failed"]) or total["tried"] != len(tries)
 
 
 if __name__ == "__main__":

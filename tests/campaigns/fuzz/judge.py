@@ -7,6 +7,9 @@ import unicodedata
 from hashlib import sha256
 from pathlib import Path
 
+import torch
+from transformers import AutoModelForCausalLM
+
 from hf_hyperconn.conversion.checkpoint.model_code import packaged
 from hf_hyperconn.conversion.files.reading import read_json
 from hf_hyperconn.conversion.files.transfer import digest
@@ -14,14 +17,22 @@ from hf_hyperconn.families.family import usual_names
 
 from ..reliability import FAILED, OK, REFUSED, UNVERIFIED
 from .cases import Case
-from .children import MEMORY, Ended
-from .models import compare_loaded
+from .children import MEMORY, Ended, run
 from .mutations.record import RECORD
 from .mutations.values import PRECIOUS, PRIVATE, SECRET
 from .snapshot import differences, holding, snapshot
+from .starts import ids
 
 OUT_OF_MEMORY = re.compile(r"MemoryError|not enough memory|[Cc]annot allocate memory|can't allocate memory")
 BIDIRECTIONAL = {*map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
+# exit codes of a process that compares models, and what the wrong ones mean
+EQUAL, BASE_UNLOADED, UNLOADED, INCOMPLETE, DIFFERENT = range(10, 15)
+FOUND = {
+    UNLOADED: "Transformers does not load it, though it loads the base",
+    INCOMPLETE: "the base lacks tensors, or has others",
+    DIFFERENT: "its logits are not the base's",
+}
+SIZES = ("size mismatch", "mismatched", "ran out of", "allocate", "MemoryError")  # words of errors about sizes
 
 
 class Broken(Exception):
@@ -240,3 +251,37 @@ def _changed_since_recorded(case: Case) -> list[str]:
 
 def _last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1][:300]
+
+
+def compare_loaded(base: Path, converted: Path, place: Path) -> str | None:
+    """What is wrong with a conversion beside its base; None when nothing is, or the base itself does not run.
+
+    place: a folder to log in.
+    """
+    ended = run(lambda: _compare(base, converted), place / "models", seconds=120)
+    if ended.code == BASE_UNLOADED:
+        said = ended.stderr.strip().splitlines()[-1]
+        return f"the base has not the sizes of its config: {said[:100]}" if any(w in said for w in SIZES) else None
+    if ended.code == EQUAL:
+        return None
+    return FOUND.get(ended.code) or f"comparing it ended with {ended.code}: {ended.stderr.strip()[-200:]}"
+
+
+@torch.no_grad()
+def _compare(base: Path, converted: Path) -> int:
+    settings = {"use_safetensors": True, "output_loading_info": True, "trust_remote_code": False}
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(base, **settings)
+        expected = model(ids()).logits
+    except BaseException as error:
+        os.write(2, f"{type(error).__name__}: {' '.join(str(error).split())}\n".encode(errors="replace"))
+        return BASE_UNLOADED
+    if report["missing_keys"] or report["unexpected_keys"]:
+        return INCOMPLETE
+    try:
+        logits = AutoModelForCausalLM.from_pretrained(converted, **settings)[0](ids()).logits
+    except Exception as error:
+        os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
+        return UNLOADED
+    same = torch.equal(logits.view(torch.uint8), expected.view(torch.uint8))
+    return EQUAL if same or torch.equal(logits.nan_to_num(7), expected.nan_to_num(7)) else DIFFERENT

@@ -16,10 +16,10 @@ from hf_hyperconn.conversion import cli
 
 from . import cases, judge
 from .cases import Case
+from .children import side_by_side
 from .commands import run_case
 from .mutations.values import PRECIOUS, PRIVATE
-from .prepared import build_starts, prepared
-from .workers import side_by_side
+from .starts import build_starts, prepared
 
 SEEDS = 40  # that make the same case twice
 SECONDS = 4  # of the limit of what hangs

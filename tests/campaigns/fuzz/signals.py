@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -23,13 +24,12 @@ from tests.conftest import llama_config
 from tests.test_interruption import check_replaced, contents
 
 from .. import reliability
-from .children import Ended, call
+from .children import Ended, call, side_by_side
 from .commands import run_here
 from .hub_process import Running, hub_process
 from .judge import Broken
-from .prepared import prepared
 from .snapshot import snapshot
-from .workers import side_by_side
+from .starts import prepared
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 # exit codes of a command that was cut off; 0 when it had ended before
@@ -72,28 +72,22 @@ class Rig:
         for kind in KINDS:
             place = _fresh(self, self.place / "undisturbed", kind)
             with hub_process(place / "hub", {}) if kind == "push" else nullcontext() as hub:
-                ended = run_here(place, lambda kind=kind: cli.main(KINDS[kind].arguments), hub)
+                ended = run_here(place, lambda kind=kind: cli.main(KINDS[kind]), hub)
                 if ended.code:
                     raise RuntimeError(f"{kind} fails undisturbed: {ended.stderr}")
-                made = hub.repos()["me/case"]["main"] if hub else place / "work" / KINDS[kind].out
+                made = hub.repos()["me/case"]["main"] if hub else place / "work" / "out"
                 self.made[kind] = contents(made)
             self.seconds[kind] = ended.seconds
             shutil.rmtree(place)
 
 
-class Kind(NamedTuple):
-    """A command: its arguments, and what it makes."""
-
-    arguments: list[str]
-    out: str
-
-
+CONVERT = ["convert", "../base", "out", "-q", "--verify"]
 KINDS = {
-    "convert": Kind(["convert", "../base", "out", "--verify", "auto", "-q"], "out"),
-    "convert, structure only": Kind(["convert", "../base", "out", "--verify", "structure", "-q"], "out"),
-    "convert --force": Kind(["convert", "../base", "out", "--verify", "structure", "--force", "-q"], "out"),
-    "convert, resumed": Kind(["convert", "../base", "out", "--verify", "auto", "-q"], "out"),
-    "push": Kind(["push", "hc", "me/case", "-q"], "hc"),
+    "convert": [*CONVERT, "auto"],
+    "convert, structure only": [*CONVERT, "structure"],
+    "convert --force": [*CONVERT, "structure", "--force"],
+    "convert, resumed": [*CONVERT, "auto"],
+    "push": ["push", "hc", "me/case", "-q"],
 }
 AGAIN = ("push",)  # which, once they are done, may be done again
 
@@ -106,7 +100,7 @@ def send(rig: Rig, place: Path, kind: str, number: signal.Signals, seed: int) ->
     with hub_process(place / "hub", {}) if kind == "push" else nullcontext() as hub:
 
         def command(kill=None):
-            return run_here(place, lambda: cli.main(KINDS[kind].arguments), hub, kill=kill)
+            return run_here(place, lambda: cli.main(KINDS[kind]), hub, kill=kill)
 
         if kind == "convert, resumed":
             while command((signal.SIGKILL, pick.uniform(0.2, 0.9) * rig.seconds[kind])).code == 0:
@@ -211,15 +205,10 @@ def run_all(options: argparse.Namespace, place: Path) -> int:
         shutil.rmtree(folder)
         return list(result)
 
-    counts = {kind: {"sent": 0, "cut": 0, "failed": 0} for kind in KINDS}
+    counts = {kind: Counter() for kind in KINDS}
     for done, row in enumerate(side_by_side(range(options.count), work, options.workers), start=1):
         result = Result(*row)
-        of = counts[result.kind]
-        of["sent"], of["cut"], of["failed"] = (
-            of["sent"] + 1,
-            of["cut"] + result.cut,
-            of["failed"] + bool(result.broken),
-        )
+        counts[result.kind] += Counter(sent=1, cut=result.cut, failed=bool(result.broken))
         if result.broken:
             print(f"FAILED {result.kind}, {result.signal}, seed {result.seed}: {result.broken}", flush=True)
         if done % 50 == 0 or done == options.count:
@@ -227,10 +216,11 @@ def run_all(options: argparse.Namespace, place: Path) -> int:
     for kind, of in counts.items():
         print(f"{kind:<26}{of['sent']:>6} signals {of['cut']:>6} before the end {of['failed']:>6} promises broken")
     if options.write:
-        reliability.write(
-            "signals", {"seed": options.seed, "seconds": round(time.monotonic() - start), "counts": counts}
-        )
-    return any(of["failed"] for of in counts.values()) or sum(of["sent"] for of in counts.values()) != options.count
+        seconds, names = round(time.monotonic() - start), ("sent", "cut", "failed")
+        rows = {kind: {name: of[name] for name in names} for kind, of in counts.items()}
+        reliability.write("signals", {"seed": options.seed, "seconds": seconds, "counts": rows})
+    total = sum(counts.values(), Counter())
+    return bool(total["failed"]) or total["sent"] != options.count
 
 
 if __name__ == "__main__":

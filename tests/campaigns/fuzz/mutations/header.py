@@ -6,18 +6,13 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from .values import DEEP, Target, free, sparse, strange
+from .values import DEEP, Mutation, Target, free, sparse, strange
 
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL", "F8_E4M3", "F4", "C64", "E8M0", "F128", "", "f32")
 NAMES = (
     *("model.layers.².mlp.up_proj.weight", "model.layers.99.mlp.up_proj.weight", "model.layers.-1.x", "layers.0."),
     *("\x1b[31mred\x1b[0m", "two\nlines", "a" * 100_000, "", "../outside", "lm_head.weight", "\u202eback", "\ud800"),
-    *(
-        "model.layers.0.attn_hc.static_beta",
-        "model.layers.١.x",
-        "model.layers.0" + "0" * 5000 + ".x",
-        "a.b.layers.0.c",
-    ),
+    *("model.layers.0.attn_hc.static_beta", "model.layers.١.x", "a.b.layers.0.c", f"model.layers.0{'0' * 5000}.x"),
 )
 LENGTHS = (0, 1, 2**31, 2**63, 2**64 - 1, 200 * 2**20)
 
@@ -28,101 +23,102 @@ def weight_files(folder: Path) -> list[Path]:
     return [path for path in found if path.stat().st_size < 2**24]
 
 
-def _change(target: Target, pick: random.Random, change: Callable[[dict], str]) -> str:
-    path = pick.choice(weight_files(target.folder))
+def _parts(path: Path) -> tuple[dict, bytes]:
+    """Return the header of a safetensors file, and its data."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
-    header = json.loads(content[8 : 8 + length])
-    said = change(header)
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def _write(path: Path, header: dict, data: bytes) -> None:
     text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
-    return f"{path.name}: {said}"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def of_headers(change: Callable[[dict, random.Random], str]) -> Mutation:
+    """Return a mutation of a checkpoint from a change of one file's header."""
+
+    def mutation(target: Target, pick: random.Random) -> str:
+        path = pick.choice(weight_files(target.folder))
+        header, data = _parts(path)
+        said = change(header, pick)
+        _write(path, header, data)
+        return f"{path.name}: {said}"
+
+    return mutation
 
 
 def _tensor(header: dict, pick: random.Random) -> str:
     return pick.choice([name for name in header if name != "__metadata__"])
 
 
-def offsets(target: Target, pick: random.Random) -> str:
-    def change(header: dict) -> str:
-        name, other = _tensor(header, pick), _tensor(header, pick)
-        start, end = header[name]["data_offsets"]
-        header[name]["data_offsets"] = pick.choice(
-            [[0], [], [end, start], [-8, end], [start, end + 4], [start, end - 4], [start + 4, end + 4], [start] * 2]
-            + [[start, 10**15], [float(start), float(end)], [str(start), str(end)], [None, None], {"a": 1}, "text"]
-            + [header[other]["data_offsets"], [start, end, end], [True, end], None, [2**63, 2**64], [start, 10**30]]
-        )
-        return f"data_offsets of {name} = {header[name]['data_offsets']!r:.60}"
-
-    return _change(target, pick, change)
+@of_headers
+def offsets(header: dict, pick: random.Random) -> str:
+    name, other = _tensor(header, pick), _tensor(header, pick)
+    start, end = header[name]["data_offsets"]
+    header[name]["data_offsets"] = pick.choice(
+        [[0], [], [end, start], [-8, end], [start, end + 4], [start, end - 4], [start + 4, end + 4], [start] * 2]
+        + [[start, 10**15], [float(start), float(end)], [str(start), str(end)], [None, None], {"a": 1}, "text"]
+        + [header[other]["data_offsets"], [start, end, end], [True, end], None, [2**63, 2**64], [start, 10**30]]
+    )
+    return f"data_offsets of {name} = {header[name]['data_offsets']!r:.60}"
 
 
-def dtype(target: Target, pick: random.Random) -> str:
-    def change(header: dict) -> str:
-        name = _tensor(header, pick)
-        header[name]["dtype"] = pick.choice([*DTYPES, strange(pick)])
-        return f"dtype of {name} = {header[name]['dtype']!r:.60}"
-
-    return _change(target, pick, change)
+@of_headers
+def dtype(header: dict, pick: random.Random) -> str:
+    name = _tensor(header, pick)
+    header[name]["dtype"] = pick.choice([*DTYPES, strange(pick)])
+    return f"dtype of {name} = {header[name]['dtype']!r:.60}"
 
 
-def shape(target: Target, pick: random.Random) -> str:
-    def change(header: dict) -> str:
-        name = _tensor(header, pick)
-        now = header[name]["shape"]
-        header[name]["shape"] = pick.choice(
-            [now[::-1], [*now, 1], [1, *now], [], [-length for length in now], [2 * length for length in now], [0]]
-            + [[True], [float(length) for length in now], [10**12, 10**12], [2**32, 2**32], None, "text", [[]]]
-            + [[1] * 2000 + now, [strange(pick)], [length // 2 for length in now]]
-        )
-        return f"shape of {name} = {header[name]['shape']!r:.60}"
-
-    return _change(target, pick, change)
+@of_headers
+def shape(header: dict, pick: random.Random) -> str:
+    name = _tensor(header, pick)
+    now = header[name]["shape"]
+    header[name]["shape"] = pick.choice(
+        [now[::-1], [*now, 1], [1, *now], [], [-length for length in now], [2 * length for length in now], [0]]
+        + [[True], [float(length) for length in now], [10**12, 10**12], [2**32, 2**32], None, "text", [[]]]
+        + [[1] * 2000 + now, [strange(pick)], [length // 2 for length in now]]
+    )
+    return f"shape of {name} = {header[name]['shape']!r:.60}"
 
 
-def names(target: Target, pick: random.Random) -> str:
-    def change(header: dict) -> str:
-        name, other = _tensor(header, pick), pick.choice(NAMES)
-        match pick.randrange(4):
-            case 0:
-                del header[name]
-                return f"{name} removed from the header"
-            case 1:
-                header[other] = header[name]
-                return f"{name} twice, also as {other!r:.60}"
-            case 2:
-                header[other] = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-                return f"an empty tensor {other!r:.60}"
-            case _:
-                header[other] = header.pop(name)
-                return f"{name} renamed to {other!r:.60}"
-
-    return _change(target, pick, change)
+@of_headers
+def names(header: dict, pick: random.Random) -> str:
+    name, other = _tensor(header, pick), pick.choice(NAMES)
+    match pick.randrange(4):
+        case 0:
+            del header[name]
+            return f"{name} removed from the header"
+        case 1:
+            header[other] = header[name]
+            return f"{name} twice, also as {other!r:.60}"
+        case 2:
+            header[other] = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+            return f"an empty tensor {other!r:.60}"
+        case _:
+            header[other] = header.pop(name)
+            return f"{name} renamed to {other!r:.60}"
 
 
 def missing_tensor(target: Target, pick: random.Random) -> str:
     """A file that is valid, with a tensor less and its bytes gone."""
     path = pick.choice(weight_files(target.folder))
-    content = path.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    header, data = _parts(path)
     gone = pick.choice([name for name in header if "norm" in name] or [_tensor(header, pick)])
     start, end = header.pop(gone)["data_offsets"]
     for name, entry in header.items():
         if name != "__metadata__" and entry["data_offsets"][0] >= end:
             entry["data_offsets"] = [offset - (end - start) for offset in entry["data_offsets"]]
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data[:start] + data[end:])
+    _write(path, header, data[:start] + data[end:])
     return f"{path.name}: {gone} is missing"
 
 
-def anything(target: Target, pick: random.Random) -> str:
-    def change(header: dict) -> str:
-        name = pick.choice([*header, "__metadata__", "new"])
-        header[name] = strange(pick)
-        return f"{name} = {header[name]!r:.60}"
-
-    return _change(target, pick, change)
+@of_headers
+def anything(header: dict, pick: random.Random) -> str:
+    name = pick.choice([*header, "__metadata__", "new"])
+    header[name] = strange(pick)
+    return f"{name} = {header[name]!r:.60}"
 
 
 def length(target: Target, pick: random.Random) -> str:
@@ -203,18 +199,15 @@ def swapped(target: Target, pick: random.Random) -> str:
     return f"{one.name} and {other.name} swapped"
 
 
-def hc_metadata(target: Target, pick: random.Random) -> str:
+@of_headers
+def hc_metadata(header: dict, pick: random.Random) -> str:
     """The fields that `save_hc` writes into the metadata of its file."""
-
-    def change(header: dict) -> str:
-        saved = json.loads(header["__metadata__"]["hyper_connections"])
-        name = pick.choice([*saved, "unknown", "hc_mult", "hc_mult", "model_type"])
-        saved[name] = pick.choice([20_000, 10**9, strange(pick), strange(pick)])
-        text = pick.choice([json.dumps(saved)] * 6 + ["[" * DEEP + "]" * DEEP, "null", "3", "{", "9" * 6000])
-        header["__metadata__"]["hyper_connections"] = text
-        return f"{name} = {saved[name]!r:.60} in its metadata, {text[:30]}"
-
-    return _change(target, pick, change)
+    saved = json.loads(header["__metadata__"]["hyper_connections"])
+    name = pick.choice([*saved, "unknown", "hc_mult", "hc_mult", "model_type"])
+    saved[name] = pick.choice([20_000, 10**9, strange(pick), strange(pick)])
+    text = pick.choice([json.dumps(saved)] * 6 + ["[" * DEEP + "]" * DEEP, "null", "3", "{", "9" * 6000])
+    header["__metadata__"]["hyper_connections"] = text
+    return f"{name} = {saved[name]!r:.60} in its metadata, {text[:30]}"
 
 
 def gone(target: Target, pick: random.Random) -> str:

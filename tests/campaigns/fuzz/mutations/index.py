@@ -2,9 +2,11 @@
 
 import pickle
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from .values import OPENED, Target, not_json, read_json, set_somewhere, sparse, strange, write_json
+from .values import OPENED, Target, edited, set_somewhere, spoiled, strange, write_json
 
 INDEX = "model.safetensors.index.json"
 ELSEWHERE = (
@@ -29,66 +31,50 @@ def write_pickle(target: Target, name: str) -> None:
     (target.folder / name).write_bytes(pickle.dumps(_Opened(target.outside / OPENED)))
 
 
-def _read(target: Target) -> dict:
-    path = target.folder / INDEX
-    if path.is_file():
-        return read_json(path)
-    return {"metadata": {}, "weight_map": {"model.embed_tokens.weight": "model.safetensors"}}
+@contextmanager
+def _edited(target: Target) -> Iterator[dict]:
+    """The index of a checkpoint, or one of a tensor where there is none, which is written back."""
+    if not (target.folder / INDEX).is_file():
+        weight_map = {"model.embed_tokens.weight": "model.safetensors"}
+        write_json(target.folder / INDEX, {"metadata": {}, "weight_map": weight_map})
+    with edited(target.folder / INDEX) as index:
+        yield index
 
 
 def another_file(target: Target, pick: random.Random) -> str:
-    index = _read(target)
-    tensor = pick.choice(list(index["weight_map"]))
-    index["weight_map"][tensor] = pick.choice(ELSEWHERE)
-    write_json(target.folder / INDEX, index)
-    return f"the index places {tensor} in {index['weight_map'][tensor]!r:.60}"
+    with _edited(target) as index:
+        tensor, file = pick.choice(list(index["weight_map"])), pick.choice(ELSEWHERE)
+        index["weight_map"][tensor] = file
+    return f"the index places {tensor} in {file!r:.60}"
 
 
 def a_pickle(target: Target, pick: random.Random) -> str:
-    index, name = _read(target), pick.choice(PICKLES)
+    name = pick.choice(PICKLES)
     write_pickle(target, name)
-    tensors = list(index["weight_map"])
-    for tensor in pick.choice([tensors, [pick.choice(tensors)]]):
-        index["weight_map"][tensor] = name
-    write_json(target.folder / INDEX, index)
+    with _edited(target) as index:
+        tensors = list(index["weight_map"])
+        index["weight_map"] |= dict.fromkeys(pick.choice([tensors, [pick.choice(tensors)]]), name)
     return f"the index names the pickle {name}"
 
 
 def another_tensor(target: Target, pick: random.Random) -> str:
-    index = _read(target)
-    tensor = pick.choice(list(index["weight_map"]))
-    file = index["weight_map"].pop(tensor)
-    if pick.random() < 0.5:
-        index["weight_map"][f"{tensor}²"] = file
-    write_json(target.folder / INDEX, index)
+    with _edited(target) as index:
+        tensor = pick.choice(list(index["weight_map"]))
+        file = index["weight_map"].pop(tensor)
+        if pick.random() < 0.5:
+            index["weight_map"][f"{tensor}²"] = file
     return f"the index does not name {tensor}"
 
 
 def anything(target: Target, pick: random.Random) -> str:
-    index = _read(target)
-    said = set_somewhere(index, pick)
-    write_json(target.folder / INDEX, index)
-    return f"index: {said}"
+    with _edited(target) as index:
+        return f"index: {set_somewhere(index, pick)}"
 
 
 def no_map(target: Target, pick: random.Random) -> str:
-    index = {**_read(target), "weight_map": strange(pick)}
-    write_json(target.folder / INDEX, index)
+    with _edited(target) as index:
+        index["weight_map"] = strange(pick)
     return f"weight_map = {index['weight_map']!r:.60}"
 
 
-def no_json(target: Target, pick: random.Random) -> str:
-    return not_json(target.folder / INDEX, pick)
-
-
-def huge(target: Target, pick: random.Random) -> str:
-    sparse(target.folder / INDEX)
-    return "the index is huge"
-
-
-def gone(target: Target, pick: random.Random) -> str:
-    (target.folder / INDEX).unlink(missing_ok=True)
-    return "the index is missing"
-
-
-ALL = (another_file, another_file, a_pickle, another_tensor, anything, no_map, no_json, huge, gone)
+ALL = (another_file, another_file, a_pickle, another_tensor, anything, no_map, *spoiled(INDEX))

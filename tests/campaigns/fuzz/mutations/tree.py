@@ -6,7 +6,7 @@ import socket
 import stat
 from pathlib import Path
 
-from .values import PRIVATE, SECRET, Target, free, read, remove_folder, sparse
+from .values import PRIVATE, SECRET, Target, free, read, remove, sparse
 
 FILES = (
     *("config.json", "model.safetensors", "model.safetensors.index.json", "README.md", "tokenizer.json", "LICENSE"),
@@ -15,15 +15,8 @@ FILES = (
 NAMES = (
     *(b"n" * 245, b"n" * 255, b"not utf-8 \xff\xfe.txt", b"\x1b[31mred\x1b[0m.txt", b"two\nlines.txt", b"-rf", b" "),
     *(b"tab\t.txt", b"a\\b.txt", "\u202eback.txt".encode(), b"bell\x07", "²".encode(), b"*.json", b"c:", b"..."),
-    *(
-        b"nul\x01.safetensors",
-        "é" * 120 + ".txt",
-        b"\xc2\x9b31m.txt",
-        b"~",
-        b"$HOME",
-        b"'; true",
-        b"a" * 250 + b".json",
-    ),
+    *(b"nul\x01.safetensors", b"\xc2\x9b31m.txt", b"~", b"$HOME", b"'; true"),
+    *("é" * 120 + ".txt", b"a" * 250 + b".json"),
 )
 
 
@@ -33,9 +26,7 @@ def link_out(target: Target, pick: random.Random) -> str:
     path, secret = target.folder / name, target.outside / "secret.txt"
     kind = pick.choice(["the secret", "the secret, relatively", "a folder", "its own content"])
     content = read(path) or SECRET
-    if path.is_dir() and not path.is_symlink():
-        remove_folder(path)
-    path.unlink(missing_ok=True)
+    remove(path)
     match kind:
         case "the secret":
             path.symlink_to(secret)
@@ -52,9 +43,7 @@ def link_out(target: Target, pick: random.Random) -> str:
 def link_within(target: Target, pick: random.Random) -> str:
     name, other = pick.choice(FILES), pick.choice(FILES)
     path = target.folder / name
-    if path.is_dir() and not path.is_symlink():
-        remove_folder(path)
-    path.unlink(missing_ok=True)
+    remove(path)
     path.symlink_to(pick.choice([other, "nowhere", name, ".", "..", "assets", "../outside"]))
     return f"{name} is a link to {os.readlink(path)!r}"
 
@@ -63,9 +52,7 @@ def special(target: Target, pick: random.Random) -> str:
     """A file that is none: reading it blocks, never ends, or fails."""
     name = pick.choice(FILES)
     path = target.folder / name
-    if path.is_dir() and not path.is_symlink():
-        remove_folder(path)
-    path.unlink(missing_ok=True)
+    remove(path)
     return f"{name} is {make_special(path, pick)}"
 
 

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,9 @@ class Target:
     outside: Path
 
 
+Mutation = Callable[[Target, random.Random], str]  # returns what it did, for people
+
+
 def strange(pick: random.Random):
     """Some value of JSON."""
     return pick.choice(STRANGE)
@@ -46,17 +51,46 @@ def write_json(path: Path, content) -> None:
     free(path).write_text(json.dumps(content), encoding="utf-8")
 
 
+@contextmanager
+def edited(path: Path) -> Iterator[dict]:
+    """The content of a JSON file, which is written back."""
+    content = read_json(path)
+    yield content
+    write_json(path, content)
+
+
+def spoiled(name: str) -> tuple[Mutation, ...]:
+    """Return mutations that make a JSON file of a checkpoint another kind of file, huge or missing."""
+
+    def no_json(target: Target, pick: random.Random) -> str:
+        return not_json(target.folder / name, pick)
+
+    def huge(target: Target, pick: random.Random) -> str:
+        sparse(target.folder / name)
+        return f"{name} is huge"
+
+    def gone(target: Target, pick: random.Random) -> str:
+        (target.folder / name).unlink()
+        return f"{name} is missing"
+
+    return no_json, huge, gone
+
+
 def free(path: Path) -> Path:
     """The path, where another mutation may have put something that isn't a plain file."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        path.unlink() if path.is_symlink() or not path.is_dir() else remove_folder(path)
+        remove(path)
     return path
 
 
-def remove_folder(path: Path) -> None:
-    for entry in path.iterdir():
-        remove_folder(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    path.rmdir()
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        for entry in path.iterdir():
+            remove(entry)
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sparse(path: Path, size: int = HUGE) -> None:
