@@ -37,7 +37,7 @@ from .other_families import (
     tiny,
 )
 from .processes import elsewhere
-from .support import listed
+from .record import listed
 from .test_families import DTYPES, compared
 
 # gated, or without a weight

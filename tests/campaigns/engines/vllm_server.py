@@ -22,22 +22,11 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", job["folder"]]
-    options = [
-        "--trust-remote-code",
-        "--model-impl",
-        "transformers",
-        "--dtype",
-        job["dtype"],
-        "--max-model-len",
-        "256",
-        "--enforce-eager",
-    ]
-    server = subprocess.Popen(
-        [*command, *options, "--host", "127.0.0.1", "--port", str(port)],
-        stdout=sys.stderr,
-        env={**os.environ, "no_proxy": "127.0.0.1"},
-    )
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+    model = ["--model", job["folder"], "--model-impl", "transformers", "--dtype", job["dtype"]]
+    options = ["--trust-remote-code", "--max-model-len", "256", "--enforce-eager"]
+    environment = {**os.environ, "no_proxy": "127.0.0.1"}
+    server = subprocess.Popen([*command, *model, *options], stdout=sys.stderr, env=environment)
     try:
         client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
         until = time.monotonic() + SECONDS

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from tests.test_interruption import contents
 from .. import reliability
 from .children import FILE_SIZE, Ended, side_by_side
 from .commands import run_here
-from .hub_process import hub_process
+from .hub_process import Running, hub_process
 from .judge import Broken, check_end, check_printed
 from .mutations.values import read_json, write_json
 from .snapshot import snapshot
@@ -110,26 +110,23 @@ KINDS = {
 }
 
 
-class Disk:
+@contextmanager
+def _disk(folder: Path) -> Iterator[Path]:
     """A file system of its own, at a folder."""
+    _run("mount", "-t", "tmpfs", "-o", f"size={LARGE}", "none", str(folder))
+    try:
+        yield folder
+    finally:
+        _run("umount", "--lazy", str(folder))
 
-    def __init__(self, folder: Path):
-        self.folder = folder
 
-    def __enter__(self) -> "Disk":
-        _run("mount", "-t", "tmpfs", "-o", f"size={LARGE}", "none", str(self.folder))
-        return self
-
-    def limit(self, fault: Fault) -> None:
-        """Leave room for as many bytes and files beyond those that are there, or for none."""
-        used = os.statvfs(self.folder)
-        size = (used.f_blocks - used.f_bfree) * used.f_frsize + fault.size
-        files = 0 if fault.files is None else used.f_files - used.f_ffree + fault.files
-        mode = "ro" if fault.read_only else "rw"
-        _run("mount", "-o", f"remount,size={size},nr_inodes={files},{mode}", str(self.folder))
-
-    def __exit__(self, *exception) -> None:
-        _run("umount", "--lazy", str(self.folder))
+def _limit(disk: Path, fault: Fault) -> None:
+    """Leave room for as many bytes and files beyond those that are there, or for none."""
+    used = os.statvfs(disk)
+    size = (used.f_blocks - used.f_bfree) * used.f_frsize + fault.size
+    files = 0 if fault.files is None else used.f_files - used.f_ffree + fault.files
+    mode = "ro" if fault.read_only else "rw"
+    _run("mount", "-o", f"remount,size={size},nr_inodes={files},{mode}", str(disk))
 
 
 def _run(*command: str) -> None:
@@ -137,68 +134,80 @@ def _run(*command: str) -> None:
 
 
 class Rig:
-    """Where commands run. made: what each makes undisturbed. sizes: in bytes, of the files that the last made."""
+    """A place where commands run. made: what each makes undisturbed."""
 
     def __init__(self, starts: Path, place: Path, made: dict[str, dict[str, str]]):
         self.starts, self.place, self.made = starts, place, made
 
-    def attempt(self, name: str, fault: Fault | None) -> tuple[bool, str | None]:
-        """Run a command with a fault, if any, and hold what is left against the promises.
-
-        Returns whether the fault stopped it, and which promise was broken.
-        """
+    @contextmanager
+    def _filled(self, name: str) -> Iterator[tuple[Path, Running | None]]:
+        """The disk of a command, with what is on it before, and the Hub that a push goes to."""
         kind, place = KINDS[name], self.place
         for folder in ("work", "home", "tmp", "hub"):
             (place / folder).mkdir(parents=True)
         shutil.copytree(self.starts / "bases" / "llama", place / "base")
         shutil.copytree(self.starts / "conversions" / "llama", place / "hc")
         shutil.copy(self.starts / "results.json", place)
-        disk = place / kind.disk
         try:
-            with Disk(disk) as limited, hub_process(place / "hub", {}) if name == "push" else nullcontext() as hub:
-
-                def command(longest: int = FILE_SIZE) -> Ended:
-                    return run_here(place, lambda: _believing(kind.arguments), hub, file_size=longest)
-
+            with (
+                _disk(place / kind.disk) as disk,
+                hub_process(place / "hub", {}) if name == "push" else nullcontext() as hub,
+            ):
                 kind.before(self.starts, disk)
-                before, sources = contents(disk), [snapshot(place / source) for source in ("base", "hc")]
-                if fault is None:
-                    ended = command()
-                    if ended.code:
-                        raise RuntimeError(f"{name} fails undisturbed: {ended.stderr}")
-                    self.made[name], now = _held(disk), contents(disk)
-                    whole = "out" in kind.writes  # each of its files is written anew
-                    new = [
-                        disk / file
-                        for file in now
-                        if not RENAMED.search(file) and (whole or before.get(file) != now[file])
-                    ]
-                    self.sizes = [file.stat().st_size for file in new]
-                    return False, None
-                limited.limit(fault)
-                ended = command(fault.longest)
+                yield disk, hub
+        finally:
+            shutil.rmtree(place)
+
+    def _command(self, name: str, hub: Running | None, longest: int = FILE_SIZE) -> Ended:
+        return run_here(self.place, lambda: _believing(KINDS[name].arguments), hub, file_size=longest)
+
+    def _sources(self) -> list[dict]:
+        return [snapshot(self.place / source) for source in ("base", "hc")]
+
+    def measure(self, name: str) -> list[int]:
+        """Run a command undisturbed, keep what it makes, and return the bytes of each file that it writes."""
+        with self._filled(name) as (disk, hub):
+            before = contents(disk)
+            ended = self._command(name, hub)
+            if ended.code:
+                raise RuntimeError(f"{name} fails undisturbed: {ended.stderr}")
+            self.made[name], now = _held(disk), contents(disk)
+            if "out" in KINDS[name].writes:  # each of its files is written anew
+                before = {}
+            new = [file for file in now if not RENAMED.search(file) and before.get(file) != now[file]]
+            return [(disk / file).stat().st_size for file in new]
+
+    def attempt(self, name: str, fault: Fault) -> tuple[bool, str | None]:
+        """Run a command with a fault, and hold what is left against the promises.
+
+        Returns whether the fault stopped it, and which promise was broken.
+        """
+        kind = KINDS[name]
+        try:
+            with self._filled(name) as (disk, hub):
+                before, sources = contents(disk), self._sources()
+                _limit(disk, fault)
+                ended = self._command(name, hub, fault.longest)
                 check_end(ended)
                 check_printed(ended)
                 writes_nothing = fault.read_only and kind.only_reads
-                complete = not (ended.code or writes_nothing)
                 if writes_nothing and ended.code:
                     raise Broken(f"it only reads, and fails: {ended.stderr.strip()[-200:]}")
+                complete = not (ended.code or writes_nothing)
                 _check_left(kind, disk, before, self.made[name], whole=complete)
                 if not complete:
                     if hub and any(len(contents(folder)) > 1 for folder in hub.repos().get("me/case", {}).values()):
                         raise Broken("the Hub holds something")
-                    limited.limit(Fault())
-                    again = command()
+                    _limit(disk, Fault())
+                    again = self._command(name, hub)
                     if again.code:
                         raise Broken(f"with room again, it fails: {again.stderr.strip()[-200:]}")
                     _check_left(kind, disk, before, self.made[name], whole=True)
-                if sources != [snapshot(place / source) for source in ("base", "hc")]:
+                if sources != self._sources():
                     raise Broken("the source has changed")
                 return ended.code != 0, None
         except Broken as broken:
             return True, str(broken)[:300]
-        finally:
-            shutil.rmtree(place)
 
 
 def _believing(arguments: list[str]) -> int:
@@ -268,9 +277,8 @@ def run_all(options: argparse.Namespace, place: Path) -> int:
     start, starts = time.monotonic(), build_starts(place)
     tries, made = [], {}
     for name in KINDS if options.only is None else [options.only]:
-        rig = Rig(starts, place / "undisturbed", made)
-        rig.attempt(name, None)
-        tries += [(name, fault) for fault in faults(rig.sizes, options.step)]
+        sizes = Rig(starts, place / "undisturbed", made).measure(name)
+        tries += [(name, fault) for fault in faults(sizes, options.step)]
 
     def work(worker: int, tried: tuple[str, Fault]) -> list:
         name, fault = tried

@@ -62,18 +62,8 @@ def run_tests(folder: Path, tests: list[str], only: str = "", *, control: bool =
     }
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "outcomes.json"
-        pytest = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--config-file",
-            "pytest.ini",
-            "--outcomes",
-            path,
-            *PROCESSES,
-            *tests,
-        ]
-        code = subprocess.run([*pytest, "-k", only], cwd=SUITE, env=environment).returncode
+        pytest = [sys.executable, "-m", "pytest", "--config-file", "pytest.ini", "--outcomes", path, *PROCESSES]
+        code = subprocess.run([*pytest, *tests, "-k", only], cwd=SUITE, env=environment).returncode
         return code, json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
