@@ -24,14 +24,14 @@ from transformers.utils import logging
 
 
 def finds(auto, config):
-    """Whether an Auto class finds the class that a folder was saved from."""
+    """Return whether an Auto class finds the class that a folder was saved from."""
     own = (getattr(config, "auto_map", None) or {}).get(auto.__name__, "").rpartition(".")[2]
     found = auto._model_mapping.get(type(config), None)
     return config.architectures == [own or getattr(found, "__name__", "")]
 
 
 def load(folder, dtype, attention, module="transformers"):
-    """The model of a folder, by its own code; module: where a base's class is that no Auto class finds."""
+    """Return the model of a folder, by its own code; module: where a base's class is that no Auto class finds."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     generative = AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq, AutoModelForSeq2SeqLM
     auto = next((auto for auto in generative if finds(auto, config)), AutoModel)
@@ -41,12 +41,12 @@ def load(folder, dtype, attention, module="transformers"):
 
 
 def part_of(model, part):
-    """What is run of a model: a model in its base model, or all of it."""
+    """Return a model in the base model of a model, or all of it."""
     return getattr(model.base_model, part) if part else model
 
 
 def outputs(model, prompts, new_tokens, kind) -> dict[str, torch.Tensor]:
-    """Everything that must be equal."""
+    """Return everything that must be equal."""
     single, batch = (next(islice(kinds_of_inputs(model, each), kind, None)) for each in (prompts[:1], prompts))
     found = {}
     settings = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}

@@ -32,7 +32,7 @@ HEADS = {
 
 
 def decay_by_name(model: nn.Module) -> dict[str, float]:
-    """Weight decay by parameter name, the same one of several layers once."""
+    """Return weight decay by parameter name, the same one of several layers once."""
     decays = {id(p): group["weight_decay"] for group in hc_param_groups(model, 1.0, 0.1) for p in group["params"]}
     found = {}
     for name, parameter in model.named_parameters():
@@ -42,17 +42,17 @@ def decay_by_name(model: nn.Module) -> dict[str, float]:
 
 
 def listed() -> list[str]:
-    """Model types that docs/families.md lists without a row of their own."""
+    """Return model types that docs/families.md lists without a row of their own."""
     return re.findall(r"`([\w-]+)`", section("Tested families").partition("And these:")[2].partition("\n\n")[0])
 
 
 def section(heading: str) -> str:
-    """A section of docs/families.md."""
+    """Return a section of docs/families.md."""
     return read("docs/families.md").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
 def answers() -> dict[str, list[str]]:
-    """Connections and norms, as they stand in a config, by what a conversion to them is."""
+    """Return connections and norms, as they stand in a config, by the exactness of a conversion to them."""
     rows = json.loads((RESULTS / "connections_exactness.json").read_text(encoding="utf-8"))["rows"]
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
     found: dict[str, list[str]] = {}
@@ -67,7 +67,7 @@ def answers() -> dict[str, list[str]]:
 
 
 def table() -> str:
-    """Markdown: families with the same heads in a row, connections with the same answer in a column."""
+    """Return Markdown: families with the same heads in a row, connections with the same answer in a column."""
     columns = answers()
     lines = ["| families | heads | " + " | ".join(map(", ".join, columns.values())) + " |"]
     lines.append("|---" * (len(columns) + 2) + "|")

@@ -6,14 +6,16 @@ import pytest
 from packaging.requirements import Requirement
 
 from .campaigns import range as releases_of_others
-from .campaigns import reliability
+from .campaigns import reliability, sweep
 from .campaigns.engines import page as engines
 from .campaigns.releases import __main__ as releases
 
 RANGE = releases_of_others.RANGE
 
 
-@pytest.mark.parametrize("run", [engines, releases_of_others, releases, reliability], ids=lambda run: run.__name__)
+@pytest.mark.parametrize(
+    "run", [engines, releases_of_others, releases, reliability, sweep], ids=lambda run: run.__name__
+)
 def test_the_page_has_the_last_figures(run):
     assert run.FIGURES.read()
     assert run.FIGURES.rendered() == run.FIGURES.written()

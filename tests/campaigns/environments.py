@@ -19,7 +19,7 @@ class Environment:
     pip: tuple[tuple[str, ...], ...]
 
     def python(self) -> Path:
-        """The Python of the environment, made if it isn't there."""
+        """Return the Python of the environment, made if it isn't there."""
         environment = REPOSITORY / "build" / self.folder
         python, installed = environment / "bin" / "python", environment / "installed"
         pinned = " ".join(argument for command in self.pip for argument in command if "==" in argument)

@@ -22,15 +22,15 @@ class Figures:
     tables: Callable[[dict], dict[str, str]]
 
     def read(self) -> dict:
-        """The last figures."""
+        """Return the last figures."""
         return json.loads((REPOSITORY / self.file).read_text(encoding="utf-8"))
 
     def written(self) -> str:
-        """The page as it is."""
+        """Return the page as it is."""
         return (REPOSITORY / self.page).read_text(encoding="utf-8")
 
     def rendered(self) -> str:
-        """The page, its tables made anew."""
+        """Return the page, its tables made anew."""
         return with_tables(self.written(), self.tables(self.read()))
 
     def write(self, figures: dict) -> None:
@@ -40,5 +40,5 @@ class Figures:
 
 
 def named(versions: dict[str, str]) -> str:
-    """Packages and their versions, in words."""
+    """Return packages and their versions, in words."""
     return ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -25,7 +25,7 @@ def write(part: str, figures: dict) -> None:
 
 
 def tables(figures: dict) -> dict[str, str]:
-    """One for each part."""
+    """Return a table for each part."""
     made = {"cases": _cases, "signals": _signals, "disks": _disks}
     return {part: _body(figures[part], table) if part in figures else NONE for part, table in made.items()}
 

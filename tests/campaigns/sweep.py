@@ -15,7 +15,7 @@ import re
 import resource
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
 from io import StringIO
@@ -26,7 +26,6 @@ import pytest
 import transformers
 from huggingface_hub.utils import tqdm
 
-from benchmarks.timing import between_marks
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families.family import find_family, name_of_family
@@ -36,12 +35,10 @@ from hf_hyperconn.families.reading.source_files import table
 
 from .. import other_families
 from ..families import FAMILIES
-from ..pages import REPOSITORY, read
 from ..test_families import compared
 from ..tiny import tiny
+from .figures import Figures
 
-RECORD = REPOSITORY / "docs" / "model_types.json"
-PAGE = REPOSITORY / "docs" / "model_types.md"
 MEMORY = 9 * 2**30  # bytes: some configs stay large whatever is asked of them
 SECONDS = 600
 AT_ONCE = 8  # model types that share a process
@@ -54,14 +51,14 @@ TITLES = {
 
 
 def outcomes(model_types: list[str]) -> dict[str, tuple[str, str]]:
-    """What becomes of each, one of `TITLES`, and why.
+    """Return the outcome of each model type, one of `TITLES`, and why.
 
     Models are made in a process of their own, and in two when that does not end well.
     """
-    found = {model_type: refusal for model_type in model_types if (refusal := refused(model_type)) is not None}
-    left = [model_type for model_type in model_types if model_type not in found]
+    refusals = {model_type: refusal for model_type in model_types if (refusal := refused(model_type)) is not None}
+    left = [model_type for model_type in model_types if model_type not in refusals]
     if not left:
-        return found
+        return refusals
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with TemporaryDirectory() as place:
         command = [sys.executable, "-m", "tests.campaigns.sweep", "--here", place, *left]
@@ -71,16 +68,16 @@ def outcomes(model_types: list[str]) -> dict[str, tuple[str, str]]:
         except subprocess.TimeoutExpired:
             failure = f"not done after {SECONDS} s"
     if not failure:
-        written = json.loads(process.stdout.strip().rpartition("\n")[2])
-        return found | {name: tuple(each) for name, each in written.items()}
+        printed = json.loads(process.stdout.strip().rpartition("\n")[2])
+        return refusals | {name: tuple(outcome) for name, outcome in printed.items()}
     if len(left) == 1:
-        return found | {left[0]: ("not compared", failure)}
+        return refusals | {left[0]: ("not compared", failure)}
     half = len(left) // 2
-    return found | outcomes(left[:half]) | outcomes(left[half:])
+    return refusals | outcomes(left[:half]) | outcomes(left[half:])
 
 
 def refused(model_type: str) -> tuple[str, str] | None:
-    """Why a model type is of no form that converts; None for one that is."""
+    """Return why a model type has no form that converts; None for one that has."""
     try:
         find_family(model_type)
     except UnsupportedCheckpointError as error:
@@ -90,23 +87,23 @@ def refused(model_type: str) -> tuple[str, str] | None:
 
 
 def outcomes_here(model_types: list[str], place: Path) -> dict[str, tuple[str, str]]:
-    """What becomes of a tiny model of each family."""
-    found = {name: failure for name in model_types if (failure := converted(name, place)) is not None}
-    left = [name for name in model_types if name not in found]
+    """Return the outcome of a tiny model of each family."""
+    failures = {name: failure for name in model_types if (failure := converted(name, place)) is not None}
+    left = [name for name in model_types if name not in failures]
     try:
         differing = compared(place, left, new_tokens=8)
     except AssertionError as error:
         if len(left) == 1:
-            return found | {left[0]: ("not compared", f"its forward: {_first_line(error)}")}
+            return failures | {left[0]: ("not compared", f"its forward: {_first_line(error)}")}
         raise
-    for name in left:
-        of_family = [each for folder, each in differing.items() if folder.startswith(f"{place / name}/")]
-        found[name] = ("refused", "another result than its base's") if any(of_family) else ("exact", "")
-    return found
+    differ = {name: any(differing[case] for case in differing if case.startswith(f"{place / name}/")) for name in left}
+    return failures | {
+        name: ("refused", "another result than its base's") if differ[name] else ("exact", "") for name in left
+    }
 
 
 def converted(model_type: str, place: Path) -> tuple[str, str] | None:
-    """Make, save and convert a tiny model; what keeps that from being done, None for nothing."""
+    """Make, save and convert a tiny model. Return what prevents it, if anything does."""
     try:
         base = (tiny if model_type in FAMILIES else other_families.tiny)(model_type)
         base.save_pretrained(place / model_type / "base")
@@ -121,14 +118,14 @@ def converted(model_type: str, place: Path) -> tuple[str, str] | None:
 
 
 def stacks_of(model_type: str) -> list[str]:
-    """The names of families that `--stack` makes of a model type, without those that it has anyway."""
+    """Return the names of families that `--stack` makes of a model type, besides its usual ones."""
     names = (name_of_family({"model_type": model_type}, stack) for stack in fields_of_stacks(model_type))
     return [name for name in names if name != model_type]
 
 
-def tables(record: dict) -> str:
-    """The page's tables."""
-    outcomes = {model_type: tuple(found) for model_type, found in record["outcomes"].items()}
+def tables(record: dict) -> dict[str, str]:
+    """Return all of the page that is made of the record."""
+    outcomes = record["outcomes"]
     counts = Counter(kind for kind, _ in outcomes.values())
     lines = [
         f"Transformers {record['transformers']} has {len(outcomes)} model types:",
@@ -142,22 +139,22 @@ def tables(record: dict) -> str:
         ", ".join(f"`{model_type}`" for model_type, (kind, _) in outcomes.items() if kind == "exact") + ".",
     ]
     for kind, title in (("not compared", "Not compared"), ("refused", "Refused")):
-        reasons: dict[str, list[str]] = {}
-        for model_type, (found, why) in outcomes.items():
-            if found == kind:
-                reasons.setdefault(_reason(why), []).append(f"`{model_type}`")
+        reasons = defaultdict(list)
+        for model_type, (other, why) in outcomes.items():
+            if other == kind:
+                reasons[_reason(why)].append(f"`{model_type}`")
         lines += ["", f"## {title}", "", "| why | model types |", "|---|---|"]
         ordered = sorted(reasons.items(), key=lambda pair: (-len(pair[1]), pair[0]))
         lines += [f"| {why} | {', '.join(types)} |" for why, types in ordered]
-    return "\n".join([*lines, *_stacks(record["stacks"])])
+    return {"sweep": "\n".join([*lines, *_stacks(record["stacks"])])}
 
 
 def _stacks(outcomes: dict) -> list[str]:
-    """The section on what `--stack` chooses."""
-    exact: dict[str, list[str]] = {}
+    """Return the section on what `--stack` chooses."""
+    exact = defaultdict(list)
     for name, (kind, _) in outcomes.items():
         if kind == "exact":
-            exact.setdefault(FamilyName.of(name).own, []).append(f"`{FamilyName.of(name).stack}`")
+            exact[FamilyName.of(name).own].append(f"`{FamilyName.of(name).stack}`")
     counts = Counter(kind for kind, _ in outcomes.values())
     return [
         *("", "## Exact by `--stack`", ""),
@@ -169,14 +166,10 @@ def _stacks(outcomes: dict) -> list[str]:
     ]
 
 
-def _in_order(found: dict) -> dict:
-    return dict(sorted(found.items(), key=lambda item: FamilyName.of(item[0]).own))
-
-
 def _reason(why: str) -> str:
-    """A reason without the names of classes."""
-    if found := re.search(r"added to the residual stream: (.*)\. So hyper-connections", why):
-        return f"the layer: {found[1]}"
+    """Return a reason without the names of classes."""
+    if match := re.search(r"added to the residual stream: (.*)\. So hyper-connections", why):
+        return f"the layer: {match[1]}"
     why = re.sub(r"^\w+ has a language model that can't be converted: ", "", why)
     why = re.sub(r"^the forward of \w+ ", "the model ", why.partition(", so ")[0])
     return re.sub(r"([|\[])", r"\\\1", re.sub(r"^\w+ has no list", "the model has no list", why))
@@ -185,6 +178,9 @@ def _reason(why: str) -> str:
 def _first_line(error: BaseException | str) -> str:
     text = str(error).strip() or type(error).__name__
     return re.sub(r"/\S+/", "", text.splitlines()[-1 if "Traceback" in text else 0])[:120]
+
+
+FIGURES = Figures("docs/model_types.json", "docs/model_types.md", tables)
 
 
 def main() -> None:
@@ -197,27 +193,24 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         print("\n" + json.dumps(outcomes_here(options.model_types, options.here)))
         return
-    every = sorted(table("CONFIG_MAPPING_NAMES"))
-    model_types = options.model_types or [*every, *(name for each in every for name in stacks_of(each))]
+    own = sorted(table("CONFIG_MAPPING_NAMES"))
+    model_types = options.model_types or [*own, *(name for model_type in own for name in stacks_of(model_type))]
     chunks = [model_types[i : i + AT_ONCE] for i in range(0, len(model_types), AT_ONCE)]
     found: dict[str, tuple[str, str]] = {}
     with ThreadPoolExecutor(2) as pool:
-        for each in tqdm(pool.map(outcomes, chunks), total=len(chunks), unit="chunk"):
-            found |= each
-    is_stack = {name: FamilyName.of(name).stack is not None for name in model_types}
-    record = {
-        "transformers": transformers.__version__,
-        "outcomes": {name: found[name] for name in model_types if not is_stack[name]},
-        "stacks": {name: found[name] for name in model_types if is_stack[name]},
+        for chunk in tqdm(pool.map(outcomes, chunks), total=len(chunks), unit="chunk"):
+            found |= chunk
+    if not options.write:
+        print(json.dumps(found, indent=1))
+        return
+    record = FIGURES.read() if options.model_types else {"outcomes": {}, "stacks": {}}
+    for name in model_types:
+        record["outcomes" if FamilyName.of(name).stack is None else "stacks"][name] = found[name]
+    in_order = {
+        part: dict(sorted(record[part].items(), key=lambda item: FamilyName.of(item[0]).own))
+        for part in ("outcomes", "stacks")
     }
-    if options.write:
-        if options.model_types:
-            before = json.loads(RECORD.read_text(encoding="utf-8"))
-            record |= {kind: _in_order({**before[kind], **record[kind]}) for kind in ("outcomes", "stacks")}
-        RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        PAGE.write_text(between_marks(read("docs/model_types.md"), "sweep", tables(record)), encoding="utf-8")
-    else:
-        print(json.dumps(record["outcomes"] | record["stacks"], indent=1))
+    FIGURES.write({"transformers": transformers.__version__, **in_order})
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ SECONDS = 600
 
 
 def serve(case: Case, folder: Path, place: Path) -> dict:
-    """What the engine answers, twice, and versions; or `error`, the last lines it printed."""
+    """Return two rounds of answers of the engine, and versions; or `error`, the last lines it printed."""
     job = {
         "folder": str(folder),
         "dtype": case.dtype,
@@ -68,7 +68,7 @@ def serve(case: Case, folder: Path, place: Path) -> dict:
 def distance(
     answers: list[dict], tokens: list[list[int]], log_probabilities: list[torch.Tensor]
 ) -> tuple[bool, float]:
-    """Whether all tokens are the expected ones, and how far log-probabilities are off, as long as they are."""
+    """Return whether all tokens are the expected ones, and how far log-probabilities are off, as long as they are."""
     same, most = True, 0.0
     for answer, ids, expected_ones in zip(answers, tokens, log_probabilities, strict=True):
         for i, likely in enumerate(answer["logprobs"]):
@@ -80,7 +80,7 @@ def distance(
 
 
 def judge(case: Case, served: dict, folder: Path, of_bases: dict[tuple[str, str, str], dict]) -> dict:
-    """A row of the table: what was compared, and whether it was as it should be."""
+    """Return a row of the table: what was compared, and whether it was as it should be."""
     row = {"engine": case.engine, "base": case.base, "connection": case.connection, "trained": case.is_trained}
     row |= {"dtype": case.dtype, "does": case.does}
     if "error" in served:

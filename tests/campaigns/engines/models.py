@@ -20,7 +20,7 @@ ADAPTER = "adapter"
 
 
 def prompts() -> list[list[int]]:
-    """Short ones and some longer than a block; the last four begin alike."""
+    """Return short prompts and some longer than a block; the last four begin alike."""
     generator = torch.Generator().manual_seed(0)
     shared = torch.randint(3, 512, (BLOCK,), generator=generator).tolist()
     drawn = [torch.randint(3, 512, (length,), generator=generator).tolist() for length in LENGTHS]
@@ -28,7 +28,7 @@ def prompts() -> list[list[int]]:
 
 
 def build(case: Case, place: Path) -> Path:
-    """The folder of a case, made if it isn't there."""
+    """Return the folder of a case, made if it isn't there."""
     folder, base = place / case.name, place / case.base
     if not base.is_dir():
         torch.manual_seed(0)
@@ -50,7 +50,7 @@ def build(case: Case, place: Path) -> Path:
 
 
 def trained(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with connections that are far from the start."""
+    """Return the model with connections that are far from the start."""
     with torch.no_grad():
         for name, parameter in randomise_connections(model).named_parameters():
             if name.endswith((".query", "_hc.fn")):
@@ -59,14 +59,14 @@ def trained(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def load(folder: Path) -> PreTrainedModel:
-    """The model of a folder, by Transformers and this package."""
+    """Return the model of a folder, by Transformers and this package."""
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
 @cache
 @torch.no_grad()
 def expected(folder: Path, has_adapter: bool) -> tuple[list[list[int]], list[torch.Tensor]]:
-    """Tokens that `generate` continues each prompt with in float32, and their log-probabilities `[NEW_TOKENS, V]`."""
+    """Return the continuation of each prompt by `generate` in float32, and its log-probabilities `[NEW_TOKENS, V]`."""
     model = load(folder)
     model.generation_config.eos_token_id = None  # neither ends there nor forbids it, as the engines are asked to
     if has_adapter:

@@ -5,7 +5,7 @@ from tests.campaigns.figures import Figures, named
 
 
 def tables(figures: dict) -> dict[str, str]:
-    """One for each engine."""
+    """Return a table for each engine."""
     head = ["", "", "dtype", "answers", "log-probabilities, from those of `generate` in float32"]
     found = {}
     for engine, versions in figures["versions"].items():

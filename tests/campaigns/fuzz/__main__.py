@@ -53,7 +53,7 @@ def try_seed(seed: int, starts: Path, place: Path, driver: str | None, **options
 def run_many(
     seeds: range, starts: Path, place: Path, driver: str | None = None, workers: int = 2, seconds: float = SECONDS
 ) -> Iterator[Result]:
-    """The result of every seed, as they come.
+    """Yield the result of every seed, as they come.
 
     place: an empty folder; of each case nothing is left there.
     """
@@ -97,14 +97,14 @@ class Tally:
         return sum(counts.total() for counts in self.counts.values())
 
     def table(self) -> str:
-        """Counts by command and outcome."""
+        """Return counts by command and outcome."""
         lines = [f"{'':<10}" + "".join(f"{outcome:>22}" for outcome in OUTCOMES)]
         for driver, counts in self.counts.items():
             lines.append(f"{driver:<10}" + "".join(f"{counts[outcome]:>22}" for outcome in OUTCOMES))
         return "\n".join(lines)
 
     def kinds(self) -> str:
-        """Failures of one kind together, with a seed of each."""
+        """Return a table of failures by kind, with a seed of each."""
         kinds: dict[tuple[str, str], list[int]] = {}
         for result in self.failed:
             kind = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "_", result.reason)[:110]

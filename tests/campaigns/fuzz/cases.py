@@ -50,7 +50,7 @@ class Case:
 
 
 def make(seed: int, starts: Path, place: Path, driver: str | None = None) -> Case:
-    """The case of a seed, in the empty folder `place`; `driver` asks for one command instead of any."""
+    """Return the case of a seed, in the empty folder `place`; `driver` asks for one command instead of any."""
     pick = random.Random(seed)
     any_driver = pick.choices(list(DRIVERS), DRIVERS.values())[0]
     driver = driver or any_driver

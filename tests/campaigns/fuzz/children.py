@@ -92,7 +92,7 @@ def call(work: Callable[[], None], log: Path) -> None:
 
 
 def _ended(handle: int, seconds: float) -> bool:
-    """Whether a process ends within some seconds."""
+    """Return whether a process ends within some seconds."""
     return bool(select.select([handle], [], [], seconds)[0])
 
 
@@ -130,7 +130,7 @@ def _work_and_exit(work, logs, folder, environment, limits, begun) -> None:
 
 
 def side_by_side(items: Sequence, work: Callable[[int, object], list], workers: int) -> Iterator[list]:
-    """What `work(worker, item)` returns for every item, as it comes; it must go through JSON in a line.
+    """Yield the result of `work(worker, item)` for every item, as it comes; it must go through JSON in a line.
 
     This process must have no other threads. Raises `RuntimeError` when a worker fails; it says why on stderr.
     """

@@ -24,7 +24,7 @@ Main = Callable[[list[str]], int]
 
 
 def run_case(case: Case, starts: Path, main: Main = cli.main, **limits) -> tuple[Ended, dict | None]:
-    """How the command of a case ended, and the repos of the Hub afterwards if it pushed.
+    """Run the command of a case; return its end, and the repos of the Hub afterwards if it pushed.
 
     main: the command line. limits: as for `run`.
     """
@@ -52,7 +52,7 @@ def run_here(place: Path, work: Callable[[], int], hub: Running | None = None, *
 
 
 def _load_hc(case: Case, starts: Path) -> int:
-    """`load_hc`, as if it were a command: 1 for what it says it raises."""
+    """Call `load_hc` as if it were a command; return 1 for an error that it promises."""
     model = AutoModelForCausalLM.from_pretrained(starts / "bases" / "llama")
     try:
         load_hc(model, case.arguments[0])

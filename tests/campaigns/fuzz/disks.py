@@ -74,7 +74,7 @@ class Kind(NamedTuple):
 
 
 def _nothing(starts: Path, work: Path) -> None:
-    """An empty disk."""
+    """Leave the disk empty."""
 
 
 def _old(starts: Path, work: Path) -> None:
@@ -211,13 +211,13 @@ class Rig:
 
 
 def _believing(arguments: list[str]) -> int:
-    """The command line, on a disk that seems to have room: it fills up while the command runs."""
+    """Run the command line on a disk that seems to have room: it fills up while the command runs."""
     shutil.disk_usage = lambda path: shutil._ntuple_diskusage(2**50, 0, 2**50)
     return cli.main(arguments)
 
 
 def _check_left(kind: Kind, disk: Path, before: dict, made: dict, whole: bool) -> None:
-    """Each file that a command writes is as before or as it should be, of OUT all are; the rest is as it was."""
+    """Refuse files that are neither as before nor as they should be; of OUT all must be one or the other."""
     if kind.disk == "home":
         return
     now = _held(disk)
@@ -238,12 +238,12 @@ def _check_left(kind: Kind, disk: Path, before: dict, made: dict, whole: bool) -
 
 
 def _held(disk: Path) -> dict[str, str]:
-    """The contents of a disk, with one name for what was renamed at any time."""
+    """Return the contents of a disk, with one name for what was renamed at any time."""
     return {RENAMED.sub(".replaced/", name): value for name, value in contents(disk).items()}
 
 
 def faults(sizes: list[int], step: int) -> Iterator[Fault]:
-    """The faults for a command that makes files of these sizes: every page, file and length, and no writing at all.
+    """Yield the faults for a command that makes files of these sizes: every page, file and length, and no writing.
 
     step: one in so many.
     """
@@ -273,7 +273,7 @@ def main() -> int:
 
 
 def run_all(options: argparse.Namespace, place: Path) -> int:
-    """Try all commands with all faults, and print what came of it."""
+    """Try all commands with all faults, and print the counts."""
     start, starts = time.monotonic(), build_starts(place)
     tries, made = [], {}
     for name in KINDS if options.only is None else [options.only]:

@@ -20,7 +20,7 @@ class Running(NamedTuple):
     answers: int
 
     def repos(self) -> dict[str, dict[str, Path]]:
-        """The folder of every branch of every repo."""
+        """Return the folder of every branch of every repo."""
         os.write(self.asking, b"?")
         return {
             repo: {branch: Path(folder) for branch, folder in branches.items()}
@@ -50,7 +50,7 @@ def hub_process(place: Path, repos: dict[str, Path]):
 
 
 def _serve(place: Path, repos: dict[str, Path], questions: int, answering: int) -> None:
-    """Until nobody asks any more."""
+    """Answer until nobody asks any more."""
     try:
         os.setsid()
         with WritableHub(place, TOKENS) as hub:

@@ -40,7 +40,7 @@ class Broken(Exception):
 
 
 def judge(case: Case, before: dict, ended: Ended, repos: dict | None) -> tuple[str, str]:
-    """The outcome of a case, and why, for people.
+    """Return the outcome of a case, and why, for people.
 
     before: `look(case)` before the command ran. repos: of the Hub, after a push.
     """
@@ -58,12 +58,12 @@ def judge(case: Case, before: dict, ended: Ended, repos: dict | None) -> tuple[s
 
 
 def look(case: Case) -> dict:
-    """What the case's folders hold."""
+    """Return a snapshot of the case's folders."""
     return snapshot(case.place, "home", "tmp", "hub", "log.out", "log.err")
 
 
 def check_end(ended: Ended) -> None:
-    """Raises `Broken` for a command that did not end in time, within its memory, and with one of our exit codes."""
+    """Raise `Broken` for a command that did not end in time, within its memory, and with one of our exit codes."""
     if ended.timed_out:
         raise Broken(f"killed after {ended.seconds:.0f} seconds")
     if ended.code < 0:
@@ -77,7 +77,7 @@ def check_end(ended: Ended) -> None:
 
 
 def check_printed(ended: Ended, out: str = "") -> None:
-    """Raises `Broken` unless one line says what is wrong when something is, foreseen and fit for a terminal.
+    """Raise `Broken` unless one line says what is wrong when something is, foreseen and fit for a terminal.
 
     out: OUT as it was given, which goes to a stdout that is no terminal as it is.
     """
@@ -92,7 +92,7 @@ def check_printed(ended: Ended, out: str = "") -> None:
 
 
 def _check_changes(case: Case, before: dict, ended: Ended) -> None:
-    """Nothing changes but what the command writes; OUT appears when it is whole, or not at all."""
+    """Refuse changes outside of the files that the command writes, and an OUT that is not whole."""
     for path, change in differences(before, look(case)).items():
         if not _may_change(case, Path(path), ended):
             raise Broken(f"{path!r} {change} (exit code {ended.code})")
@@ -121,23 +121,23 @@ def _may_change(case: Case, path: Path, ended: Ended) -> bool:
 
 
 def _outs(case: Case) -> list[Path]:
-    """OUT, and what it leads to if it is a link."""
+    """Return OUT, and its target if it is a link."""
     place, out = os.path.realpath(case.place), case.work / case.out
     return [Path(os.path.normpath(Path("work", case.out))), Path(os.path.relpath(os.path.realpath(out), place))]
 
 
 def _work(out: Path) -> Path:
-    """Where a conversion works until OUT is whole."""
+    """Return the folder of a conversion until OUT is whole."""
     return out.with_name(f".{out.name}.incomplete") if out.name else out
 
 
 def _is_renamed(path: Path, out: Path) -> bool:
-    """Whether a path is the name that `--force` gives to an old OUT."""
+    """Return whether a path is the name that `--force` gives to an old OUT."""
     return path.parent == out.parent and path.name.startswith(f"{out.name}.replaced-")
 
 
 def _check_hub(case: Case, ended: Ended, repos: dict[str, dict[str, Path]]) -> None:
-    """The Hub holds the folder's files, or nothing of it."""
+    """Refuse a part of the folder on the Hub, and a file there that is not the folder's."""
     for branch, folder in repos.get("me/case", {}).items():
         held = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".gitattributes")
         if not held:
@@ -196,7 +196,7 @@ def _check_converted(case: Case, before: dict) -> None:
 
 
 def _check_renamed(case: Case, before: dict) -> None:
-    """All that was at OUT is under its new name, as it was."""
+    """Refuse a `--force` after which the old OUT is not whole under its new name."""
     now = look(case)
     for place in _outs(case):
         old = {path: entry for path, entry in before.items() if Path(os.fsdecode(path)).is_relative_to(place)}
@@ -209,7 +209,7 @@ def _check_renamed(case: Case, before: dict) -> None:
 
 
 def _check_verified(case: Case, before: dict, ended: Ended) -> None:
-    """A conversion that passes is what the converter wrote, and computes what its base computes, or it says so."""
+    """Refuse a conversion that passes and is neither as the converter wrote it nor said to be changed or trained."""
     if "trained" in ended.stdout and "equivalent initialisation" not in ended.stdout:
         return
     printed = ended.stdout + ended.stderr
@@ -237,7 +237,7 @@ def _check_announced(case: Case, names: list[str], done: str, printed: str) -> N
 
 
 def _changed_since_recorded(case: Case) -> list[str]:
-    """Files that are not as the record says."""
+    """Return the files that are not as the record says."""
     try:
         recorded = read_json(case.work / "hc" / RECORD)["files"]
         return [
@@ -254,7 +254,7 @@ def _last_line(text: str) -> str:
 
 
 def compare_loaded(base: Path, converted: Path, place: Path) -> str | None:
-    """What is wrong with a conversion beside its base; None when nothing is, or the base itself does not run.
+    """Return the fault of a conversion beside its base; None without one, or when the base itself does not run.
 
     place: a folder to log in.
     """

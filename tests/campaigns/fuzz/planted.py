@@ -125,7 +125,7 @@ OF_PUSH = (faithful, published)
 
 
 def case_of(planted, arguments: tuple[str, ...], starts: Path, place: Path) -> Case:
-    """A case in which nothing is mutated."""
+    """Return a case in which nothing is mutated."""
     cases.fill(place, starts, "llama")
     if planted is lost_file:
         (place / "work" / "out").mkdir()

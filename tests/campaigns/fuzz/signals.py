@@ -60,14 +60,14 @@ class Rig:
         self.base, self.old, self.place = place / "base", place / "old", place
 
     def build(self) -> None:
-        """In a process of its own: threads may be left behind."""
+        """Make base and old conversion, in a process of its own: threads may be left behind."""
         torch.manual_seed(0)
         config = llama_config(vocab_size=8000, hidden_size=256, intermediate_size=768, num_hidden_layers=4)
         LlamaForCausalLM(config).half().save_pretrained(self.base, max_shard_size="3MB")
         convert_checkpoint(str(self.base), self.old, hc_mult=2)
 
     def measure(self) -> None:
-        """Seconds and results of the commands, undisturbed."""
+        """Measure the seconds of undisturbed commands, and keep their results."""
         self.before, self.old_contents, self.seconds, self.made = contents(self.base), contents(self.old), {}, {}
         for kind in KINDS:
             place = _fresh(self, self.place / "undisturbed", kind)
@@ -124,7 +124,7 @@ def send(rig: Rig, place: Path, kind: str, number: signal.Signals, seed: int) ->
 
 
 def _fresh(rig: Rig, place: Path, kind: str) -> Path:
-    """A place for one run, with what is there before it."""
+    """Return a place for one run, with what is there before it."""
     for name in ("work", "home", "tmp", "hub"):
         (place / name).mkdir(parents=True)
     (place / "base").symlink_to(rig.base)
@@ -145,7 +145,7 @@ def _check_ended(ended: Ended, number: signal.Signals) -> None:
 
 
 def _check_out(rig: Rig, place: Path, kind: str, hub: None, whole: bool) -> None:
-    """OUT is whole, or absent; in the place of an earlier one it is that or the new one."""
+    """Refuse an OUT that is neither whole nor absent, or in the place of an earlier one neither old nor new."""
     out, made = place / "work" / "out", rig.made[kind]
     if kind == "convert --force":
         check_replaced(out, rig.old_contents, made, whole=whole)
@@ -159,13 +159,13 @@ def _check_out(rig: Rig, place: Path, kind: str, hub: None, whole: bool) -> None
 
 
 def _is_made(rig: Rig, place: Path, kind: str) -> bool:
-    """Whether a new OUT had its name when the command was cut off; run again, it would say that OUT is there."""
+    """Return whether a new OUT had its name when the command was cut off, and run again is refused."""
     out = place / "work" / "out"
     return out.exists() and contents(out) == rig.made[kind]
 
 
 def _check_hub(rig: Rig, place: Path, kind: str, hub: Running, whole: bool) -> None:
-    """The Hub holds all, or nothing; the folder is as it was."""
+    """Refuse a part of the folder on the Hub, and a changed folder."""
     held = [contents(folder) for folder in hub.repos().get("me/case", {}).values()]
     if any(len(files) > 1 and files != rig.made[kind] for files in held):
         raise Broken("the Hub holds a part")

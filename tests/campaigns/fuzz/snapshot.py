@@ -9,7 +9,7 @@ LARGEST = 2**24  # bytes of a file that is read; of a larger one, which is spars
 
 
 def snapshot(folder: Path, *without: str) -> dict[bytes, tuple]:
-    """Kind, permissions and content of everything in a folder, by path; links are not followed.
+    """Return kind, permissions and content of everything in a folder, by path; links are not followed.
 
     without: paths in the folder that are left out, with what is in them.
     """
@@ -30,7 +30,7 @@ def snapshot(folder: Path, *without: str) -> dict[bytes, tuple]:
 
 
 def differences(before: dict[bytes, tuple], after: dict[bytes, tuple]) -> dict[str, str]:
-    """What is new, gone or changed, by its path."""
+    """Return whether a path is new, gone or changed, by the path."""
     return {
         os.fsdecode(path): "is new" if path not in before else "is gone" if path not in after else "is changed"
         for path in sorted(before.keys() | after.keys())
@@ -39,7 +39,7 @@ def differences(before: dict[bytes, tuple], after: dict[bytes, tuple]) -> dict[s
 
 
 def holding(folder: Path, marks: tuple[bytes, ...]) -> list[tuple[bytes, bytes]]:
-    """Path and mark of every regular file in a folder that holds one of some marks."""
+    """Return path and mark of every regular file in a folder that holds one of some marks."""
     found = []
     for root, _, files in os.walk(os.fsencode(folder)):
         for name in sorted(files):

@@ -76,7 +76,7 @@ def prepared() -> Iterator[Path]:
 
 
 def build_starts(place: Path) -> Path:
-    """The folder with all that is mutated."""
+    """Return the folder with all that is mutated."""
     print("building what is mutated", file=sys.stderr)
     folder = place / "starts"
     folder.mkdir()
@@ -115,10 +115,10 @@ def build(place: Path) -> None:
 
 
 def base_of(name: str) -> str:
-    """The base of a conversion."""
+    """Return the base of a conversion."""
     return "llama" if name == TRAINED else name
 
 
 def ids() -> torch.Tensor:
-    """Token ids `[2, 12]` that every model here takes."""
+    """Return token ids `[2, 12]` that every model here takes."""
     return torch.randint(3, 96, (2, 12), generator=torch.Generator().manual_seed(0))

@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 
 
 def installed(release: str) -> Path:
-    """A folder with a release of Transformers and what that requires, which stands before what is installed."""
+    """Return a folder with a release of Transformers and what that requires, which stands before what is installed."""
     folder = REPOSITORY / "build" / "releases" / release
     if not (folder / "transformers").is_dir():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", folder]
@@ -38,7 +38,7 @@ def installed(release: str) -> Path:
 
 
 def on_release(release: str, arguments: list[str], place: Path) -> dict:
-    """The JSON that a program prints as its last line, on a release of Transformers."""
+    """Return the JSON that a program prints as its last line, on a release of Transformers."""
     path = os.pathsep.join(map(str, (installed(release), REPOSITORY)))
     environment = {
         **os.environ,
@@ -53,7 +53,7 @@ def on_release(release: str, arguments: list[str], place: Path) -> dict:
 
 
 def matrix(releases: list[str], only: list[str]) -> dict[str, dict[str, dict[str, list[str]]]]:
-    """What became of each model type, by the release that made it and the release that ran it."""
+    """Return the outcome of each model type, by the release that made it and the release that ran it."""
     found: dict = {}
     for made in releases:
         with TemporaryDirectory() as folder:
@@ -67,7 +67,7 @@ def matrix(releases: list[str], only: list[str]) -> dict[str, dict[str, dict[str
 
 
 def _by_kind(outcomes: dict[str, list[str]]) -> dict[str, list[str]]:
-    """The model types of each outcome."""
+    """Return the model types of each outcome."""
     kinds = dict.fromkeys([*ACCEPTED, *(kind for kind, _ in outcomes.values())])
     return {kind: [name for name, (found, _) in outcomes.items() if found == kind] for kind in kinds}
 
@@ -77,7 +77,7 @@ def _counts(outcomes: dict[str, list[str]]) -> str:
 
 
 def tables(record: dict[str, dict[str, dict[str, list[str]]]]) -> dict[str, str]:
-    """How many are exact and which are refused, by both releases."""
+    """Return the table of exact and refused model types, by both releases."""
     rows = []
     for made, by_release in record.items():
         for ran, found in by_release.items():
@@ -90,7 +90,7 @@ FIGURES = Figures("docs/releases.json", "docs/compatibility.md", tables)
 
 
 def main() -> int:
-    """Run, write if that is asked for, and return 1 when a folder is neither exact nor refused."""
+    """Run, write on request, and return 1 when a folder is neither exact nor refused."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="into docs/releases.json and the page's table")
     parser.add_argument("--releases", nargs="+", default=list(RELEASES), metavar="RELEASE")

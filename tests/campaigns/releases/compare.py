@@ -21,7 +21,7 @@ PROMPTS = [list(range(3, 12)), list(range(5, 10)), list(range(4, 21))]
 
 
 def outcome(folder: Path) -> tuple[str, str]:
-    """What becomes of a conversion: exact, refused, absent (its base doesn't run here), differs or fails."""
+    """Return exact, refused, absent (the base doesn't run), differs or fails for a conversion, and why."""
     try:
         base = load(folder / "base", "float32", None, _module_of(folder))
         arguments = PROMPTS, 6, kind_that_runs(base, PROMPTS)
@@ -41,7 +41,7 @@ def outcome(folder: Path) -> tuple[str, str]:
 
 
 def _module_of(folder: Path) -> str:
-    """The module of the base's class, which stands in the code of the conversion."""
+    """Return the module of the base's class, which stands in the code of the conversion."""
     text = next((folder / "dhc4").glob("modeling_hc_*.py")).read_text(encoding="utf-8")
     return text.partition("from transformers.models.")[2].partition(" ")[0].join(["transformers.models.", ""])
 

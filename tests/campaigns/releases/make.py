@@ -18,7 +18,7 @@ from ..sweep import converted
 
 
 def has_cut_branches(model_type: str) -> bool:
-    """Whether the code of a model type has branches of its own; no, too, where it can't have connections."""
+    """Return whether the code of a model type has branches of its own; no, too, where it can't have connections."""
     try:
         family = find_family(model_type)
     except UnsupportedCheckpointError:

@@ -112,7 +112,7 @@ class OutcomeKeeper:
 
 
 def summary(whole: set[str], subtests: set[str]) -> str:
-    """The outcome of a test from those of its phases and of its subtests."""
+    """Return the outcome of a test from those of its phases and of its subtests."""
     if "failed" in whole | subtests:
         return "failed"
     return "skipped" if "skipped" in whole or subtests == {"skipped"} else "passed"

@@ -28,7 +28,7 @@ PROCESSES = ("-n", "2", "--dist", "loadscope")
 
 
 def fetch_tests(release: str) -> Path:
-    """The folder with the `tests` package of a Transformers release, from the cache or from the package index."""
+    """Return the folder with the `tests` package of a Transformers release, which is fetched once."""
     folder = CACHE / f"transformers-{release}"
     if not folder.is_dir():
         CACHE.mkdir(exist_ok=True)
@@ -48,7 +48,7 @@ def fetch_tests(release: str) -> Path:
 
 
 def run_tests(folder: Path, tests: list[str], only: str = "", *, control: bool = False) -> tuple[int, dict[str, str]]:
-    """Pytest's exit code, and the outcome of each test by its node id.
+    """Return pytest's exit code, and the outcome of each test by its node id.
 
     only: as for pytest -k. control: on the families themselves.
     """
@@ -72,7 +72,7 @@ def failed(outcomes: dict[str, str]) -> list[str]:
 
 
 def count(outcomes: dict[str, str], *, control: bool) -> dict[str, dict[str, int]]:
-    """The number of tests by model and outcome."""
+    """Return the number of tests by model and outcome."""
     counts: dict[str, dict[str, int]] = {}
     for nodeid, outcome in outcomes.items():
         model = nodeid.split("::")[1].removesuffix("ModelTest").removeprefix("HC" if control else "")
@@ -81,7 +81,7 @@ def count(outcomes: dict[str, str], *, control: bool) -> dict[str, dict[str, int
 
 
 def shortfalls(counts: dict[str, dict[str, int]], recorded: dict[str, dict[str, int]]) -> list[str]:
-    """A line for every model of which fewer tests passed than `recorded`."""
+    """Return a line for every model of which fewer tests passed than `recorded`."""
     passed = {model: counts[model]["passed"] if model in counts else 0 for model in recorded}
     return [
         f"{model}: {passed[model]} tests passed, {RECORD.name} says {recorded[model]['passed']}. "

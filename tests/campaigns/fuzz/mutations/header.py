@@ -18,7 +18,7 @@ LENGTHS = (0, 1, 2**31, 2**63, 2**64 - 1, 200 * 2**20)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that are plain files and not too large to read."""
+    """Return the safetensors files that are plain files and not too large to read."""
     found = sorted(path for path in folder.glob("*.safetensors") if path.is_file() and not path.is_symlink())
     return [path for path in found if path.stat().st_size < 2**24]
 
@@ -201,7 +201,7 @@ def swapped(target: Target, pick: random.Random) -> str:
 
 @of_headers
 def hc_metadata(header: dict, pick: random.Random) -> str:
-    """The fields that `save_hc` writes into the metadata of its file."""
+    """Change the fields that `save_hc` writes into the metadata of its file."""
     saved = json.loads(header["__metadata__"]["hyper_connections"])
     name = pick.choice([*saved, "unknown", "hc_mult", "hc_mult", "model_type"])
     saved[name] = pick.choice([20_000, 10**9, strange(pick), strange(pick)])

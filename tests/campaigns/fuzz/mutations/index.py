@@ -27,7 +27,7 @@ class _Opened:
 
 
 def write_pickle(target: Target, name: str) -> None:
-    """A pickle that leaves a trace when it is opened."""
+    """Write a pickle that leaves a trace when it is opened."""
     (target.folder / name).write_bytes(pickle.dumps(_Opened(target.outside / OPENED)))
 
 

@@ -34,7 +34,7 @@ Mutation = Callable[[Target, random.Random], str]  # returns what it did, for pe
 
 
 def strange(pick: random.Random):
-    """Some value of JSON."""
+    """Return some value of JSON."""
     return pick.choice(STRANGE)
 
 
@@ -43,7 +43,7 @@ def read_json(path: Path) -> dict:
 
 
 def read(path: Path) -> bytes:
-    """The content of a plain file; nothing where another mutation has made it something that can't be read at once."""
+    """Return the content of a plain file, and nothing of what another mutation has put in its place."""
     return path.read_bytes() if path.is_file() and path.stat().st_size < 2**24 else b""
 
 
@@ -77,7 +77,7 @@ def spoiled(name: str) -> tuple[Mutation, ...]:
 
 
 def free(path: Path) -> Path:
-    """The path, where another mutation may have put something that isn't a plain file."""
+    """Make room for a plain file at a path, and return the path."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         remove(path)
     return path
