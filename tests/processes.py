@@ -20,11 +20,11 @@ def elsewhere(jobs: list[dict], place: Path) -> dict[str, list[str]]:
     programs = [
         Program(code, [], str(place), str(place / f"modules {i}"), json.dumps(job)) for i, job in enumerate(jobs)
     ]
-    found = {}
+    differences = {}
     for done in run(programs):
         assert done.returncode == 0, done.stderr
-        found |= json.loads(done.stdout)
-    return found
+        differences |= json.loads(done.stdout)
+    return differences
 
 
 def without_package(place: Path) -> dict[str, str]:

@@ -34,11 +34,11 @@ HEADS = {
 def decay_by_name(model: nn.Module) -> dict[str, float]:
     """Return weight decay by parameter name, the same one of several layers once."""
     decays = {id(p): group["weight_decay"] for group in hc_param_groups(model, 1.0, 0.1) for p in group["params"]}
-    found = {}
+    by_name = {}
     for name, parameter in model.named_parameters():
         short = re.sub(r"\.\d+\.", ".*.", name)
-        assert found.setdefault(short, decays[id(parameter)]) == decays[id(parameter)], name
-    return found
+        assert by_name.setdefault(short, decays[id(parameter)]) == decays[id(parameter)], name
+    return by_name
 
 
 def listed() -> list[str]:
@@ -55,15 +55,15 @@ def answers() -> dict[str, list[str]]:
     """Return connections and norms, as they stand in a config, by the exactness of a conversion to them."""
     rows = json.loads((RESULTS / "connections_exactness.json").read_text(encoding="utf-8"))["rows"]
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
-    found: dict[str, list[str]] = {}
+    connections: dict[str, list[str]] = {}
     for connection in CHOICES["connection"]:
         measured = [row for row in rows if row["connection"] == connection]
         inexact = {row["dtype"] for row in measured if row["max_difference"]}
         exact = "exact" if not inexact else f"exact in {', '.join(name for name in dtypes if name not in inexact)}"
         answer = exact if connection in CONVERTIBLE else FROM_SCRATCH
-        found.setdefault(answer, []).append(f'`"{connection}"`')
-    found[FROM_SCRATCH] += [f'`norm="{norm}"`' for norm in CHOICES["norm"] if norm is not None]
-    return found
+        connections.setdefault(answer, []).append(f'`"{connection}"`')
+    connections[FROM_SCRATCH] += [f'`norm="{norm}"`' for norm in CHOICES["norm"] if norm is not None]
+    return connections
 
 
 def table() -> str:

@@ -31,10 +31,14 @@ def test_no_engine_differed():
 
 def test_the_range_begins_where_support_does():
     assert set(releases_of_others.FIGURES.read()) <= set(releases_of_others.RELEASES)
-    supported = {each.name: each.specifier for each in map(Requirement, requires("hf_hyperconn")) if not each.marker}
+    supported = {
+        requirement.name: requirement.specifier
+        for requirement in map(Requirement, requires("hf_hyperconn"))
+        if not requirement.marker
+    }
     for package, versions in RANGE.items():
         assert list(supported[package].filter(versions)) == list(versions)
-        (oldest,) = (each.version for each in supported[package] if each.operator == ">=")
+        (oldest,) = (specifier.version for specifier in supported[package] if specifier.operator == ">=")
         assert versions[0] in (oldest, f"{oldest}.0")
 
 

@@ -131,8 +131,8 @@ def test_the_readme_gives_the_measured_differences():
     def measured(table: str, row: str, digits: int) -> list[str]:
         rows = results.partition(f"<!-- {table} -->")[2].partition(f"<!-- /{table} -->")[0].splitlines()
         (cells,) = [line for line in rows if line.startswith(f"| {row} |")]
-        found = re.findall(r"([+-][\d.]+) ± ([\d.]+)", cells)
-        return [f"{float(mean):+.{digits}f} ± {float(interval):.{digits}f}" for mean, interval in found]
+        pairs = re.findall(r"([+-][\d.]+) ± ([\d.]+)", cells)
+        return [f"{float(mean):+.{digits}f} ± {float(interval):.{digits}f}" for mean, interval in pairs]
 
     shown = re.findall(r"[+-][\d.]+ ± [\d.]+", read("README.md"))
     assert shown == [

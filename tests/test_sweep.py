@@ -39,5 +39,5 @@ def test_the_readme_says_how_many_are_exact(record):
 def test_a_sample_is_as_recorded(model_types, record):
     if transformers.__version__ != RELEASE:
         pytest.skip("another release may have other layers")
-    found = {model_type: list(outcome) for model_type, outcome in outcomes(list(model_types)).items()}
-    assert found == {model_type: record["outcomes"][model_type] for model_type in model_types}
+    actual = {model_type: list(outcome) for model_type, outcome in outcomes(list(model_types)).items()}
+    assert actual == {model_type: record["outcomes"][model_type] for model_type in model_types}

@@ -88,8 +88,8 @@ def judge(case: Case, served: dict, folder: Path, of_bases: dict[tuple[str, str,
     once, again = served["answers"]
     row["cached"] = sum(answer["cached"] or 0 for answer in again)
     tokens, log_probabilities = expected(folder, case.has_adapter)
-    found = [distance(answers, tokens, log_probabilities) for answers in (once, again)]
-    row["tokens"], row["distance"] = all(same for same, _ in found), max(most for _, most in found)
+    distances = [distance(answers, tokens, log_probabilities) for answers in (once, again)]
+    row["tokens"], row["distance"] = all(same for same, _ in distances), max(most for _, most in distances)
     key = case.engine, case.base, case.dtype
     if case.connection is None:
         of_bases[key] = {"answers": served["answers"], "distance": row["distance"]}
@@ -123,9 +123,9 @@ def main() -> int:
             versions.setdefault(case.engine, {}).update(served.get("versions", {}))
             row = judge(case, served, folder, of_bases)
             rows.append(row)
-            found = row.get("error") or f"tokens {row['tokens']}, distance {row['distance']:.1g}"
-            asked = f"{case.engine} {case.name} {case.dtype} {case.does}"
-            print(f"{'ok    ' if row['ok'] else 'FAILED'} {asked}: {found}", flush=True)
+            result = row.get("error") or f"tokens {row['tokens']}, distance {row['distance']:.1g}"
+            name = f"{case.engine} {case.name} {case.dtype} {case.does}"
+            print(f"{'ok    ' if row['ok'] else 'FAILED'} {name}: {result}", flush=True)
     if options.write:
         FIGURES.write({"versions": versions, "seconds": round(time.monotonic() - start), "rows": rows})
     return not all(row["ok"] for row in rows)

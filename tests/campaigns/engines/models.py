@@ -73,7 +73,7 @@ def expected(folder: Path, has_adapter: bool) -> tuple[list[list[int]], list[tor
         model = PeftModel.from_pretrained(model, folder / ADAPTER)
     tokens, log_probabilities = [], []
     for prompt in prompts():
-        found = model.generate(
+        output = model.generate(
             input_ids=torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             max_new_tokens=NEW_TOKENS,
@@ -81,6 +81,6 @@ def expected(folder: Path, has_adapter: bool) -> tuple[list[list[int]], list[tor
             output_logits=True,
             return_dict_in_generate=True,
         )
-        tokens.append(found.sequences[0, len(prompt) :].tolist())
-        log_probabilities.append(torch.cat(found.logits).log_softmax(-1))
+        tokens.append(output.sequences[0, len(prompt) :].tolist())
+        log_probabilities.append(torch.cat(output.logits).log_softmax(-1))
     return tokens, log_probabilities

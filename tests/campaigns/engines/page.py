@@ -7,11 +7,11 @@ from tests.campaigns.figures import Figures, named
 def tables(figures: dict) -> dict[str, str]:
     """Return a table for each engine."""
     head = ["", "", "dtype", "answers", "log-probabilities, from those of `generate` in float32"]
-    found = {}
+    sections = {}
     for engine, versions in figures["versions"].items():
         table = markdown(head, [_row(row) for row in figures["rows"] if row["engine"] == engine])
-        found[engine] = f"{named(versions)}.\n\n{table}"
-    return found
+        sections[engine] = f"{named(versions)}.\n\n{table}"
+    return sections
 
 
 def _row(row: dict) -> list[str]:

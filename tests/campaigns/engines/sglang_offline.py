@@ -38,18 +38,18 @@ def main() -> None:
         **{**settings, **job["options"]},
     )
     greedy = {"max_new_tokens": job["new_tokens"], "temperature": 0, "ignore_eos": True}
-    asked = {"input_ids": job["prompts"], "sampling_params": greedy, "return_logprob": True, "top_logprobs_num": 5}
+    request = {"input_ids": job["prompts"], "sampling_params": greedy, "return_logprob": True, "top_logprobs_num": 5}
     answers = []
     for _ in range(TIMES):
-        outputs = [(output["output_ids"], output["meta_info"]) for output in engine.generate(**asked)]
+        outputs = [(output["output_ids"], output["meta_info"]) for output in engine.generate(**request)]
         answers.append(
             [
                 {
                     "tokens": tokens,
-                    "logprobs": [{t: value for value, t, _ in step} for step in found["output_top_logprobs"]],
-                    "cached": found["cached_tokens"],
+                    "logprobs": [{t: value for value, t, _ in step} for step in info["output_top_logprobs"]],
+                    "cached": info["cached_tokens"],
                 }
-                for tokens, found in outputs
+                for tokens, info in outputs
             ]
         )
     engine.shutdown()

@@ -19,10 +19,10 @@ def main() -> None:
         **{**settings, **job["options"]},
     )
     greedy = SamplingParams(max_tokens=job["new_tokens"], temperature=0, logprobs=5, ignore_eos=True)
-    asked = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
+    requests = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
     answers = []
     for _ in range(TIMES):
-        outputs = model.generate(asked, greedy, lora_request=adapter, use_tqdm=False)
+        outputs = model.generate(requests, greedy, lora_request=adapter, use_tqdm=False)
         answers.append(
             [
                 {

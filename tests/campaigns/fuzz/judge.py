@@ -189,8 +189,8 @@ def _check_converted(case: Case, before: dict) -> None:
             raise Broken(f"OUT has code that isn't the package's: {path.name}")
     for path, _ in holding(out, (SECRET,)):
         raise Broken(f"{os.fsdecode(path)!r} holds what lies outside of the base")
-    if case.looks and "off" not in case.arguments and (found := compare_loaded(base, out, case.place)):
-        raise Broken(f"converted, and {found}")
+    if case.looks and "off" not in case.arguments and (fault := compare_loaded(base, out, case.place)):
+        raise Broken(f"converted, and {fault}")
     if published:
         raise Broken("weights of OUT can be read by more people than those of the base")
 
@@ -223,9 +223,9 @@ def _check_verified(case: Case, before: dict, ended: Ended) -> None:
         case.looks
         and unspoilt
         and full
-        and (found := compare_loaded(case.work / "base", case.work / "hc", case.place))
+        and (fault := compare_loaded(case.work / "base", case.work / "hc", case.place))
     ):
-        raise Broken(f"verified, and {found}")
+        raise Broken(f"verified, and {fault}")
 
 
 def _check_announced(case: Case, names: list[str], done: str, printed: str) -> None:
@@ -260,8 +260,8 @@ def compare_loaded(base: Path, converted: Path, place: Path) -> str | None:
     """
     ended = run(lambda: _compare(base, converted), place / "models", seconds=120)
     if ended.code == BASE_UNLOADED:
-        said = ended.stderr.strip().splitlines()[-1]
-        return f"the base has not the sizes of its config: {said[:100]}" if any(w in said for w in SIZES) else None
+        error = ended.stderr.strip().splitlines()[-1]
+        return f"the base has not the sizes of its config: {error[:100]}" if any(w in error for w in SIZES) else None
     if ended.code == EQUAL:
         return None
     return FOUND.get(ended.code) or f"comparing it ended with {ended.code}: {ended.stderr.strip()[-200:]}"

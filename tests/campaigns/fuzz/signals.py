@@ -189,14 +189,14 @@ def main() -> int:
 def run_all(options: argparse.Namespace, place: Path) -> int:
     start = time.monotonic()
     rigs: dict[int, Rig] = {}
-    made = Rig(place)
-    call(made.build, place / "building")
+    built = Rig(place)
+    call(built.build, place / "building")
 
     def work(worker: int, i: int) -> list:
         rig = rigs.setdefault(worker, Rig(place / f"worker {worker}"))
         if not hasattr(rig, "made"):
-            shutil.copytree(made.base, rig.base)
-            shutil.copytree(made.old, rig.old)
+            shutil.copytree(built.base, rig.base)
+            shutil.copytree(built.old, rig.old)
         if not hasattr(rig, "made") or i // options.workers % MEASURED_EVERY == 0:
             rig.measure()
         folder = rig.place / "signal"

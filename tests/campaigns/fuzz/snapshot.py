@@ -13,20 +13,20 @@ def snapshot(folder: Path, *without: str) -> dict[bytes, tuple]:
 
     without: paths in the folder that are left out, with what is in them.
     """
-    found: dict[bytes, tuple] = {}
+    entries: dict[bytes, tuple] = {}
     left_out = {os.fsencode(folder / name) for name in without}
 
     def look(path: bytes) -> None:
         if path in left_out:
             return
         status = os.lstat(path)
-        found[os.path.relpath(path, os.fsencode(folder))] = (stat.filemode(status.st_mode), _content(path, status))
+        entries[os.path.relpath(path, os.fsencode(folder))] = (stat.filemode(status.st_mode), _content(path, status))
         if stat.S_ISDIR(status.st_mode):
             for entry in sorted(os.listdir(path)):
                 look(os.path.join(path, entry))
 
     look(os.fsencode(folder))
-    return found
+    return entries
 
 
 def differences(before: dict[bytes, tuple], after: dict[bytes, tuple]) -> dict[str, str]:
@@ -40,15 +40,15 @@ def differences(before: dict[bytes, tuple], after: dict[bytes, tuple]) -> dict[s
 
 def holding(folder: Path, marks: tuple[bytes, ...]) -> list[tuple[bytes, bytes]]:
     """Return path and mark of every regular file in a folder that holds one of some marks."""
-    found = []
+    hits = []
     for root, _, files in os.walk(os.fsencode(folder)):
         for name in sorted(files):
             path = os.path.join(root, name)
             status = os.lstat(path)
             if stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST:
                 content = _read(path)
-                found += [(os.path.relpath(path, os.fsencode(folder)), mark) for mark in marks if mark in content]
-    return found
+                hits += [(os.path.relpath(path, os.fsencode(folder)), mark) for mark in marks if mark in content]
+    return hits
 
 
 def _content(path: bytes, status: os.stat_result):

@@ -54,22 +54,22 @@ def on_release(release: str, arguments: list[str], place: Path) -> dict:
 
 def matrix(releases: list[str], only: list[str]) -> dict[str, dict[str, dict[str, list[str]]]]:
     """Return the outcome of each model type, by the release that made it and the release that ran it."""
-    found: dict = {}
+    record: dict = {}
     for made in releases:
         with TemporaryDirectory() as folder:
             place = Path(folder)
             on_release(made, ["-m", "tests.campaigns.releases.make", str(place), *only], REPOSITORY)
             for ran in releases:
                 if ran != made:
-                    found.setdefault(made, {})[ran] = on_release(ran, [str(HERE / "compare.py"), str(place)], place)
-                    print(f"made on {made}, run on {ran}: {_counts(found[made][ran])}", flush=True)
-    return found
+                    record.setdefault(made, {})[ran] = on_release(ran, [str(HERE / "compare.py"), str(place)], place)
+                    print(f"made on {made}, run on {ran}: {_counts(record[made][ran])}", flush=True)
+    return record
 
 
 def _by_kind(outcomes: dict[str, list[str]]) -> dict[str, list[str]]:
     """Return the model types of each outcome."""
     kinds = dict.fromkeys([*ACCEPTED, *(kind for kind, _ in outcomes.values())])
-    return {kind: [name for name, (found, _) in outcomes.items() if found == kind] for kind in kinds}
+    return {kind: [name for name, (outcome, _) in outcomes.items() if outcome == kind] for kind in kinds}
 
 
 def _counts(outcomes: dict[str, list[str]]) -> str:
@@ -80,9 +80,9 @@ def tables(record: dict[str, dict[str, dict[str, list[str]]]]) -> dict[str, str]
     """Return the table of exact and refused model types, by both releases."""
     rows = []
     for made, by_release in record.items():
-        for ran, found in by_release.items():
-            refused = ", ".join(f"`{name}`" for name in found["refused"]) or "none"
-            rows.append([made, ran, f"{len(found['exact'])}", f"{len(found['absent'])}", refused])
+        for ran, outcomes in by_release.items():
+            refused = ", ".join(f"`{name}`" for name in outcomes["refused"]) or "none"
+            rows.append([made, ran, f"{len(outcomes['exact'])}", f"{len(outcomes['absent'])}", refused])
     return {"releases": markdown(["made on", "run on", "exact", "not there", "refused"], rows)}
 
 
@@ -95,18 +95,18 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="into docs/releases.json and the page's table")
     parser.add_argument("--releases", nargs="+", default=list(RELEASES), metavar="RELEASE")
     parser.add_argument("--only", nargs="+", default=[], metavar="MODEL_TYPE")
-    chosen = parser.parse_args()
-    found = matrix(chosen.releases, chosen.only)
+    options = parser.parse_args()
+    record = matrix(options.releases, options.only)
     failed = [
         f"{name}, made on {made} and run on {ran}: {kind}: {why}"
-        for made, by_release in found.items()
+        for made, by_release in record.items()
         for ran, outcomes in by_release.items()
         for name, (kind, why) in outcomes.items()
         if kind not in ACCEPTED and name not in OTHER_BASE
     ]
     print("\n".join(failed))
-    if chosen.write:
-        by_kind = {made: {ran: _by_kind(each) for ran, each in runs.items()} for made, runs in found.items()}
+    if options.write:
+        by_kind = {made: {ran: _by_kind(outcomes) for ran, outcomes in runs.items()} for made, runs in record.items()}
         FIGURES.write(by_kind)
     return 1 if failed else 0
 

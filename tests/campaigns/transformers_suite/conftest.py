@@ -107,7 +107,7 @@ class OutcomeKeeper:
 
     def pytest_sessionfinish(self):
         if self.path:
-            outcomes = {nodeid: summary(**each) for nodeid, each in self.outcomes.items()}
+            outcomes = {nodeid: summary(**parts) for nodeid, parts in self.outcomes.items()}
             self.path.write_text(json.dumps(outcomes), encoding="utf-8")
 
 

@@ -98,30 +98,30 @@ def main() -> int:
     parser.add_argument("--control", action="store_true", help="run the same tests on the families themselves")
     parser.add_argument("--only", metavar="EXPRESSION", help="the tests to run, as for pytest -k")
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="such as Llama; all of them if none is given")
-    chosen = parser.parse_args()
-    if chosen.write and (chosen.control or chosen.only or chosen.families):
+    options = parser.parse_args()
+    if options.write and (options.control or options.only or options.families):
         parser.error("--write records a run of everything")
 
     release = version("transformers")
     folder = fetch_tests(release)
-    tests = [f"test_families.py::HC{family}ModelTest" for family in chosen.families] or ["test_families.py"]
-    code, outcomes = run_tests(folder, tests, chosen.only or "", control=chosen.control)
-    if not chosen.control and (ours := failed(outcomes)):
+    tests = [f"test_families.py::HC{family}ModelTest" for family in options.families] or ["test_families.py"]
+    code, outcomes = run_tests(folder, tests, options.only or "", control=options.control)
+    if not options.control and (ours := failed(outcomes)):
         of_base = failed(run_tests(folder, ours, control=True)[1])
         outcomes |= dict.fromkeys(of_base, OF_BASE)
         code = 0 if code == 1 and set(of_base) == set(ours) else code
-    counts = count(outcomes, control=chosen.control)
-    print(f"\nTransformers {release}'s own tests{' on its own models' if chosen.control else ''}")
-    for model, each in counts.items():
-        print(f"  {model:<12}" + "".join(f"{each[outcome]:>5} {outcome}" for outcome in OUTCOMES))
+    counts = count(outcomes, control=options.control)
+    print(f"\nTransformers {release}'s own tests{' on its own models' if options.control else ''}")
+    for model, row in counts.items():
+        print(f"  {model:<12}" + "".join(f"{row[outcome]:>5} {outcome}" for outcome in OUTCOMES))
 
     record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
     fewer = []
-    if chosen.write and code == 0:
+    if options.write and code == 0:
         RECORD.write_text(json.dumps({**record, release: counts}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    elif not chosen.write and not chosen.control and not chosen.only:
+    elif not options.write and not options.control and not options.only:
         recorded = record.get(release, {})
-        ran = [f"HC{family}" for family in chosen.families] or list(recorded)
+        ran = [f"HC{family}" for family in options.families] or list(recorded)
         fewer = shortfalls(counts, {model: recorded[model] for model in ran if model in recorded})
     for line in fewer:
         print(line, file=sys.stderr)
