@@ -7,7 +7,7 @@ from packaging.requirements import Requirement
 
 from .campaigns import range as releases_of_others
 from .campaigns import reliability, sweep
-from .campaigns.engines import page as engines
+from .campaigns.engines import __main__ as engines
 from .campaigns.releases import __main__ as releases
 
 RANGE = releases_of_others.RANGE

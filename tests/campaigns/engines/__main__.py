@@ -21,12 +21,13 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.timing import markdown
+from tests.campaigns.figures import Figures, named
 from tests.tolerances import ENGINE_LOGPROBS, ROUNDED_AS_THE_BASE
 
 from .cases import CASES, Case
 from .environments import ENGINES
 from .models import ADAPTER, BLOCK, NEW_TOKENS, build, expected, prompts
-from .page import FIGURES
 
 SECONDS = 600
 
@@ -101,6 +102,29 @@ def judge(case: Case, served: dict, folder: Path, of_bases: dict[tuple[str, str,
         is_near = key not in of_bases or row["distance"] <= ROUNDED_AS_THE_BASE * of_bases[key]["distance"]
     is_cached = case.by_server or row["cached"] >= BLOCK * sum(len(prompt) > BLOCK for prompt in prompts())
     return {**row, "ok": is_near and is_cached and row.get("equal_to_base", True)}
+
+
+def tables(figures: dict) -> dict[str, str]:
+    """Return a table for each engine."""
+    head = ["", "", "dtype", "answers", "log-probabilities, from those of `generate` in float32"]
+    sections = {}
+    for engine, versions in figures["versions"].items():
+        table = markdown(head, [_row(row) for row in figures["rows"] if row["engine"] == engine])
+        sections[engine] = f"{named(versions)}.\n\n{table}"
+    return sections
+
+
+def _row(row: dict) -> list[str]:
+    name = f"{row['base']}, {row['connection'] or 'the base itself'}{', trained' * row['trained']}"
+    if "error" in row:
+        return [name, row["does"], row["dtype"], "none", ""]
+    answers = "those of `generate`" if row["tokens"] else "differ by rounding"
+    if "equal_to_base" in row:
+        answers = "the base's, bit for bit" if row["equal_to_base"] else "other than the base's"
+    return [name, row["does"], row["dtype"], answers, f"within {row['distance']:.1g}"]
+
+
+FIGURES = Figures("docs/engines.json", "docs/serving.md", tables)
 
 
 def main() -> int:
