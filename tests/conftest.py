@@ -58,10 +58,10 @@ def stories() -> Path:
 @pytest.fixture(scope="module")
 def model_types(request) -> list[str]:
     """The families that a module's selected tests are about: all, or those that `-k` leaves."""
-    return [model_type for model_type in FAMILIES if model_type in selected(request, "model_type")]
+    return [model_type for model_type in FAMILIES if model_type in asked_for(request, "model_type")]
 
 
-def selected(request, *names: str) -> set:
+def asked_for(request, *names: str) -> set:
     """Return the values of a parameter, or the tuples of several, in the selected tests of a module.
 
     A test without the parameter has None.

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from hf_hyperconn.conversion.convert import convert_checkpoint
 
-from .conftest import selected
+from .conftest import asked_for
 from .marks import few, tail
 from .processes import elsewhere
 
@@ -22,7 +22,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @pytest.fixture(scope="module")
 def converted(request, stories, tmp_path_factory) -> dict[tuple[str, int], Path]:
-    place, asked = tmp_path_factory.mktemp("converted"), selected(request, "n")
+    place, asked = tmp_path_factory.mktemp("converted"), asked_for(request, "n")
     return {
         (connection, n): convert_checkpoint(
             str(stories), place / f"{connection}{n}", connection=connection, hc_mult=n, verify="structure"
@@ -38,7 +38,7 @@ def differing(request, stories, converted, tmp_path_factory) -> dict[str, list[s
     """What processes without this package find to differ, one for each attention."""
     jobs = []
     for attention, new_tokens in NEW_TOKENS.items():
-        widths = [n for n in WIDTHS if (attention, n) in selected(request, "attention", "n")]
+        widths = [n for n in WIDTHS if (attention, n) in asked_for(request, "attention", "n")]
         comparison = {
             "base": str(stories),
             "converted": [str(path) for (_, n), path in converted.items() if n in widths],

@@ -18,7 +18,7 @@ from hf_hyperconn.conversion import cli
 from hf_hyperconn.conversion.inspection import inspect_checkpoint
 from hf_hyperconn.families.family import find_family
 
-from .conftest import selected
+from .conftest import asked_for
 from .families import FAMILIES, FIELDS
 from .marks import few
 from .processes import elsewhere
@@ -41,7 +41,7 @@ DTYPES = ("float32", "bfloat16")
 def place(request, model_types, tmp_path_factory) -> Path:
     """Every family's base and its conversions, `<model type>/base`, `<model type>/<variant>`."""
     place = tmp_path_factory.mktemp("families")
-    asked = {variant or "dhc4" for variant in selected(request, "variant")}
+    asked = {variant or "dhc4" for variant in asked_for(request, "variant")}
     for model_type in model_types:
         base = place / model_type / "base"
         tiny(model_type).save_pretrained(base)

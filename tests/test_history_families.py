@@ -8,7 +8,7 @@ import torch
 from hf_hyperconn import convert_model
 from hf_hyperconn.conversion.convert import convert_checkpoint
 
-from .conftest import selected
+from .conftest import asked_for
 from .families import FAMILIES
 from .marks import few, tail
 from .test_families import DTYPES, PROMPTS, compared
@@ -35,7 +35,8 @@ def test_in_memory(cases, model_type):
 @pytest.fixture(scope="module")
 def saved_types(request) -> list[str]:
     """The families that the selected tests want on disk."""
-    return [model_type for model_type in FAMILIES if model_type in selected(request, "saved_type")]
+    asked = asked_for(request, "saved_type")
+    return [model_type for model_type in FAMILIES if model_type in asked]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, convert_model
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.conversion.verify import verify_checkpoint
 
-from .conftest import hc_llama, selected
+from .conftest import asked_for, hc_llama
 from .marks import few
 from .processes import elsewhere
 from .test_training import batches, train  # noqa: F401
@@ -27,7 +27,7 @@ USUAL = [(connection, 4) for connection in CONNECTIONS]
 @pytest.fixture(scope="module")
 def converted(request, stories, tmp_path_factory):
     """Folders made by the command line, by connection and number of streams."""
-    place, folders, asked = tmp_path_factory.mktemp("converted"), {}, selected(request, "n")
+    place, folders, asked = tmp_path_factory.mktemp("converted"), {}, asked_for(request, "n")
     for connection, n in [case for case in CASES if case[1] in asked]:
         folders[connection, n] = place / f"{connection}{n}"
         arguments = [str(stories), str(folders[connection, n]), "--connection", connection, "-n", str(n), "-q"]

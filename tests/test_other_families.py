@@ -24,7 +24,7 @@ from hf_hyperconn.families.family import find_family
 from hf_hyperconn.models.modeling_hc_llama import HCLlamaPreTrainedModel
 from hf_hyperconn.models.modeling_hyper_connections import HyperConnectionHead
 
-from .conftest import selected
+from .conftest import asked_for
 from .marks import few
 from .other_families import (
     COMMON,
@@ -66,7 +66,7 @@ def asked(request) -> list[str]:
     """The families that a module's selected tests are about, of those that the installed Transformers has."""
     found = []
     for model_type in LONG_TAIL:
-        if model_type in selected(request, "model_type"):
+        if model_type in asked_for(request, "model_type"):
             try:
                 tiny(model_type)
             except pytest.skip.Exception:
