@@ -167,10 +167,10 @@ KEYS_FOR_EACH_HEAD = [
     "youtu",
 ]
 COMMON = ["gemma4_text", "gpt2", "mamba", "phi", "t5", "vit"]
-# those that stand for a form of layers, or of models around them
+# they stand for a form of layers, or of models around them; Kimi Linear's tests take minutes, and are left to the tail
 OF_EACH_FORM = [
     *("afmoe", "axk2", "beit", "bloom", "clip", "dinov2", "esm", "falcon_h1", "glm4", "gpt_neox", "jamba"),
-    *("kimi_linear", "llama4_text", "llava", "mamba2", "mbart", "modernbert", "opt", "qwen2_5_vl", "qwen3_next"),
+    *("llama4_text", "llava", "mamba2", "mbart", "modernbert", "opt", "qwen2_5_vl", "qwen3_next"),
     *("recurrent_gemma", "stablelm", "switch_transformers", "whisper"),
 ]
 LONG_TAIL = [model_type for model_type in TESTED if model_type not in FAMILIES]
