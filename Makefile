@@ -25,22 +25,22 @@ test-slow: $(INSTALLED_SLOW)
 	$(PYTEST) -m "slow and not tail"
 	$(PYTEST_TRITON) -m "slow and not tail"
 
-# the slow tests that others stand for, half an hour
-test-tail: $(INSTALLED)
+# the slow tests that others stand for, an hour
+test-tail: $(INSTALLED_SLOW)
 	$(PYTEST) -m tail
 	$(PYTEST_TRITON) -m tail
 
 # Transformers' own tests of models, on ten families or those of FAMILIES; their source is downloaded once
 test-transformers: $(INSTALLED_SLOW)
-	$(BIN)/python tests/transformers_suite/run.py $(FAMILIES)
+	$(BIN)/python tests/campaigns/transformers_suite/run.py $(FAMILIES)
 
 # vLLM and SGLang, in environments of their own, 9 GB; writes docs/engines.json and the tables of docs/serving.md
 test-engines: $(INSTALLED)
-	$(BIN)/python -m tests.engines --write
+	$(BIN)/python -m tests.campaigns.engines --write
 
 # quantisation as docs/quantised.md says, llmcompressor's in an environment of its own, 1.5 GB; writes the page's table
 test-quantised: $(INSTALLED_SLOW)
-	$(BIN)/python -m tests.quantised --write
+	$(BIN)/python -m tests.campaigns.quantised --write
 
 # new models of 24 layers, with connections and without, in 20 minutes on two cores
 evidence: $(INSTALLED)
@@ -52,24 +52,24 @@ bench-check: $(INSTALLED)
 
 # mutated checkpoints, signals and full disks against the commands; writes docs/reliability.json and the page's tables
 fuzz: $(INSTALLED)
-	$(BIN)/python -m tests.fuzz --cases 10000 --write
-	$(BIN)/python -m tests.fuzz.signals --count 1000 --write
-	$(BIN)/python -m tests.fuzz.disks --write || test $$? = 77  # where none may be mounted
+	$(BIN)/python -m tests.campaigns.fuzz --cases 10000 --write
+	$(BIN)/python -m tests.campaigns.fuzz.signals --count 1000 --write
+	$(BIN)/python -m tests.campaigns.fuzz.disks --write || test $$? = 77  # where none may be mounted
 
 # a tiny model of every model type of Transformers; writes docs/model_types.json and its page
 sweep: $(INSTALLED)
-	$(BIN)/python -m tests.sweep --write
+	$(BIN)/python -m tests.campaigns.sweep --write
 
 # what loads, converts and saves every family, on the oldest supported release of Transformers
 test-oldest: $(INSTALLED)
-	$(BIN)/python -m tests.run_range transformers==5.16.1 --tests $(addprefix tests/test_,golden_folders.py \
+	$(BIN)/python -m tests.campaigns.range transformers==5.16.1 --shared --tests $(addprefix tests/test_,golden_folders.py \
 		layer_source.py transformers_seam.py families.py other_families.py exactness.py remote_code.py)
 
 # the fast tests on every minor release of Transformers and torch that is supported, and folders made on one release and
 # run on another; hours, and 3 GB a release of torch
 test-range: $(INSTALLED)
-	$(BIN)/python -m tests.run_range --write
-	$(BIN)/python -m tests.releases --write
+	$(BIN)/python -m tests.campaigns.range --write
+	$(BIN)/python -m tests.campaigns.releases --write
 
 # the documentation as a site, in build/site; a warning is an error
 docs: $(INSTALLED_DOCS)

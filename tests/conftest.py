@@ -58,17 +58,17 @@ def stories() -> Path:
 @pytest.fixture(scope="module")
 def model_types(request) -> list[str]:
     """The families that a module's selected tests are about: all, or those that `-k` leaves."""
-    asked = asked_for(request, "model_type")
-    return [model_type for model_type in FAMILIES if model_type in asked]
+    return [model_type for model_type in FAMILIES if model_type in asked_for(request, "model_type")]
 
 
-def asked_for(request, name: str) -> set:
-    """What a parameter is in those tests of a module that are selected."""
-    return {
-        item.callspec.params.get(name)
-        for item in request.session.items
-        if item.path == request.path and hasattr(item, "callspec")
-    }
+def asked_for(request, *names: str) -> set:
+    """Return the values of a parameter, or the tuples of several, in the selected tests of a module.
+
+    A test without the parameter has None.
+    """
+    tests = [item for item in request.session.items if item.path == request.path]
+    parameters = [test.callspec.params if hasattr(test, "callspec") else {} for test in tests]
+    return {values[0] if len(values) == 1 else values for values in (tuple(map(p.get, names)) for p in parameters)}
 
 
 @pytest.fixture(scope="session")
@@ -102,18 +102,18 @@ TINY = {
 
 
 def llama_config(**changes) -> LlamaConfig:
-    """The config of a tiny Llama."""
+    """Return the config of a tiny Llama."""
     return LlamaConfig(**{**TINY, **changes})
 
 
 def hc_llama(**fields) -> HCLlamaForCausalLM:
-    """A tiny random Llama with the hyper-connection `fields`, as for training from scratch."""
+    """Return a tiny random Llama with the hyper-connection `fields`, as for training from scratch."""
     torch.manual_seed(0)
     return HCLlamaForCausalLM(HCLlamaConfig(**{**TINY, **fields}))
 
 
 def traced_logits(model, ids: torch.Tensor) -> torch.Tensor:
-    """The logits of a model that `torch.jit.trace` has made a program of, saved and loaded again."""
+    """Return the logits of a model that `torch.jit.trace` has made a program of, saved and loaded again."""
 
     class Logits(torch.nn.Module):
         def __init__(self):
@@ -131,7 +131,7 @@ def traced_logits(model, ids: torch.Tensor) -> torch.Tensor:
 
 
 def randomise_connections(model, scale: float = 0.1):
-    """The model, its static and dynamic hyper-connections no longer equivalent to residual connections."""
+    """Return the model, its static and dynamic hyper-connections no longer equivalent to residual connections."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for module in model.modules():
@@ -142,7 +142,7 @@ def randomise_connections(model, scale: float = 0.1):
 
 
 def train(model, optimizer, batches) -> list[float]:
-    """The loss of a language model at each step, one for each batch of token ids."""
+    """Return the loss of a language model at each step, one for each batch of token ids."""
     losses = []
     for batch in batches:
         loss = model(batch, labels=batch).loss
@@ -154,7 +154,7 @@ def train(model, optimizer, batches) -> list[float]:
 
 
 def record_branches(model) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What every branch of a hyper-connection model will take and return, in their order."""
+    """Return a list that every branch of a model adds its input and output to, when it runs."""
     seen = []
 
     def record(branch):
@@ -170,7 +170,7 @@ def record_branches(model) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def kept_for_a_token(model) -> float:
-    """Bytes that autograd keeps after a language model's forward, for a token.
+    """Return bytes that autograd keeps after a language model's forward, for a token.
 
     From what eight more tokens add, which leaves out what is kept once, such as copies of parameters.
     """

@@ -24,14 +24,14 @@ from transformers.utils import logging
 
 
 def finds(auto, config):
-    """Whether an Auto class finds the class that a folder was saved from."""
+    """Return whether an Auto class finds the class that a folder was saved from."""
     own = (getattr(config, "auto_map", None) or {}).get(auto.__name__, "").rpartition(".")[2]
-    found = auto._model_mapping.get(type(config), None)
-    return config.architectures == [own or getattr(found, "__name__", "")]
+    class_ = auto._model_mapping.get(type(config), None)
+    return config.architectures == [own or getattr(class_, "__name__", "")]
 
 
 def load(folder, dtype, attention, module="transformers"):
-    """The model of a folder, by its own code; module: where a base's class is that no Auto class finds."""
+    """Return the model of a folder, by its own code; module: where a base's class is that no Auto class finds."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     generative = AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq, AutoModelForSeq2SeqLM
     auto = next((auto for auto in generative if finds(auto, config)), AutoModel)
@@ -41,32 +41,32 @@ def load(folder, dtype, attention, module="transformers"):
 
 
 def part_of(model, part):
-    """What is run of a model: a model in its base model, or all of it."""
+    """Return a model in the base model of a model, or all of it."""
     return getattr(model.base_model, part) if part else model
 
 
 def outputs(model, prompts, new_tokens, kind) -> dict[str, torch.Tensor]:
-    """Everything that must be equal."""
+    """Return everything that must be equal."""
     single, batch = (next(islice(kinds_of_inputs(model, each), kind, None)) for each in (prompts[:1], prompts))
-    found = {}
+    tensors = {}
     settings = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
         for name, inputs in (("single", single), ("left-padded", batch)):
             torch.manual_seed(0)  # some models draw what they mask
             result = model(**inputs, output_hidden_states=True)
-            found[f"{name} logits"] = result[0]
+            tensors[f"{name} logits"] = result[0]
             for states in ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"):
                 for i, state in enumerate(result.get(states) or ()):
-                    found[f"{name} {states} {i}"] = state
+                    tensors[f"{name} {states} {i}"] = state
         if not model.can_generate():
-            return found
+            return tensors
         single, batch = ({k: v for k, v in each.items() if k != "decoder_input_ids"} for each in (single, batch))
         for use_cache in (True, False):
-            found[f"greedy, cache {use_cache}"] = model.generate(**single, **settings, use_cache=use_cache)
-        found["greedy, left-padded"] = model.generate(**batch, **settings)
+            tensors[f"greedy, cache {use_cache}"] = model.generate(**single, **settings, use_cache=use_cache)
+        tensors["greedy, left-padded"] = model.generate(**batch, **settings)
         if model.config.is_encoder_decoder:
-            found["beams"] = model.generate(**batch, **settings, num_beams=3)
-    return found
+            tensors["beams"] = model.generate(**batch, **settings, num_beams=3)
+    return tensors
 
 
 def main() -> None:
@@ -81,10 +81,10 @@ def main() -> None:
             arguments = case["prompts"], job["new_tokens"], kind_that_runs(base, case["prompts"])
             expected = outputs(base, *arguments)
             for folder in case["converted"]:
-                found = outputs(part_of(load(folder, dtype, case["attention"]), part), *arguments)
-                assert found.keys() == expected.keys()
+                actual = outputs(part_of(load(folder, dtype, case["attention"]), part), *arguments)
+                assert actual.keys() == expected.keys()
                 differing[f"{folder} {dtype} {case['attention']}"] = [
-                    name for name, value in expected.items() if not torch.equal(value, found[name])
+                    name for name, value in expected.items() if not torch.equal(value, actual[name])
                 ]
     print(json.dumps(differing))
 

@@ -29,7 +29,7 @@ def follow(page: str, place: Path) -> list[list[str]]:
 
 
 def changed(text: str, diff: str) -> str:
-    """The text with the change of a block, whose lines begin with a space, `-` or `+`."""
+    """Return the text with the change of a block, whose lines begin with a space, `-` or `+`."""
     lines = diff.splitlines(keepends=True)
     before = "".join(line[1:] for line in lines if not line.startswith("+"))
     after = "".join(line[1:] for line in lines if not line.startswith("-"))
@@ -38,7 +38,7 @@ def changed(text: str, diff: str) -> str:
 
 
 def run(command: list[str], place: Path) -> subprocess.CompletedProcess:
-    """A command of the page, in the copy."""
+    """Run a command of the page in the copy."""
     assert command[0] == "python"
     environment = {**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(

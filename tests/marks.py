@@ -1,25 +1,27 @@
-"""What `make test` leaves to `make test-slow`, and that to `make test-tail`."""
+"""Which tests `make test` leaves to `make test-slow`, and that to `make test-tail`."""
 
 from collections.abc import Iterable
 
 import pytest
 
 
-def few(values: Iterable, *fast) -> list:
-    """Parameters of a test: those in `fast`, and the others, which are slow. A tuple stands for several parameters.
+def few(values: Iterable, *fast, tail: Iterable = ()) -> list:
+    """Return parameters of a test: those in `fast`, those in `tail`, and the others, which are slow.
 
-    Raises `ValueError` when one that is to be fast is not among them: nobody would miss it.
+    A tuple stands for several parameters. Raises `ValueError` for one in `fast` or `tail` that is not in `values`,
+    whose test nobody would miss.
     """
-    values = list(values)
-    if unknown := [value for value in fast if value not in values]:
-        raise ValueError(f"{unknown} should be fast, but the parameters are {values}.")
-    return [value if value in fast else pytest.param(*_several(value), marks=pytest.mark.slow) for value in values]
+    values, tail = list(values), list(tail)
+    if unknown := [value for value in (*fast, *tail) if value not in values]:
+        raise ValueError(f"Marked parameters must be in {values} (got {unknown}).")
+    marks = {True: [pytest.mark.slow, pytest.mark.tail], False: [pytest.mark.slow]}
+    return [value if value in fast else _marked(value, marks[value in tail]) for value in values]
 
 
 def tail(*values) -> list:
-    """Parameters of a slow test for which others stand: only `make test-tail` has them."""
-    return [pytest.param(*_several(value), marks=[pytest.mark.slow, pytest.mark.tail]) for value in values]
+    """Return parameters of a slow test for which others stand: only `make test-tail` has them."""
+    return few(values, tail=values)
 
 
-def _several(value) -> tuple:
-    return value if isinstance(value, tuple) else (value,)
+def _marked(value, marks: list):
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks)

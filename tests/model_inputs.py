@@ -9,7 +9,7 @@ MEL_BINS = 8  # of the tiny models' sounds, where a config in a config says it
 
 
 def kinds_of_inputs(model, prompts) -> Iterator[dict[str, torch.Tensor]]:
-    """What a model may take, for rows of tokens, padded on the left; noise for what it sees or hears."""
+    """Yield kinds of inputs for rows of tokens, padded on the left; noise stands for images and sounds."""
     config, rows, longest = model.config, len(prompts), max(map(len, prompts))
     generator = torch.Generator().manual_seed(0)
 
@@ -38,7 +38,7 @@ def kinds_of_inputs(model, prompts) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def _seen(taken, rows: int, noise: Callable, field: Callable) -> Iterator[dict[str, torch.Tensor]]:
-    """Images and videos, by the arguments that a model has for them."""
+    """Return images and videos, by the arguments that a model has for them."""
     channels, patch = field("num_channels", "in_channels", "in_chans", default=3), field("patch_size", default=4)
     if "grid_thw" in taken:
         patches = noise(16 * rows, channels * patch**2 * field("temporal_patch_size", "patch_temporal", default=1))
@@ -64,7 +64,7 @@ def _seen(taken, rows: int, noise: Callable, field: Callable) -> Iterator[dict[s
 
 
 def _heard(taken, rows: int, noise: Callable, field: Callable) -> Iterator[dict[str, torch.Tensor]]:
-    """Sounds, by the arguments that a model has for them."""
+    """Return sounds, by the arguments that a model has for them."""
     if "input_features" in taken:
         names = "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", "hidden_size"
         features, mask = field(*names, default=MEL_BINS), "input_features_mask"
@@ -79,7 +79,7 @@ def _heard(taken, rows: int, noise: Callable, field: Callable) -> Iterator[dict[
 
 
 def kind_that_runs(model, prompts) -> int:
-    """Which of the kinds of inputs a model takes.
+    """Return the number of the kind of inputs that a model takes.
 
     Raises what the last of them raised, where it takes none.
     """

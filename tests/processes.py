@@ -15,20 +15,20 @@ from .isolated import BLOCKED, Program, run
 
 
 def elsewhere(jobs: list[dict], place: Path) -> dict[str, list[str]]:
-    """What processes of `elsewhere.py`, one for each job, find to differ; they run side by side."""
+    """Return the differences that processes of `elsewhere.py` find; they run side by side, one for each job."""
     code = Path(__file__).with_name("elsewhere.py").read_text(encoding="utf-8")
     programs = [
         Program(code, [], str(place), str(place / f"modules {i}"), json.dumps(job)) for i, job in enumerate(jobs)
     ]
-    found = {}
+    differences = {}
     for done in run(programs):
         assert done.returncode == 0, done.stderr
-        found |= json.loads(done.stdout)
-    return found
+        differences |= json.loads(done.stdout)
+    return differences
 
 
 def without_package(place: Path) -> dict[str, str]:
-    """An environment for programs of others, in which Python can't import hf_hyperconn, even where it is installed."""
+    """Return an environment in which programs can't import hf_hyperconn, even where it is installed."""
     site = place / "site"
     site.mkdir(parents=True)
     (site / "sitecustomize.py").write_text(BLOCKED)

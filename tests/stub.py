@@ -67,7 +67,7 @@ def _classes(family: Family) -> list[str]:
 
 
 def _is_of(name: str, family: Family) -> bool:
-    """Whether `hf_hyperconn.HC<name>` is this family's class; some families share Llama's."""
+    """Return whether `hf_hyperconn.HC<name>` is this family's class; some families share Llama's."""
     return family_of_class(f"HC{name}") == family
 
 

@@ -20,8 +20,8 @@ dtypes = pytest.mark.parametrize("dtype", few((torch.float32, torch.bfloat16, to
 SETTINGS = {"do_sample": False, "pad_token_id": 0}
 
 
-def converted(folder, block: int, dtype=torch.float32) -> HCLlamaForCausalLM:
-    config = HCLlamaConfig.from_prenorm(LlamaConfig.from_pretrained(folder), **ATTNRES, hc_block=block)
+def converted(folder, block: int, dtype=torch.float32, **size) -> HCLlamaForCausalLM:
+    config = HCLlamaConfig.from_prenorm(LlamaConfig.from_pretrained(folder, **size), **ATTNRES, hc_block=block)
     return HCLlamaForCausalLM.from_pretrained(folder, config=config, dtype=dtype).eval()
 
 
@@ -77,8 +77,9 @@ def test_gradients_are_those_of_the_base_and_queries_have_their_own(block, stori
 )
 @torch.no_grad()
 def test_equal_to_the_compiled_base_when_compiled(block, dtype, emulate, stories, story_ids):
-    logits = []
-    for model in (LlamaForCausalLM.from_pretrained(stories, dtype=dtype), converted(stories, block, dtype)):
+    logits, size = [], {"num_hidden_layers": 3}
+    base = LlamaForCausalLM.from_pretrained(stories, dtype=dtype, **size)
+    for model in (base, converted(stories, block, dtype, **size)):
         torch._dynamo.reset()
         with inductor.patch(emulate_precision_casts=emulate):
             logits.append(torch.compile(model.eval(), fullgraph=True)(story_ids).logits)

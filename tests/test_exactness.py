@@ -1,5 +1,6 @@
 """The promise of the converter, on a real pretrained Llama: equal to its base, bit for bit."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from .marks import few, tail
 from .processes import elsewhere
 
 CONNECTIONS, WIDTHS = ("shc", "dhc"), (1, 2, 4, 8)
+NEW_TOKENS = {"sdpa": 12, "eager": 100}  # by attention
 PROMPTS = ["Once upon a time, there was a", "The big dog", "One day, Lily went to the park with her mom and"]
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -31,26 +33,28 @@ def converted(request, stories, tmp_path_factory) -> dict[tuple[str, int], Path]
     }
 
 
-@pytest.fixture(scope="module", params=few(("sdpa", "eager"), "sdpa"))
-def attention(request) -> str:
-    return request.param
-
-
 @pytest.fixture(scope="module")
-def differing(attention, stories, converted, tmp_path_factory) -> dict[str, list[str]]:
-    """What a process without this package finds to differ."""
-    comparison = {
-        "base": str(stories),
-        "converted": list(map(str, converted.values())),
-        "attention": attention,
-        "dtypes": DTYPES,
-        "prompts": AutoTokenizer.from_pretrained(stories)(PROMPTS)["input_ids"],
-    }
-    new_tokens = 12 if attention == "sdpa" else 100
-    return elsewhere([{"comparisons": [comparison], "new_tokens": new_tokens}], tmp_path_factory.mktemp("elsewhere"))
+def differing(request, stories, converted, tmp_path_factory) -> dict[str, list[str]]:
+    """What processes without this package find to differ, one for each attention."""
+    jobs = []
+    for attention, new_tokens in NEW_TOKENS.items():
+        widths = [n for n in WIDTHS if (attention, n) in asked_for(request, "attention", "n")]
+        comparison = {
+            "base": str(stories),
+            "converted": [str(path) for (_, n), path in converted.items() if n in widths],
+            "attention": attention,
+            "dtypes": DTYPES,
+            "prompts": AutoTokenizer.from_pretrained(stories)(PROMPTS)["input_ids"],
+        }
+        if widths:
+            jobs.append({"comparisons": [comparison], "new_tokens": new_tokens})
+    return elsewhere(jobs, tmp_path_factory.mktemp("elsewhere"))
 
 
-@pytest.mark.parametrize("n", few(WIDTHS, 2, 4))
+@pytest.mark.parametrize(
+    ("attention", "n"),
+    few(product(NEW_TOKENS, WIDTHS), ("sdpa", 2), ("sdpa", 4), tail=[("eager", 1), ("eager", 2), ("eager", 8)]),
+)
 @pytest.mark.parametrize("connection", CONNECTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equal_to_the_base_without_the_package(connection, n, dtype, attention, converted, differing):

@@ -31,15 +31,17 @@ FAST = {
     "attnres 2": {"connection": "attnres", "hc_block": 2},
     "altup": {"connection": "altup"},
 }
-SLOW = {
+OTHERS = {
     **{
         f"{connection}×{n} {history}": {"connection": connection, "hc_mult": n, **HISTORY, "hc_history": history}
         for connection, n, history in product(("shc", "dhc"), (2, 3, 4, 8), ("type", "depth"))
     },
     "attnres 4": {"connection": "attnres", "hc_block": 4},
 }
-SLOW = {name: fields for name, fields in SLOW.items() if name not in FAST}
+SLOW = {name: OTHERS[name] for name in ("shc×2 type", "shc×8 depth", "dhc×2 depth", "dhc×8 type", "attnres 4")}
+REST = {name: fields for name, fields in OTHERS.items() if name not in {**FAST, **SLOW}}
 CASES = {**FAST, **SLOW}
+LONG = {name: FAST[name] for name in ("dhc×4 type", "attnres 2")}
 
 
 def differing(cases: dict, attention: str, new_tokens: int, stories: Path, place: Path) -> dict[str, list[str]]:
@@ -64,9 +66,10 @@ def differing(cases: dict, attention: str, new_tokens: int, stories: Path, place
 @pytest.mark.parametrize(
     ("cases", "attention", "new_tokens"),
     [
-        pytest.param(FAST, "sdpa", 12, id="few"),
-        pytest.param(FAST, "eager", 40, id="few-eager", marks=pytest.mark.slow),
-        pytest.param(CASES, "sdpa", 40, id="all", marks=pytest.mark.slow),
+        pytest.param(FAST, "sdpa", 12, id="fast"),
+        pytest.param(LONG, "eager", 40, id="long", marks=pytest.mark.slow),
+        pytest.param(SLOW, "sdpa", 12, id="slow", marks=pytest.mark.slow),
+        pytest.param(REST, "sdpa", 12, id="rest", marks=[pytest.mark.slow, pytest.mark.tail]),
     ],
 )
 def test_equal_to_the_base_without_the_package(cases, attention, new_tokens, stories, tmp_path):
@@ -88,8 +91,11 @@ def test_from_prenorm_equals_the_base(case, llama, llama_folder, ids):
 @pytest.mark.parametrize("case", ["dhc×4 type", "attnres 2"])
 def test_equal_to_the_compiled_base_when_compiled(case, stories):
     ids = torch.randint(3, 512, (2, 48), generator=torch.Generator().manual_seed(0))
-    logits = []
-    for model in (LlamaForCausalLM.from_pretrained(stories), HCLlamaForCausalLM.from_prenorm(stories, **FAST[case])):
+    logits, size = [], {"num_hidden_layers": 2}
+    for model in (
+        LlamaForCausalLM.from_pretrained(stories, **size),
+        HCLlamaForCausalLM.from_prenorm(stories, **size, **FAST[case]),
+    ):
         torch._dynamo.reset()
         with torch.no_grad():
             logits.append(torch.compile(model.eval(), fullgraph=True)(ids).logits)

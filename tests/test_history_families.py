@@ -10,9 +10,9 @@ from hf_hyperconn.conversion.convert import convert_checkpoint
 
 from .conftest import asked_for
 from .families import FAMILIES
-from .marks import tail
+from .marks import few, tail
 from .test_families import DTYPES, PROMPTS, compared
-from .test_history_conversions import CASES, FAST, SLOW
+from .test_history_conversions import CASES, FAST, REST, SLOW
 from .tiny import tiny
 
 families = pytest.mark.parametrize("model_type", FAMILIES)
@@ -21,7 +21,7 @@ OF_EACH_FORM = ("llama", "olmo2", "gemma2", "phi3", "olmoe", "gpt_oss")
 
 
 @families
-@pytest.mark.parametrize("cases", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.mark.parametrize("cases", few((FAST, SLOW, REST), FAST, tail=[REST]), ids=["fast", "slow", "rest"])
 @torch.no_grad()
 def test_in_memory(cases, model_type):
     base, ids = tiny(model_type).eval(), torch.tensor(PROMPTS)

@@ -29,7 +29,7 @@ from .conftest import asked_for
 from .marks import few
 from .other_families import COMMON, LONG_TAIL, OF_EACH_FORM, RELEASE, inputs_of, long_tail, loss_of, tiny
 from .processes import elsewhere
-from .support import listed
+from .record import listed
 from .test_families import DTYPES, compared
 
 # gated, or without a weight

@@ -49,7 +49,7 @@ def test_contents(dist):
     package = REPOSITORY / "hf_hyperconn"
     code = [path for pattern in ("*.py", "py.typed") for path in package.rglob(pattern)]
     expected = {path.relative_to(REPOSITORY).as_posix() for path in code} | {"hf_hyperconn/__init__.pyi"}
-    expected |= {f"hf_hyperconn/conversion/{path.name}" for path in (REPOSITORY / "conversion").glob("*.py")}
+    expected |= {f"hf_hyperconn/{path.relative_to(REPOSITORY)}" for path in REPOSITORY.glob("conversion/**/*.py")}
     expected |= {f"hf_hyperconn/model_cards/{name}" for name in ("__init__.py", "template.md")}
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert any(name.endswith("licenses/LICENSE") for name in names)

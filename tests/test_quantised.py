@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from .quantised.__main__ import compare, judge
-from .quantised.cases import MODELS, SCHEMES
-from .quantised.page import FIGURES
+from .campaigns.quantised.__main__ import compare, judge
+from .campaigns.quantised.cases import MODELS, SCHEMES
+from .campaigns.quantised.page import FIGURES
 
 BASE = {"distance": 0.1, "noise": 0.2, "reloaded": True}
 CONVERSION = {"distance": 0.13, "noise": 0.25, "reloaded": True, "connections": True}

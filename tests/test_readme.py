@@ -33,7 +33,7 @@ ELSEWHERE = {
     "docs/adding_a_family.md": {"": "test_adding_a_family.py"},
     "docs/quantised.md": dict.fromkeys(
         ("oneshot", "TorchAoConfig", "BitsAndBytesConfig", 'from_pretrained("Llama-3.2-1B-HCx4-quantised"'),
-        "quantised/cases.py",
+        "campaigns/quantised/cases.py",
     ),
     "docs/serving.md": {
         "lm-eval": "test_evaluation.py",
@@ -131,8 +131,8 @@ def test_the_readme_gives_the_measured_differences():
     def measured(table: str, row: str, digits: int) -> list[str]:
         rows = results.partition(f"<!-- {table} -->")[2].partition(f"<!-- /{table} -->")[0].splitlines()
         (cells,) = [line for line in rows if line.startswith(f"| {row} |")]
-        found = re.findall(r"([+-][\d.]+) ± ([\d.]+)", cells)
-        return [f"{float(mean):+.{digits}f} ± {float(interval):.{digits}f}" for mean, interval in found]
+        pairs = re.findall(r"([+-][\d.]+) ± ([\d.]+)", cells)
+        return [f"{float(mean):+.{digits}f} ± {float(interval):.{digits}f}" for mean, interval in pairs]
 
     shown = re.findall(r"[+-][\d.]+ ± [\d.]+", read("README.md"))
     assert shown == [

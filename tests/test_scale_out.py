@@ -16,6 +16,7 @@ from hf_hyperconn import HCLlamaForCausalLM
 
 from .conftest import randomise_connections
 from .families import FAMILIES
+from .marks import tail
 from .recipe import (
     COMMANDS,
     ON_CPU,
@@ -89,12 +90,14 @@ def test_ddp(one_process, stories, texts, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.tail
 def test_one_gpu(one_process, stories, texts, tmp_path):
     run(on_ranks(documented("runs/one-gpu"), 1, settings(stories, texts, tmp_path / "run")))
     assert losses(tmp_path / "run") == pytest.approx(losses(one_process), rel=RANKS["rtol"])
 
 
 @pytest.mark.slow
+@pytest.mark.tail
 def test_ddp_from_a_stream(stories, texts, tmp_path):
     lines = tmp_path / "lines"
     lines.mkdir()
@@ -172,7 +175,7 @@ def test_connections_are_float32_in_mixed_precision(stories, texts, tmp_path, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "ranks"), [("runs/ddp", "MULTI_CPU"), (FSDP2, "FSDP")])
+@pytest.mark.parametrize(("engine", "ranks"), [*tail(("runs/ddp", "MULTI_CPU")), (FSDP2, "FSDP")])
 def test_gradients_of_two_ranks_are_those_of_the_joined_batch(engine, ranks, stories, tmp_path):
     randomise_connections(HCLlamaForCausalLM.from_prenorm(stories)).save_pretrained(tmp_path)
     assert f"gradients of 2 {ranks} ranks agree" in gradients_of_ranks(engine, tmp_path)

@@ -34,8 +34,8 @@ def site(tmp_path_factory) -> Path:
 def article(site: Path, page: str) -> str:
     """What the site shows of a page, which is given by its path in the repository."""
     name = "index" if page == "README.md" else Path(page).stem.lower() if page in AT_THE_ROOT else Path(page).stem
-    found = re.search(r"<article.*?</article>", (site / f"{name}.html").read_text(encoding="utf-8"), re.S)
-    return found[0]
+    match = re.search(r"<article.*?</article>", (site / f"{name}.html").read_text(encoding="utf-8"), re.S)
+    return match[0]
 
 
 def blocks(html: str) -> dict[str, int]:

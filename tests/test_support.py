@@ -14,7 +14,7 @@ from .families import FAMILIES, FIELDS
 from .other_families import inputs_of, long_tail
 from .other_families import tiny as tiny_of_the_others
 from .pages import read
-from .support import listed, table
+from .record import listed, table
 from .tiny import SHARED, tiny
 
 IDS = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0))

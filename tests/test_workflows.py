@@ -8,8 +8,8 @@ import yaml
 
 from hf_hyperconn import __version__
 
+from .campaigns.range import RANGE
 from .pages import REPOSITORY, read
-from .run_range import RANGE
 
 WORKFLOWS = sorted(path.relative_to(REPOSITORY).as_posix() for path in REPOSITORY.glob(".github/workflows/*.yml"))
 

@@ -33,7 +33,7 @@ from tests.triton.common import (
 )
 
 FEW = 4  # iterations of Sinkhorn, of which the interpreter needs a millisecond each and the backward iters^2 / 2
-widths = pytest.mark.parametrize("n", few(range(2, 9), 2, 4))
+widths = pytest.mark.parametrize("n", few(range(2, 9), 2, 4, tail=(5, 6, 7)))
 mixing = pytest.mark.parametrize("mixes", [True, False])
 FORWARD = ("_project", "_coefficients", "_read", "_write")
 BACKWARD = tuple(f"{name}_backward" for name in ("_write", "_dot", "_coefficients", "_read", "_projection"))
@@ -99,7 +99,7 @@ def test_every_number_of_streams(n, mixes):
     check(n, 64, 7, mixes=mixes)
 
 
-@pytest.mark.parametrize("n", few(range(2, 9), 4))
+@pytest.mark.parametrize("n", few(range(2, 9), 4, tail=(2, 5, 6, 7)))
 @mixing
 @pytest.mark.parametrize("dtype", few((torch.bfloat16, torch.float16), torch.bfloat16))
 def test_16_bit_streams(n, mixes, dtype):

@@ -1,0 +1,1 @@
+"""Quantisation, as the page says to do it; see `python -m tests.campaigns.quantised --help`."""

@@ -1,1 +1,0 @@
-"""The engines that people serve with, run as their users run them; see `python -m tests.engines --help`."""
