@@ -17,8 +17,8 @@ from .planning.plan import LINKS, plan_conversion
 from .plot import PICTURES
 from .push import carry_out_push, plan_push
 from .terminal import open_streams, put, tell
-from .verification.comparison import ClosedFolderError, files_now, record_comparison
 from .verify import MODES, fault_of_mode, verify_checkpoint
+from .verify.comparison import ClosedFolderError, files_now, record_comparison
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
 

@@ -217,7 +217,7 @@ def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
     """Write the hyper-connection shard, and the index of all shards."""
     from safetensors.numpy import save
 
-    from .verification.start import hyper_connection_tensors
+    from .verify.start import hyper_connection_tensors
 
     tensors = hyper_connection_tensors(plan.config, plan.base.family, plan.base.stacks)
     replace_file(work / plan.hc_shard, save(tensors, metadata={"format": "pt"}))

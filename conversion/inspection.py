@@ -32,7 +32,7 @@ from .files.reading import is_size
 from .planning.plan import gigabytes
 
 if TYPE_CHECKING:
-    from .verification.start import Drift
+    from .verify.start import Drift
 
 ITEM_SIZES = {"F64": 8, "F32": 4}  # of others, 2: quantized models compute in 16 bits
 CAPTION = "Largest change of static weights: alpha reads or mixes, beta writes. Size of the dynamic part of either."
@@ -206,7 +206,7 @@ def _training_of(
     """Return `trained`, `not_known`, `drift` and `readout_drift` of an `Inspection`."""
     if reason := inequivalence(checkpoint.config):
         return None, f"this is trained from scratch and has no equivalent initialisation ({reason})", None, None
-    from .verification.start import fault, measure_drift
+    from .verify.start import fault, measure_drift
 
     if reason := fault(checkpoint):
         return None, reason, None, None

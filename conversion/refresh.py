@@ -19,7 +19,7 @@ from .checkpoint.source import CONFIG, RECORD, Source
 from .files.transfer import digest
 from .files.writing import as_json, lock, remove_parts, replace_files
 from .terminal import named
-from .verification.changed_files import find_changes
+from .verify.changed_files import find_changes
 
 
 @dataclass(frozen=True)

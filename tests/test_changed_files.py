@@ -13,8 +13,8 @@ from hf_hyperconn.conversion.checkpoint.source import GENERATE, LocalSource
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.refresh import refresh
-from hf_hyperconn.conversion.verification.changed_files import config_differences
 from hf_hyperconn.conversion.verify import verify_checkpoint
+from hf_hyperconn.conversion.verify.changed_files import config_differences
 from tests.conftest import randomise_connections
 from tests.hub import sha256
 

@@ -19,8 +19,8 @@ from hf_hyperconn.conversion.checkpoint.checkpoint_files import INDEX, read_writ
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.verification.numeric import compare_models
 from hf_hyperconn.conversion.verify import verify_checkpoint
+from hf_hyperconn.conversion.verify.numeric import compare_models
 from hf_hyperconn.errors import UnsupportedCheckpointError, VerificationError
 from hf_hyperconn.families.family import Family
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from hf_hyperconn.conversion.checkpoint.checkpoint import open_conversion
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.publishing.folder import CheckedFolder
+from hf_hyperconn.conversion.push.folder import CheckedFolder
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import UnsupportedCheckpointError
 

@@ -13,7 +13,7 @@ from hf_hyperconn import __version__
 from hf_hyperconn.analysis.study import study
 from hf_hyperconn.analysis.unfolding import unfold_static
 from hf_hyperconn.conversion import cli
-from hf_hyperconn.conversion.publishing.folder import open_checked
+from hf_hyperconn.conversion.push.folder import open_checked
 from hf_hyperconn.conversion.refresh import refresh
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import ConversionError, PushError

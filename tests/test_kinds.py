@@ -14,7 +14,7 @@ from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, __version__, convert
 from hf_hyperconn.analysis.costs import connection_flops, connection_parameters, kept_bytes
 from hf_hyperconn.conversion.checkpoint.fields import INEXACT, fields_of_conversion
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.verification.start import hyper_connection_shapes, hyper_connection_tensors
+from hf_hyperconn.conversion.verify.start import hyper_connection_shapes, hyper_connection_tensors
 from hf_hyperconn.errors import ConversionError
 from hf_hyperconn.kinds import CONVERTIBLE, FIELDS, KINDS, READOUTS
 from hf_hyperconn.kinds.kind import NORM

@@ -82,7 +82,7 @@ def test_diffusers_is_imported_only_when_it_is_used():
 
 def test_the_command_line_starts_light():
     """Nothing heavy at the top of what `--help`, `--dry-run` and a refusal need."""
-    heavy = ("checkpoint/loading", "verification/numeric", "demo", "plot_models")
+    heavy = ("checkpoint/loading", "verify/numeric", "demo", "plot/models")
     light = set(CONVERSION.rglob("*.py")) - {CONVERSION / f"{name}.py" for name in heavy}
     for path in (*light, *KINDS, PACKAGE / "analysis" / "costs.py"):
         top = ast.parse(path.read_text(encoding="utf-8")).body
@@ -117,10 +117,7 @@ ROOMS = {  # of the package: the rooms that each may import
     "training": ("analysis", "families", "in_memory", "kinds", "models"),
 }
 # of the converter, from below
-FLOORS = (
-    *("terminal", "interrupts", "files", "checkpoint", "verification", "verify", "planning", "inspection", "cards"),
-    "publishing",
-)
+FLOORS = ("terminal", "interrupts", "files", "checkpoint", "verify", "planning", "inspection", "card", "push", "plot")
 
 
 def test_rooms_import_what_the_page_of_architecture_says():

@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from hf_hyperconn.conversion.verification import numeric as memory
+from hf_hyperconn.conversion.verify import numeric as memory
 
 GIB = 2**30
 OF_THE_SECOND = {"memory.max": 4 * GIB, "memory.current": 3 * GIB, "memory.stat": f"anon 7\ninactive_file {2 * GIB}\n"}

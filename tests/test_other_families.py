@@ -18,8 +18,8 @@ from transformers import PreTrainedModel, TrainingArguments
 import hf_hyperconn
 from hf_hyperconn import HCTrainer, convert_model
 from hf_hyperconn.conversion import cli
-from hf_hyperconn.conversion.verification import numeric
-from hf_hyperconn.conversion.verification.start import hyper_connection_shapes
+from hf_hyperconn.conversion.verify import numeric
+from hf_hyperconn.conversion.verify.start import hyper_connection_shapes
 from hf_hyperconn.errors import UnsupportedCheckpointError, VerificationError
 from hf_hyperconn.families.family import find_family
 from hf_hyperconn.models.modeling_hc_llama import HCLlamaPreTrainedModel

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 import hf_hyperconn
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.publishing.folder import open_checked
+from hf_hyperconn.conversion.push.folder import open_checked
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
@@ -283,7 +283,7 @@ def printed_report(printed: dict) -> dict:
 
 def test_notes_are_kept_when_models_can_not_be_compared(llama_folder, tmp_path, monkeypatch):
     """As where one of them can't be run."""
-    from hf_hyperconn.conversion.verification import numeric
+    from hf_hyperconn.conversion.verify import numeric
     from hf_hyperconn.errors import VerificationError
 
     out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure").path

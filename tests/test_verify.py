@@ -21,8 +21,7 @@ from hf_hyperconn.conversion.checkpoint.source import RECORD, LocalSource
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.files.writing import lock
-from hf_hyperconn.conversion.verification import numeric
-from hf_hyperconn.conversion.verify import verify_checkpoint
+from hf_hyperconn.conversion.verify import numeric, verify_checkpoint
 from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError, VerificationError
 
 from .conftest import randomise_connections
@@ -212,7 +211,7 @@ def test_a_base_that_does_not_run_on_what_is_made_for_it(llama_folder, out, monk
 
 
 def test_a_conversion_that_fails_verification_is_kept_but_not_put_in_place(llama_folder, tmp_path, monkeypatch):
-    from hf_hyperconn.conversion.verification import start as equivalent
+    from hf_hyperconn.conversion.verify import start as equivalent
 
     def wrong(*arguments):
         tensors = correct(*arguments)
@@ -249,7 +248,7 @@ def test_of_a_folder_that_may_only_be_read_nothing_is_recorded(llama_folder, tmp
     def refuse(path, content):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr("hf_hyperconn.conversion.verification.comparison.replace_file", refuse)
+    monkeypatch.setattr("hf_hyperconn.conversion.verify.comparison.replace_file", refuse)
     before = (folder / RECORD).read_bytes()
     assert main(["verify", str(folder), "--against", str(llama_folder), "--mode", "structure"]) == 0
     assert "not recorded  '" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard, constants
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
 from hf_hyperconn.conversion.card import write_card
-from hf_hyperconn.conversion.cards.licences import name_problem
+from hf_hyperconn.conversion.card.licences import name_problem
 from hf_hyperconn.conversion.checkpoint import readme
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint

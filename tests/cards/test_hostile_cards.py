@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_hyperconn.conversion.cards.evaluation import read_evaluation
-from hf_hyperconn.conversion.cards.facts import training_facts
+from hf_hyperconn.conversion.card.evaluation import read_evaluation
+from hf_hyperconn.conversion.card.facts import training_facts
 from hf_hyperconn.conversion.checkpoint.base_card import read_base_card
 from hf_hyperconn.conversion.checkpoint.readme import LARGEST_METADATA, is_ours, merge, read_card, stamp, trainer_facts
 from hf_hyperconn.conversion.checkpoint.source import LocalSource

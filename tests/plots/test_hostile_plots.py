@@ -9,7 +9,7 @@ import pytest
 
 from hf_hyperconn.conversion.checkpoint.checkpoint import open_conversion
 from hf_hyperconn.conversion.cli import main
-from hf_hyperconn.conversion.plot_models import load_connections, load_model
+from hf_hyperconn.conversion.plot.models import load_connections, load_model
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 

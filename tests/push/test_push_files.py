@@ -14,8 +14,8 @@ from hf_hyperconn.conversion.card import write_card
 from hf_hyperconn.conversion.checkpoint.repository_files import belongs, may_be_added
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
-from hf_hyperconn.conversion.publishing.folder import _included
 from hf_hyperconn.conversion.push import plan_push, push_checkpoint
+from hf_hyperconn.conversion.push.folder import _included
 from hf_hyperconn.errors import PushError, UnsupportedCheckpointError
 from tests.hub import files_in, sha256
 

@@ -15,8 +15,8 @@ from transformers import LlamaForCausalLM
 from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion.card import write_card
 from hf_hyperconn.conversion.cli import main
-from hf_hyperconn.conversion.publishing.hub_refusals import explained
 from hf_hyperconn.conversion.push import push_checkpoint
+from hf_hyperconn.conversion.push.hub_refusals import explained
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import HyperConnError, PushError
 from tests.conftest import llama_config

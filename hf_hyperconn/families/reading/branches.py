@@ -34,14 +34,7 @@ from .additions import (
 from .choices import Choice, ConfigChoice, LayerChoice
 from .inlining import Inliner
 from .source_files import Definition
-from .statements import (
-    Statement,
-    assigned_names,
-    attributes_called,
-    global_names,
-    read_before_assigned,
-    read_names,
-)
+from .statements import Statement, assigned_names, attributes_called, global_names, read_before_assigned, read_names
 
 USUAL_ATTENTION = "hidden_states = self.input_layernorm(hidden_states)"
 USUAL_MLP = "hidden_states = self.post_attention_layernorm(hidden_states)\nhidden_states = self.mlp(hidden_states)"

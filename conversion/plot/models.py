@@ -13,19 +13,19 @@ from hf_hyperconn.errors import HyperConnError, UnsupportedCheckpointError
 from hf_hyperconn.models.sub_layers import is_of_connection
 from hf_hyperconn.registration import register_auto_classes
 
-from .cards.facts import TOKENIZERS
-from .checkpoint.checkpoint import Checkpoint
-from .checkpoint.checkpoint_files import (
+from ..card.facts import TOKENIZERS
+from ..checkpoint.checkpoint import Checkpoint
+from ..checkpoint.checkpoint_files import (
     INDEX,
     open_tensors,
     read_written_config,
     refuse_links_out,
     refuse_other_weights,
 )
-from .checkpoint.loading import refused_by_transformers, while_loading, without_kernels
-from .checkpoint.repository_files import belongs
-from .checkpoint.source import CONFIG, Source, open_source
-from .planning.refusals import LOAD_IT
+from ..checkpoint.loading import refused_by_transformers, while_loading, without_kernels
+from ..checkpoint.repository_files import belongs
+from ..checkpoint.source import CONFIG, Source, open_source
+from ..planning.refusals import LOAD_IT
 
 
 def load_model(checkpoint: Checkpoint) -> PreTrainedModel:

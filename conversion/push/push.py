@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import hf_hyperconn
 from hf_hyperconn.errors import PushError
 
-from .cards.licences import name_problem
-from .checkpoint.base_card import is_term
-from .planning.plan import gigabytes
-from .publishing.folder import CheckedFolder, Say, open_checked
-from .publishing.hub_refusals import explained, refuses_copies
-from .publishing.push_plan import FATES, PushPlan
+from ..card.licences import name_problem
+from ..checkpoint.base_card import is_term
+from ..planning.plan import gigabytes
+from .folder import CheckedFolder, Say, open_checked
+from .hub_refusals import explained, refuses_copies
+from .push_plan import FATES, PushPlan
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationCopy, HfApi, ModelInfo

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import CardError
 
-from .cards.evaluation import Evaluation, hub_results, read_evaluation
-from .cards.facts import Facts, collect_facts
-from .cards.licences import licence_of, name_problem, terms_of
-from .cards.rendering import render
-from .checkpoint.base_card import README, licence_fields
-from .checkpoint.readme import is_by_trainer, is_ours, is_stamped, read_card, stamp_file
-from .files.reading import read_text
-from .files.writing import leads_out, replace_file
+from ..checkpoint.base_card import README, licence_fields
+from ..checkpoint.readme import is_by_trainer, is_ours, is_stamped, read_card, stamp_file
+from ..files.reading import read_text
+from ..files.writing import leads_out, replace_file
+from .evaluation import Evaluation, hub_results, read_evaluation
+from .facts import Facts, collect_facts
+from .licences import licence_of, name_problem, terms_of
+from .rendering import render
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard

@@ -10,8 +10,8 @@ from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.families.reading.classes import FamilyName
 from hf_hyperconn.kinds import kind_of
 
-from .checkpoint.checkpoint import Checkpoint, open_conversion
-from .files.writing import leads_out, replace_file
+from ..checkpoint.checkpoint import Checkpoint, open_conversion
+from ..files.writing import leads_out, replace_file
 
 if TYPE_CHECKING:
     import torch
@@ -137,7 +137,7 @@ def _static_figures(checkpoint: Checkpoint, stack: str | None) -> "dict[str, Cal
     from hf_hyperconn.analysis import plots
     from hf_hyperconn.analysis.unfolding import unfold_static
 
-    from .plot_models import load_connections
+    from .models import load_connections
 
     matrices = unfold_static(load_connections(checkpoint), stack)
     return {"connections": lambda: plots.connections_figure(matrices)}
@@ -150,7 +150,7 @@ def _figures(
     from hf_hyperconn.analysis import plots
     from hf_hyperconn.analysis.study import study
 
-    from .plot_models import load_model, load_tokenizer, open_base
+    from .models import load_model, load_tokenizer, open_base
 
     base = None if against is None else open_base(against, checkpoint)
     tokenizer, model = load_tokenizer(checkpoint.source), load_model(checkpoint)
@@ -179,7 +179,7 @@ def _inputs(
     """Return the batches of a text that a model runs over; refuse a model or a tokenizer that they don't fit."""
     from hf_hyperconn.analysis.study import LENGTH
 
-    from .plot_models import tokens_of
+    from .models import tokens_of
 
     name = checkpoint.name
     if (main_input := checkpoint.family.observed(model).main_input_name) != "input_ids":

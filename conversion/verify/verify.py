@@ -11,27 +11,27 @@ from hf_hyperconn.kinds import kind_of
 from hf_hyperconn.models.connection_fields import inequivalence, one_of
 from hf_hyperconn.models.sub_layers import is_of_connection
 
-from .checkpoint.checkpoint import Checkpoint, open_conversion
-from .checkpoint.checkpoint_files import (
+from ..checkpoint.checkpoint import Checkpoint, open_conversion
+from ..checkpoint.checkpoint_files import (
     INDEX,
     open_tensors,
     read_weight_map,
     read_written_config,
     refuse_other_weights,
 )
-from .checkpoint.model_code import code_fault
-from .checkpoint.record import shards_without_digest
-from .checkpoint.sizes import fault_of_sizes
-from .checkpoint.source import CONFIG, Source, open_source
-from .files.reading import TensorInfo
-from .files.transfer import digest
-from .terminal import named
-from .verification.changed_files import FileChange, config_differences, find_changes
+from ..checkpoint.model_code import code_fault
+from ..checkpoint.record import shards_without_digest
+from ..checkpoint.sizes import fault_of_sizes
+from ..checkpoint.source import CONFIG, Source, open_source
+from ..files.reading import TensorInfo
+from ..files.transfer import digest
+from ..terminal import named
+from .changed_files import FileChange, config_differences, find_changes
 
 if TYPE_CHECKING:
     import torch
 
-    from .verification.numeric import Comparison
+    from .numeric import Comparison
 
 MODES = ("auto", "full", "structure")
 
@@ -91,7 +91,7 @@ class VerificationReport:
     @classmethod
     def from_dict(cls, report: dict) -> "VerificationReport":
         """Return the report of an `as_dict`, also after JSON."""
-        from .verification.numeric import Comparison
+        from .numeric import Comparison
 
         fields = {name: value for name, value in report.items() if name != "passed"}
         return cls(
@@ -189,7 +189,7 @@ def _compare_outputs(
     report: VerificationReport, target: Checkpoint, base: Checkpoint, mode: str, layers: int | None
 ) -> VerificationReport:
     """Run both models; arguments as for `verify_checkpoint`."""
-    from .verification.numeric import compare_models, layers_that_fit
+    from .numeric import compare_models, layers_that_fit
 
     total = max(config["num_hidden_layers"] for config in configs_of_stacks(target.config))
     run = min(layers or (total if mode == "full" else layers_that_fit(target.weights, total)), total)
@@ -240,7 +240,7 @@ def _check_alone(target: Checkpoint) -> tuple[str | None, bool | None]:
 
     With a fault, the latter is None.
     """
-    from .verification.start import fault, measure_drift
+    from .start import fault, measure_drift
 
     if failure := code_fault(target):
         return failure, None
@@ -250,7 +250,7 @@ def _check_alone(target: Checkpoint) -> tuple[str | None, bool | None]:
         return f"{INDEX} does not list {min(unlisted)}", None
     if failure := fault_of_sizes(target) or fault(target):
         return failure, None
-    from .checkpoint.loading import fault_by_headers  # with torch, which is not needed before
+    from ..checkpoint.loading import fault_by_headers  # with torch, which is not needed before
 
     if unfit := fault_by_headers(target):
         return str(unfit), None
@@ -287,7 +287,7 @@ def _renamed(target: Checkpoint, base: Checkpoint) -> frozenset[str]:
 
     There are none where Transformers doesn't load the base in full.
     """
-    from .checkpoint.loading import fault_by_headers
+    from ..checkpoint.loading import fault_by_headers
 
     names = frozenset(_taken(target) - base.weights.tensors.keys())
     return frozenset() if not names or fault_by_headers(base) else names

@@ -19,8 +19,8 @@ from ..checkpoint.repository_files import NOT_FOR_A_REPO, belongs, belongs_to_mo
 from ..checkpoint.source import CONFIG, Source
 from ..files.transfer import digest
 from ..planning.companions import folders_of_modules
-from ..verification.changed_files import find_changes
 from ..verify import VerificationReport, verify_checkpoint
+from ..verify.changed_files import find_changes
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd

@@ -1,0 +1,5 @@
+"""The model card of a conversion: its facts, their rendering, and scores that were measured."""
+
+from .card import WrittenCard, write_card
+
+__all__ = ["WrittenCard", "write_card"]

@@ -1,1 +1,0 @@
-"""The facts and the text of a model card."""

@@ -1,1 +1,0 @@
-"""Comparing a conversion with its base and with its record."""
