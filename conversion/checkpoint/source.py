@@ -1,6 +1,7 @@
 """The source of a checkpoint's files: a local folder or a repo of the Hub."""
 
 import errno
+import logging
 import os
 import re
 import stat
@@ -9,13 +10,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformers.utils import logging
-
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from ..files.reading import LARGEST_JSON, TensorInfo, check_offsets, read_header, tensor_info
 
-logger = logging.get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 RECORD = "hyperconn_conversion.json"
