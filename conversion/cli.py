@@ -10,7 +10,7 @@ from typing import Any
 import hf_hyperconn
 from hf_hyperconn.errors import HyperConnError, VerificationError
 
-from .checkpoint.fields import OPTIONS, add_options
+from .checkpoint.connection_options import OPTIONS, add_options
 from .inspection import inspect_checkpoint
 from .interrupts import hearing_interrupts
 from .planning.plan import LINKS, plan_conversion

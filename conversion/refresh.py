@@ -14,7 +14,7 @@ from hf_hyperconn.kinds import FORMAT
 
 from .checkpoint.checkpoint import Checkpoint, open_conversion
 from .checkpoint.checkpoint_files import refuse_links_out
-from .checkpoint.model_code import code_of, written_by
+from .checkpoint.model_code import code_files, written_by
 from .checkpoint.source import CONFIG, RECORD, Source
 from .files.transfer import digest
 from .files.writing import as_json, lock, remove_parts, replace_files
@@ -91,9 +91,9 @@ def refresh(folder: str | Path, *, dry_run: bool = False, accept_changes: bool =
 def _refresh(checkpoint: Checkpoint, given: str | Path, dry_run: bool, accept_changes: bool) -> Refreshed:
     """Refresh a folder, which is locked unless `dry_run`; arguments as for `refresh`."""
     source, family, record = checkpoint.source, checkpoint.family, checkpoint.record
-    refuse_links_out(source, code_of(checkpoint))
+    refuse_links_out(source, code_files(checkpoint))
     texts = {name: text.encode() for name, text in family.code(checkpoint.config).items()}
-    old = {name for name in code_of(checkpoint) if name in source.files}
+    old = {name for name in code_files(checkpoint) if name in source.files}
     recorded = (record or {}).get("files") or {}
     removed = {name for name in recorded if name.endswith(".py") and "/" not in name} - texts.keys()
     if not accept_changes:

@@ -12,14 +12,14 @@ from transformers import LlamaForCausalLM
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, __version__, convert_model
 from hf_hyperconn.analysis.costs import connection_flops, connection_parameters, kept_bytes
-from hf_hyperconn.conversion.checkpoint.fields import INEXACT, fields_of_conversion
+from hf_hyperconn.conversion.checkpoint.connection_options import INEXACT, fields_of_conversion
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.verify.start import hyper_connection_shapes, hyper_connection_tensors
 from hf_hyperconn.errors import ConversionError
 from hf_hyperconn.kinds import CONVERTIBLE, FIELDS, KINDS, READOUTS
 from hf_hyperconn.kinds.kind import NORM
 from hf_hyperconn.models.configuration_hyper_connections import VERSION, HyperConnectionConfig
-from hf_hyperconn.models.connection_fields import CHOICES, CONNECTIONS, GivenFields, completed, fault, inequivalence
+from hf_hyperconn.models.connection_fields import ACCEPTED, CHOICES, GivenFields, completed, fault, inequivalence
 
 from .conftest import hc_llama, kept_for_a_token, llama_config
 from .families import FAMILIES
@@ -43,7 +43,7 @@ def model_of(case: str, **more) -> HCLlamaForCausalLM:
 
 
 def test_names_are_those_of_the_models():
-    assert set(KINDS) == set(CONNECTIONS) == set(CHOICES["connection"])
+    assert set(KINDS) == set(ACCEPTED) == set(CHOICES["connection"])
     assert set(READOUTS) == set(CHOICES["hc_readout"])
     assert FIELDS.keys() == GivenFields.__annotations__.keys()
     assert {field.name for field in fields(HyperConnectionConfig)} == {*FIELDS, "hc_format"}
@@ -114,7 +114,7 @@ def test_operations_of_altup_residual_and_the_weighted_readout():
 
 @pytest.mark.parametrize("name", KINDS)
 def test_an_absurd_config_costs_no_time(name):
-    n = CONNECTIONS[name].most or 2**30
+    n = ACCEPTED[name].most or 2**30
     config = {"hidden_size": 2**30, "num_hidden_layers": 2**31, "hc_mult": n, "connection": name}
     for cost in (connection_parameters(config, ["weight"]), connection_flops(config), kept_bytes(config, 2)):
         assert cost > 2**31
@@ -122,7 +122,7 @@ def test_an_absurd_config_costs_no_time(name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_door_refuses_with_the_reason_of_the_table(name, llama):
-    kind = CONNECTIONS[name]
+    kind = ACCEPTED[name]
     if kind.no_equivalent:
         given = {"connection": name}
         reason = f"(got {name!r}): {kind.no_equivalent}, so no pretrained model computes the"

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from hf_hyperconn.conversion.checkpoint.checkpoint_files import Weights
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.files.reading import TensorInfo
-from hf_hyperconn.conversion.planning.refusals import packed_tensor
+from hf_hyperconn.conversion.planning.base_refusals import packed_tensor
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 FLOAT8 = torch.float8_e4m3fn

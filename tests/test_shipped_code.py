@@ -15,7 +15,7 @@ from hf_hyperconn.families.family import find_family
 from hf_hyperconn.families.modules import MODELS
 from hf_hyperconn.kinds import CONVERTIBLE, KINDS
 from hf_hyperconn.models import chosen_code, shipped_code
-from hf_hyperconn.models.connection_fields import CHOICES, CONNECTIONS
+from hf_hyperconn.models.connection_fields import ACCEPTED, CHOICES
 from hf_hyperconn.models.shipped_code import CHOOSING, CHOSEN, ROW, value_of, written_for
 
 from .conftest import hc_llama
@@ -131,7 +131,7 @@ def test_no_file_is_long():
 @kinds
 def test_what_is_written_for_a_config_is_written_again_alike(connection):
     source = (MODELS / f"{CHOSEN}.py").read_text(encoding="utf-8")
-    config = hc_llama(connection=connection, hc_mult=CONNECTIONS[connection].most or 2, norm="dyt").config
+    config = hc_llama(connection=connection, hc_mult=ACCEPTED[connection].most or 2, norm="dyt").config
     written = written_for(vars(config), CHOSEN, source)
     assert written_for(config.to_dict(), CHOSEN, written) == written != source
 
@@ -162,7 +162,7 @@ def check_rounds(folder: Path, expected: torch.Tensor, place: Path) -> None:
 @pytest.mark.parametrize("connection", few(CONVERTIBLE, "dhc", "mhc", "attnres"))
 @torch.no_grad()
 def test_a_conversion_is_whole(connection, llama, llama_folder, tmp_path):
-    n = CONNECTIONS[connection].most or 2
+    n = ACCEPTED[connection].most or 2
     convert_checkpoint(str(llama_folder), tmp_path / "hc", connection=connection, hc_mult=n, verify="structure")
     config = json.loads((tmp_path / "hc" / "config.json").read_text())
     assert contents(tmp_path / "hc") == LLAMA.code(config)

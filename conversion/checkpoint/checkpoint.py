@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families.family import Family, configs_of_stacks, find_family, usual_names
-from hf_hyperconn.models.connection_fields import CONNECTIONS, FORMAT
+from hf_hyperconn.models.connection_fields import ACCEPTED, FORMAT
 from hf_hyperconn.models.connection_fields import fault as fault_of_fields
 
 from ..files.reading import is_size
@@ -101,10 +101,10 @@ def _family_of(source: Source, config: dict) -> Family:
         family = find_family(model_type.removeprefix("hc_"))
     except UnsupportedCheckpointError as error:
         raise UnsupportedCheckpointError(f"{name!r} has model_type {model_type!r:.60}: {error}") from error
-    if not isinstance(config.get("connection"), str) or config["connection"] not in CONNECTIONS:
+    if not isinstance(config.get("connection"), str) or config["connection"] not in ACCEPTED:
         raise UnsupportedCheckpointError(
             f"{CONFIG} of {name!r} has connection {config.get('connection')!r:.40}; known are "
-            f"{', '.join(CONNECTIONS)}. A newer hf_hyperconn may know it."
+            f"{', '.join(ACCEPTED)}. A newer hf_hyperconn may know it."
         )
     if is_size(version := config.get("hc_format", 1)) and version > FORMAT:
         raise UnsupportedCheckpointError(

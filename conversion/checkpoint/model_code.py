@@ -20,7 +20,7 @@ LARGEST_CODE = 1_000_000  # bytes of a file
 REFERENCE = re.compile(r"(\w+)\.(\w+)")
 
 
-def code_of(checkpoint: Checkpoint) -> tuple[str, ...]:
+def code_files(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Return the files that `auto_map` names, and their imports beside them, also where one is missing.
 
     Raises `UnsupportedCheckpointError` when one can't be read.
@@ -39,7 +39,7 @@ def size_of_code(checkpoint: Checkpoint) -> tuple[int, int]:
     Raises `UnsupportedCheckpointError` when one can't be read.
     """
     source = checkpoint.source
-    texts = [_text(source, name) for name in code_of(checkpoint) if name in source.files]
+    texts = [_text(source, name) for name in code_files(checkpoint) if name in source.files]
     return len(texts), sum(bool(line.strip()) for text in texts for line in text.splitlines())
 
 
@@ -50,7 +50,7 @@ def code_fault(checkpoint: Checkpoint) -> str | None:
     wrong = [auto for auto, (file, name) in named.items() if expected.get(auto, f"{file}.{name}") != f"{file}.{name}"]
     if wrong or not {"AutoConfig", "AutoModel"} <= named.keys() or len(named) != len(config.get("auto_map") or ()):
         return f"{CONFIG} does not name the classes of {family.hc_model_type} in auto_map"
-    if absent := [name for name in code_of(checkpoint) if name not in checkpoint.source.files]:
+    if absent := [name for name in code_files(checkpoint) if name not in checkpoint.source.files]:
         return f"the code file {absent[0]} is missing"
     return cut_fault(cuts_of(checkpoint))
 

@@ -1,4 +1,4 @@
-"""The folder of a conversion: its place, its workspace and its renaming."""
+"""The folder OUT of a conversion: why it is refused, its workspace and its renaming."""
 
 import os
 from collections.abc import Iterable

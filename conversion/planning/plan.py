@@ -19,13 +19,13 @@ from hf_hyperconn.models.connection_fields import GivenFields, fault, one_of
 from ..checkpoint.base_card import README
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.checkpoint_files import INDEX, read_written_config, refuse_links_out, refuse_other_weights
-from ..checkpoint.fields import described, fields_of_conversion
+from ..checkpoint.connection_options import described, fields_of_conversion
 from ..checkpoint.sizes import fault_of_sizes, more_than_layers
 from ..checkpoint.source import CONFIG, Source, open_source
 from ..files.reading import is_size
+from .base_refusals import refuse_own_code, refuse_quantized, refuse_unfit
 from .companions import check_no_code, check_split_of_text, companions_of, left_behind
 from .output_folder import OutputFolder, plan_output_folder
-from .refusals import refuse_own_code, refuse_quantized, refuse_unfit
 
 LINKS = ("copy", "hard", "symlink")
 

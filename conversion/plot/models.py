@@ -25,7 +25,7 @@ from ..checkpoint.checkpoint_files import (
 from ..checkpoint.loading import refused_by_transformers, while_loading, without_kernels
 from ..checkpoint.repository_files import belongs
 from ..checkpoint.source import CONFIG, Source, open_source
-from ..planning.refusals import LOAD_IT
+from ..planning.base_refusals import LOAD_IT
 
 
 def load_model(checkpoint: Checkpoint) -> PreTrainedModel:

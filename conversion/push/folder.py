@@ -12,7 +12,7 @@ from hf_hyperconn.errors import PushError, VerificationError
 from ..checkpoint.base_card import README
 from ..checkpoint.checkpoint import Checkpoint, open_conversion
 from ..checkpoint.checkpoint_files import INDEX, WEIGHTS, refuse_links_out
-from ..checkpoint.model_code import code_of
+from ..checkpoint.model_code import code_files
 from ..checkpoint.readme import read_card
 from ..checkpoint.record import base_on_the_hub, is_verified, shards_without_digest
 from ..checkpoint.repository_files import NOT_FOR_A_REPO, belongs, belongs_to_module, may_be_added
@@ -138,7 +138,7 @@ def shown(name: str) -> str:
 
 def _names(checkpoint: Checkpoint) -> frozenset[str]:
     """Return the files of the model: config, weights, code, and those that go with them."""
-    source, weights, code = checkpoint.source, checkpoint.weights.files, code_of(checkpoint)
+    source, weights, code = checkpoint.source, checkpoint.weights.files, code_files(checkpoint)
     index = () if weights == (WEIGHTS,) else (INDEX,)
     files = (checkpoint.record or {}).get("files") or {}
     recorded = (name for name in files if name.endswith(".py") and name in source.files)

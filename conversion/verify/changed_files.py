@@ -14,8 +14,8 @@ from hf_hyperconn.models.connection_fields import one_of
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.checkpoint_files import INDEX
-from ..checkpoint.fields import exact
-from ..checkpoint.model_code import code_of, packaged, written_by
+from ..checkpoint.connection_options import exact
+from ..checkpoint.model_code import code_files, packaged, written_by
 from ..checkpoint.repository_files import NOT_FOR_A_REPO
 from ..checkpoint.source import CONFIG, GENERATE
 from ..terminal import named
@@ -60,7 +60,7 @@ def find_changes(
     Returns the files that changed, and notes on other files.
     """
     source, recorded = checkpoint.source, (checkpoint.record or {}).get("files") or {}
-    code = code_of(checkpoint)
+    code = code_files(checkpoint)
     changes, notes = _code_changes(checkpoint, code, as_converted, digest_of)
     for name, expected in recorded.items():
         if name in code or (name in (CONFIG, INDEX) and not as_converted):

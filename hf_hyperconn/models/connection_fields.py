@@ -34,7 +34,7 @@ class Accepted:
     no_equivalent: str | None = None
 
 
-CONNECTIONS = {
+ACCEPTED = {
     "shc": Accepted(starts=("copies", "history"), reads=("hc_history",)),
     "dhc": Accepted(starts=("copies", "history"), reads=("hc_history", "hc_tanh")),
     "mhc": Accepted(least=2, starts=("copies", "biased"), reads=("hc_sinkhorn_iters", "hc_eps")),
@@ -110,11 +110,11 @@ CHOICES: dict[str, tuple] = {
 }
 CHOICES["norm"] = (None, *get_args(Norm))
 COUNTS = ("hc_mult", "hc_block", "hc_sinkhorn_iters")
-OF_SOME_KINDS = tuple(name for name in FIELDS if any(name in kind.reads for kind in CONNECTIONS.values()))
+OF_SOME_KINDS = tuple(name for name in FIELDS if any(name in kind.reads for kind in ACCEPTED.values()))
 
 # values with which no Pre-Norm model computes the same, and why
 NOT_CONVERTED: dict[tuple[str, str], str] = {
-    **{("connection", name): kind.no_equivalent for name, kind in CONNECTIONS.items() if kind.no_equivalent},
+    **{("connection", name): kind.no_equivalent for name, kind in ACCEPTED.items() if kind.no_equivalent},
     ("hc_start", "biased"): "reads of streams with the biased start don't sum to 1",
     ("hc_attention", "mean"): "a mean of the earlier outputs is not their sum",
     ("norm", "dyt"): "DyT and Derf compute another function than a norm",
@@ -130,7 +130,7 @@ def convertible(field: str) -> tuple:
 def completed(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return all fields: a field that is not given follows from others, or has its default."""
     chosen = {name: value for name, value in given.items() if value is not None}
-    most = CONNECTIONS.get(chosen.get("connection", FIELDS["connection"]), Accepted()).most
+    most = ACCEPTED.get(chosen.get("connection", FIELDS["connection"]), Accepted()).most
     follow = {
         "hc_mult": FIELDS["hc_mult"] if most is None else most,
         "hc_readout": "weighted" if chosen.get("hc_start") == "history" else FIELDS["hc_readout"],
@@ -159,13 +159,13 @@ def fault(config: Mapping[str, Any]) -> str | None:
 def _fault_of_kind(config: Mapping[str, Any]) -> str | None:
     """Say which field does not fit its connection or its start; None when all fit."""
     name, n, start = config["connection"], config["hc_mult"], config["hc_start"]
-    kind, having = CONNECTIONS[name], f"with connection {name!r}"
+    kind, having = ACCEPTED[name], f"with connection {name!r}"
     if kind.most is not None and not kind.least <= n <= kind.most:
         return _must_be(config, "hc_mult", f"{kind.most} {having}")
     if n < kind.least:
         return _must_be(config, "hc_mult", f"at least {kind.least} {having}")
     if start not in kind.starts:
-        others = one_of(name for name, other in CONNECTIONS.items() if start in other.starts)
+        others = one_of(name for name, other in ACCEPTED.items() if start in other.starts)
         return _must_be(config, "hc_start", f"{one_of(kind.starts)} {having}", because=f"{others} can start so")
     if kind.own_readout and config["hc_readout"] != "mean":
         return _must_be(config, "hc_readout", f"'mean' {having}", because=kind.own_readout)
@@ -216,9 +216,9 @@ def unread(given: Mapping[str, Any]) -> str | None:
     """Say which given field has no effect on a conversion; None when all have one."""
     config = completed(given)
     connection, start = config["connection"], config["hc_start"]
-    for field in OF_SOME_KINDS if connection in CONNECTIONS else ():
+    for field in OF_SOME_KINDS if connection in ACCEPTED else ():
         default, is_of_readout = FIELDS[field], field == "hc_eps" and config["hc_readout"] == "learned"
-        if config[field] != default and field not in CONNECTIONS[connection].reads and not is_of_readout:
+        if config[field] != default and field not in ACCEPTED[connection].reads and not is_of_readout:
             because = f"{connection!r} doesn't read it"
             return _must_be(config, field, f"{default!r} with connection {connection!r}", because)
     if config["hc_history"] != FIELDS["hc_history"] and start != "history":
@@ -239,7 +239,7 @@ def one_of(values: Iterable[object]) -> str:
 
 def _not_converted(config: Mapping[str, Any]) -> tuple[str, str]:
     """Find the field that keeps a conversion from equality, and its value; both empty when none does."""
-    read = CONNECTIONS.get(config["connection"], Accepted()).reads
+    read = ACCEPTED.get(config["connection"], Accepted()).reads
     for field, value in NOT_CONVERTED:
         if config[field] == value and (field not in OF_SOME_KINDS or field in read):
             return field, value

@@ -105,7 +105,7 @@ def step_functions(products: Products) -> StepFunctions:
         parameters: CoefficientParameters | None,
     ) -> tuple[torch.Tensor, Read | None]:
         if coefficients is not None:
-            streams = write(streams, coefficients, branch_output, products)
+            streams = mix_and_write(streams, coefficients, branch_output, products)
         return streams, None if parameters is None else read(streams, parameters, products)
 
     def step_backward(
@@ -122,7 +122,7 @@ def step_functions(products: Products) -> StepFunctions:
         of_parameters, of_beta, of_output = None, None, None
         if parameters is not None:
             if coefficients is not None:
-                streams = write(streams, coefficients, branch_output, products)
+                streams = mix_and_write(streams, coefficients, branch_output, products)
             grads = grad_streams, grad_input, grad_beta
             grad_streams, of_parameters = read_backward(streams, parameters, result, *grads, wants_fn, products)
         if coefficients is not None:
@@ -154,7 +154,7 @@ def coefficient_grads(
     return CoefficientParameters(*of_static, grad_fn, of_offset, *of_scales)
 
 
-def write(
+def mix_and_write(
     streams: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor, products: Products
 ) -> torch.Tensor:
     """Return H = A_r^T S + b (outer) f, `[B, S, N, D]`, in the dtype that `streams + branch_output` would have."""

@@ -20,8 +20,8 @@ from hf_hyperconn.analysis.unfolding import unfold_static
 from hf_hyperconn.conversion.checkpoint.checkpoint import open_conversion
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.demo import byte_tokenizer
-from hf_hyperconn.conversion.plot.plot import CHARACTERS, read_beginning
 from hf_hyperconn.conversion.plot.models import load_connections, load_model
+from hf_hyperconn.conversion.plot.plot import CHARACTERS, read_beginning
 from hf_hyperconn.families.family import find_family
 from hf_hyperconn.models.sub_layers import is_of_connection
 from tests.conftest import hc_llama, randomise_connections
