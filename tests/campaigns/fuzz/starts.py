@@ -59,7 +59,7 @@ IMPORTED = (
     *("transformers.models.llama.modeling_llama", "transformers.models.olmoe.modeling_olmoe"),
     *("transformers.models.starcoder2.modeling_starcoder2",),
     *(f"{CONVERTER}.{name}" for name in ("cli", "convert", "card", "push", "plot")),
-    *(f"{CONVERTER}.verification.{name}" for name in ("numeric", "start")),
+    *(f"{CONVERTER}.verify.{name}" for name in ("numeric", "start")),
     *(f"hf_hyperconn.models.modeling_hc_{name}" for name in ("llama", "olmoe", "starcoder2")),
 )
 
