@@ -233,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
             name,
             help=text,
             description=text[0].upper() + text[1:] + ".",
-            epilog=f"examples:{EXAMPLES[name]}",
+            epilog=f"example{'s' * (len(EXAMPLES[name].split(' hf-hyperconn ')) > 2)}:{EXAMPLES[name]}",
             parents=[common],
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -293,7 +293,7 @@ def _add_plot(plot: argparse.ArgumentParser) -> None:
     )
     plot.add_argument("--against", metavar="MODEL", help="its base, for comparison: local folder or Hub id")
     plot.add_argument("--stack", help="encoder or decoder, of a model with both (default: decoder)")
-    plot.add_argument("-o", "--out", help="file to write, or folder for all kinds (default: DIR/figures)")
+    plot.add_argument("-o", "--out", help="file to write, or folder for all pictures (default: DIR/figures)")
 
 
 def _add_card(card: argparse.ArgumentParser) -> None:

@@ -232,7 +232,8 @@ def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
 
 def _write_companions(plan: ConversionPlan, work: Path) -> None:
     for name in plan.companions:
-        refuse_links_out(plan.base.source, (name,))  # again: a link may have been put there meanwhile
+        # again: a link may have been put there meanwhile
+        refuse_links_out(plan.base.source, (CONFIG, INDEX, README, name))
         for folder in reversed(Path(name).parents[:-1]):
             if not (work / folder).is_dir():
                 make_folder(work / folder, like=plan.base.source.folder([name]) / folder)

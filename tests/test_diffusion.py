@@ -16,11 +16,10 @@ from diffusers import AutoencoderKL, DDIMScheduler, DiTPipeline, UNet2DModel
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
-from hf_hyperconn import convert_model, hc_param_groups, hc_parameters, load_hc, save_hc
+from hf_hyperconn import convert_model, diffusion, hc_param_groups, hc_parameters, load_hc, save_hc
 from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.analysis.study import study
 from hf_hyperconn.errors import HyperConnectionFileError, HyperConnError, UnsupportedCheckpointError
-from hf_hyperconn.in_memory import diffusion
 from hf_hyperconn.kinds import CONVERTIBLE
 
 from .diffusers_models import dit, inputs_of, krea2, pixart, sample, sd3

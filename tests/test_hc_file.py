@@ -34,6 +34,7 @@ from hf_hyperconn import (
 from hf_hyperconn.errors import HyperConnectionFileError
 from hf_hyperconn.training import hc_file
 
+from . import other_families
 from .conftest import TINY, hc_llama, llama_config, train
 
 LLAMA_1B = LlamaConfig(  # of meta-llama/Llama-3.2-1B
@@ -294,3 +295,12 @@ def test_the_metadata_says_what_to_build(trained, tmp_path):
         saved = json.loads(file.metadata()["hyper_connections"])
     assert saved["model_type"] == "hc_llama"
     assert (saved["connection"], saved["hc_mult"], saved["hc_tanh"], saved["hc_readout"]) == ("dhc", 4, True, "mean")
+
+
+def test_connections_of_an_inner_model_are_loaded(tmp_path):
+    model = convert_model(deepcopy(other_families.tiny("llava")))
+    change(model)
+    save_hc(model, tmp_path / "hc.safetensors")
+    again = convert_model(deepcopy(other_families.tiny("llava")))
+    load_hc(again, tmp_path / "hc.safetensors")
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())

@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
-from hf_hyperconn.conversion.convert import convert_checkpoint
+from hf_hyperconn.conversion.convert import carry_out, convert_checkpoint
 from hf_hyperconn.conversion.files import reading
 from hf_hyperconn.conversion.files.reading import check_offsets, tensor_info
+from hf_hyperconn.conversion.planning.plan import plan_conversion
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .edits import configure, edit_tensors
@@ -267,3 +268,15 @@ def test_links_to_nothing_are_no_files(source):
     (source / "nothing").symlink_to("nowhere")
     (source / "itself").symlink_to("itself")
     assert not {"nothing", "itself"} & LocalSource(source).files.keys()
+
+
+def test_a_readme_that_becomes_a_link_out_is_refused(source, tmp_path):
+    """Put there after the plan was made, its text would go into the record and the card."""
+    elsewhere = tmp_path / "elsewhere.md"
+    for readme in (elsewhere, source / "README.md"):
+        readme.write_text("---\nlicense: mit\n---\n", encoding="utf-8")
+    plan = plan_conversion(str(source), tmp_path / "out")
+    (source / "README.md").unlink()
+    (source / "README.md").symlink_to(elsewhere)
+    with pytest.raises(UnsupportedCheckpointError, match="README.md' is a link to"):
+        carry_out(plan, verify="off")

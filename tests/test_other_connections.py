@@ -103,7 +103,7 @@ def test_planned_parameters_are_those_added(connection, n, stories, tmp_path, ca
 def test_twenty_steps_separate_the_streams(connection, n, make, stories, batches):  # noqa: F811
     """SGD has no normalisation that could blow up rounding noise: the reads alone break the symmetry."""
     model = HCLlamaForCausalLM.from_prenorm(stories, connection=connection, hc_mult=n)
-    losses = train(model, make(model.parameters()), batches[:20])
+    losses = train(model, make(model.parameters()), batches.repeat(2, 1, 1)[:20])
     assert sum(losses[-5:]) < sum(losses[:5])
     seen = []
     model.model.layers[-1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))

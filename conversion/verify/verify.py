@@ -150,7 +150,7 @@ def verify_checkpoint(
             f"'{folder}' was trained from scratch: no base computes what it does ({reason}), so there is nothing to "
             f"verify."
         )
-    record = target.record
+    weights, record = target.weights, target.record
     refuse_other_weights(target.source, target.config)
     failure, trained = _check_alone(target)
     as_converted = record is not None and (trained is False or _has_its_connections(target.source, record))
@@ -159,7 +159,7 @@ def verify_checkpoint(
     )
     changed_file = None if accept_changes else next((str(change) for change in changes if change.fails), None)
     report = VerificationReport(
-        len(target.weights.tensors),
+        len(weights.tensors),
         trained,
         None,
         as_converted=as_converted,

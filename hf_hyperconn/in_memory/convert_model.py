@@ -68,7 +68,7 @@ def convert_with_fields(
     """
     _refuse_unusual(model)
     if is_of_diffusers(model) and stack is None:
-        from .diffusion import convert  # which imports diffusers
+        from ..diffusion import convert  # which imports diffusers
 
         return convert(model, fields, check)
     name = type(model).__name__

@@ -71,7 +71,8 @@ class Kind:
     readout: "ClassVar[Readout | None]" = None
 
     def __init_subclass__(cls):
-        cls.rows[cls.name] = cls()
+        if "name" in vars(cls):
+            cls.rows[cls.name] = cls()
 
     def suffix(self, n: int) -> str:
         """Return the end of a conversion's name, after the name of its base."""

@@ -55,7 +55,7 @@ def written_for(config: Mapping, module: str, source: str) -> str:
 
 def value_of(name: str) -> str:
     """Return the value of a field whose code is imported by this name, such as `made as value_readout`."""
-    return name.split()[-1].partition("_")[0]
+    return name.split()[-1].removesuffix("_readout").removesuffix("_warning")
 
 
 def source_in(package: str) -> Callable[[str], str]:

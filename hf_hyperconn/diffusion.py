@@ -2,7 +2,7 @@
 
 `HC` before the name of a class of diffusers names the class with hyper-connections:
 
-    from hf_hyperconn.in_memory.diffusion import HCDiTTransformer2DModel
+    from hf_hyperconn.diffusion import HCDiTTransformer2DModel
 
 Its blocks are diffusers' own. Their branches are cut from the source of a block's `forward`, as it runs with the
 block's attributes. The branch that computes the scales, shifts and gates of an adaptive norm hands them on to the
@@ -22,18 +22,18 @@ from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import PreTrainedConfig
 
-from ..errors import UnsupportedCheckpointError
-from ..families.branch import Cut
-from ..families.reading.loops import read_layer_loop
-from ..models.configuration_hyper_connections import HyperConnectionConfig
-from ..models.connection_fields import FIELDS as OF_CONNECTIONS
-from ..models.connection_weights import InitialisedModule, fresh_copy, warn_of_narrow, warn_of_training
-from ..models.decoder_layer import HyperConnectionDecoderLayer, place_layers
-from ..models.old_places import warn_of_old_places
-from ..models.sub_layers import READOUT, is_of_connection
-from ..wrappers import hooks_of
-from .generic import cut_layer, layer_attributes
-from .running_code import running_code
+from .errors import UnsupportedCheckpointError
+from .families.branch import Cut
+from .families.reading.loops import read_layer_loop
+from .in_memory.generic import cut_layer, layer_attributes
+from .in_memory.running_code import running_code
+from .models.configuration_hyper_connections import HyperConnectionConfig
+from .models.connection_fields import FIELDS as OF_CONNECTIONS
+from .models.connection_weights import InitialisedModule, fresh_copy, warn_of_narrow, warn_of_training
+from .models.decoder_layer import HyperConnectionDecoderLayer, place_layers
+from .models.old_places import warn_of_old_places
+from .models.sub_layers import READOUT, is_of_connection
+from .wrappers import hooks_of
 
 Base: Any = object  # the base of mixins, which type checkers take for any class
 
