@@ -29,7 +29,7 @@ from .checkpoint.model_code import cuts_of, size_of_code
 from .checkpoint.record import base_of
 from .checkpoint.source import CONFIG, LocalSource, open_source
 from .files.reading import is_size
-from .planning.plan import gigabytes
+from .terminal import gigabytes
 
 if TYPE_CHECKING:
     from .verify.start import Drift

@@ -23,6 +23,7 @@ from ..checkpoint.connection_options import described, fields_of_conversion
 from ..checkpoint.sizes import fault_of_sizes, more_than_layers
 from ..checkpoint.source import CONFIG, Source, open_source
 from ..files.reading import is_size
+from ..terminal import gigabytes
 from .base_refusals import refuse_own_code, refuse_quantized, refuse_unfit
 from .companions import check_no_code, check_split_of_text, companions_of, left_behind
 from .output_folder import OutputFolder, plan_output_folder
@@ -32,7 +33,7 @@ LINKS = ("copy", "hard", "symlink")
 # model types whose layers are no chain of branches, each added to a residual stream of weight one
 OTHER_RESIDUALS = {"minimax": "scales", **dict.fromkeys(("bert", "distilbert", "roberta"), "norms")}
 
-ACCEPTED = "docs/families.md lists what can be converted."
+SEE_FAMILIES = "docs/families.md lists what can be converted."
 
 
 @dataclass(frozen=True)
@@ -230,15 +231,6 @@ def plan_conversion(
         ) from error
 
 
-def gigabytes(count: float) -> str:
-    """Write a number of bytes for people."""
-    for unit in ("bytes", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"
-
-
 def _open_base(source: Source, stack: str | None) -> Checkpoint:
     """Open a base, and refuse one whose config is not that of a model that can be converted."""
     config = read_written_config(source)
@@ -261,7 +253,7 @@ def _open_base(source: Source, stack: str | None) -> Checkpoint:
         if (setting := base.config.get(field, value)) != value:
             raise UnsupportedCheckpointError(
                 f"{CONFIG} of {base.name!r} has {field} {setting!r:.20}; hf-hyperconn knows the layers of "
-                f"{base.family.model_type} with {field} {value!r}. {ACCEPTED}"
+                f"{base.family.model_type} with {field} {value!r}. {SEE_FAMILIES}"
             )
     return base
 
@@ -279,7 +271,7 @@ def _family(source: Source, config: dict, stack: str | None) -> Family:
     if model_type in OTHER_RESIDUALS:
         raise UnsupportedCheckpointError(
             f"{name!r} can't be converted: {model_type} {OTHER_RESIDUALS[model_type]} the residual stream itself; "
-            f"hyper-connections stand for additions, one after the other, to a residual stream. {ACCEPTED}"
+            f"hyper-connections stand for additions, one after the other, to a residual stream. {SEE_FAMILIES}"
         )
     refuse_quantized(source, config)
     refuse_own_code(source, config)
@@ -287,7 +279,7 @@ def _family(source: Source, config: dict, stack: str | None) -> Family:
     try:
         return find_family(name_of_family(config, stack))
     except UnsupportedCheckpointError as error:
-        raise UnsupportedCheckpointError(f"{name!r} can't be converted: {error} {ACCEPTED}") from error
+        raise UnsupportedCheckpointError(f"{name!r} can't be converted: {error} {SEE_FAMILIES}") from error
 
 
 def _check_sizes(base: Checkpoint) -> None:
@@ -297,7 +289,7 @@ def _check_sizes(base: Checkpoint) -> None:
         kind = backbone.get("model_type") if isinstance(backbone, dict) else backbone
         raise UnsupportedCheckpointError(
             f"{name!r} has its layers in a backbone (backbone_config, {kind!r:.40}), where "
-            f"{family.model_type} has none. {ACCEPTED}"
+            f"{family.model_type} has none. {SEE_FAMILIES}"
         )
     for field in ("num_hidden_layers", "hidden_size"):
         _check_size(name, field, config.get(field))
@@ -314,7 +306,7 @@ def _check_size(name: str, field: str, value: object) -> None:
     if isinstance(value, list):
         raise UnsupportedCheckpointError(
             f"{name!r} can't be converted: its layers come in stages ({field} {value!r:.20}), not in one list. "
-            f"{ACCEPTED}"
+            f"{SEE_FAMILIES}"
         )
     if not is_size(value):
         raise UnsupportedCheckpointError(

@@ -12,7 +12,7 @@ from hf_hyperconn.errors import PushError
 
 from ..card.licences import name_problem
 from ..checkpoint.base_card import is_term
-from ..planning.plan import gigabytes
+from ..terminal import gigabytes
 from .folder import CheckedFolder, Say, open_checked
 from .hub_refusals import explained, refuses_copies
 from .push_plan import FATES, PushPlan

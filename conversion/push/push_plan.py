@@ -2,10 +2,11 @@
 
 import re
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..checkpoint.checkpoint_files import INDEX, WEIGHTS
-from ..planning.plan import gigabytes
+from ..terminal import gigabytes
 from .folder import CheckedFolder, shown
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class PushPlan:
     new_branch: bool
     api: "HfApi" = field(repr=False)
 
-    @property
+    @cached_property
     def files(self) -> tuple[PlannedFile, ...]:
         """Every file of the folder, and those that the repo loses; together by their fate."""
         folder = self.folder
