@@ -233,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
             name,
             help=text,
             description=text[0].upper() + text[1:] + ".",
-            epilog=f"example{'s' * (len(EXAMPLES[name].split(' hf-hyperconn ')) > 2)}:{EXAMPLES[name]}",
+            epilog=f"example{'s' * (EXAMPLES[name].count('hf-hyperconn') > 1)}:{EXAMPLES[name]}",
             parents=[common],
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,

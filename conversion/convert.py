@@ -231,9 +231,9 @@ def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
 
 
 def _write_companions(plan: ConversionPlan, work: Path) -> None:
+    refuse_links_out(plan.base.source, (CONFIG, INDEX, README))  # again: links may have been put there meanwhile
     for name in plan.companions:
-        # again: a link may have been put there meanwhile
-        refuse_links_out(plan.base.source, (CONFIG, INDEX, README, name))
+        refuse_links_out(plan.base.source, (name,))
         for folder in reversed(Path(name).parents[:-1]):
             if not (work / folder).is_dir():
                 make_folder(work / folder, like=plan.base.source.folder([name]) / folder)
