@@ -3,9 +3,9 @@
     python -m benchmarks.depth --text books_train.txt --held-out books_valid.txt --minutes 50
     python -m benchmarks.depth --list
 
-Each run writes a line into a file of benchmarks/results/pretraining/deep; those of studies that begin with "wide",
-which are for a GPU, into the folder wide. The committed results are of the books in books.txt; with another text, take
-those away first.
+Each run writes a line into a file of benchmarks/results/pretraining/deep. A saturated base's go into the folder small,
+and those of studies that begin with "wide", which are for a GPU, into the folder wide. The committed results are of
+the books in books.txt; with another text, take those away first.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from benchmarks.pretraining.resuming import train_all
 from benchmarks.pretraining.runs import Run, Scale
 from benchmarks.pretraining.train import is_done, train
 
-from .studies import DEEP, OTHER_TEXT, STUDIES, size_of
+from .studies import OTHER_TEXT, STUDIES, WIDE, size_of
 from .text import another, given
 
 STARTS = ("base", "trunk")  # studies of runs that others start from
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="a file to train on")
     parser.add_argument("--held-out", type=Path, help="a file to evaluate on; by default the end of the other")
     parser.add_argument("--other-text", type=Path, nargs=2, help="to continue on too, and its held-out part")
-    usual = [study for study in STUDIES if size_of(study) == DEEP]
+    usual = [study for study in STUDIES if size_of(study) != WIDE]
     parser.add_argument("--studies", nargs="+", choices=STUDIES, default=usual, help="by default those for a CPU")
     parser.add_argument("--only", default="*", help="runs whose names match, as in 'scratch-*-keel-*'")
     parser.add_argument("--part", default="1/1", help="which of how many processes this is, as in 2/3")

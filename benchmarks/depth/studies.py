@@ -62,6 +62,23 @@ WIDE = replace(
     taken={},
     keeps_base=False,
 )
+# as deep, for a base that has seen 61 tokens of each parameter
+SMALL = replace(
+    DEEP,
+    name="small",
+    shapes={
+        "Llama": {
+            "hidden_size": 48,
+            "intermediate_size": 128,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        }
+    },
+    batch=8,
+    steps={"base": 12000, "continued": 3000},
+    base_learning_rate=4e-3,
+)
 TEXT, OTHER_TEXT = "books", "another text"
 METHODS = (
     *("DHC×4", "DHC×4 history by type", "SHC×4 history", "attention residuals, blocks of 4", "DHC×4 history by depth"),
@@ -116,6 +133,7 @@ OTHER_TEXT_RATE, ADAPTER_RATE = 2e-3, 3e-3  # the best of them
 MIXTURE_RATES, MORE_MIXTURE_RATES = (4e-3, 2e-3), {PLAIN: (8e-3,), "DHC×4": (1e-3,)}
 DEEPER, DEEPER_RATES, MORE_DEEPER_RATES = 48, (2e-3, 4e-3, 8e-3), {PLAIN: (1e-3, 3e-3)}  # layers
 AT_A_BILLION = 1.08  # times the plain one's: a step of Llama-3.2-1B with DHC×4, in benchmarks/results/models.json
+SATURATED_RATES = ((1e-3, 3.0), (2e-3, 1.0))  # each with the multiple for connections
 LANE = 1.5  # what the second stream of the control, which is not exact, is written with
 
 
@@ -124,6 +142,12 @@ def rivals() -> list[Run]:
     return [
         _run("scratch", model, learning_rate=rate, **settings) for model, settings, rates in RIVALS for rate in rates
     ]
+
+
+def muon() -> list[Run]:
+    """Return the pair with Muon over seeds, and the plain model for as long as the other takes."""
+    pair = [_run("scratch", model, learning_rate=DRAWN_RATE, muon=True) for model in (PLAIN, HISTORY)]
+    return [replace(run, seed=seed) for seed in FEW_SEEDS for run in (*pair, longer(pair[0]))]
 
 
 def wide_rivals() -> list[Run]:
@@ -157,14 +181,26 @@ def when() -> list[Run]:
     return runs
 
 
-def base() -> Run:
+def saturated() -> list[Run]:
+    """Return the plain model and the history start, continued on a base that has seen many tokens a parameter."""
+    settings = {"start": base(SMALL).id, "size": SMALL}
+    pairs = [
+        _run("continued", model, learning_rate=rate, hc_lr=1.0 if model == PLAIN else hc_lr, **settings)
+        for rate, hc_lr in SATURATED_RATES
+        for model in (PLAIN, HISTORY)
+    ]
+    plain = [run for run in pairs if run.model == PLAIN]
+    return [base(SMALL), *(replace(run, seed=seed) for seed in FEW_SEEDS for run in (*pairs, *map(longer, plain)))]
+
+
+def base(size: Scale = DEEP) -> Run:
     """What is continued."""
-    steps = DEEP.steps["base"]
+    steps = size.steps["base"]
     return Run(
         study="base",
         model=PLAIN,
         seed=0,
-        learning_rate=DEEP.base_learning_rate,
+        learning_rate=size.base_learning_rate,
         steps=steps,
         warm_up=round(WARM_UP * steps),
         text=TEXT,
@@ -351,7 +387,9 @@ STUDIES = {
     "mixtures": mixtures,
     "deeper": deeper,
     "rivals": rivals,
+    "muon": muon,
     "when": when,
+    "saturated": saturated,
     "wide-rivals": wide_rivals,
     "wide-rates": wide_rates,
     "wide": wide,
@@ -360,6 +398,8 @@ STUDIES = {
 
 def size_of(study: str) -> Scale:
     """Return the scale of a study."""
+    if study == "saturated":
+        return SMALL
     return WIDE if study.startswith("wide") else DEEP
 
 
