@@ -3,25 +3,23 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot
+from benchmarks.drawing import draw_curves, panels, save
 
 
 def draw(results: Mapping[str, Sequence[dict]], path: Path) -> None:
-    """Held-out loss over tokens, a color a name, a line a seed; without the first point, which is far above."""
-    figure, ax = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for place, (name, of_seeds) in enumerate(results.items()):
-        for each, result in enumerate(of_seeds):
-            points = result["curve"][1:]
-            tokens = [point["step"] * result["tokens_a_step"] / 1e6 for point in points]
-            losses = [point["loss"] for point in points]
-            ax.plot(tokens, losses, color=pyplot.cm.tab10(place), marker=".", label=None if each else name)
+    """Draw held-out loss over tokens for each name, without the first point, which is far above."""
+    figure, (ax,) = panels(1)
+    draw_curves(
+        ax,
+        {
+            name: [
+                [(point["step"] * result["tokens_a_step"] / 1e6, point["loss"]) for point in result["curve"][1:]]
+                for result in of_seeds
+            ]
+            for name, of_seeds in results.items()
+        },
+    )
+    seeds = max(map(len, results.values()))
     ax.set(xlabel="million tokens of training", ylabel="held-out loss, nats a token (lower is better)")
-    ax.set_title("Llama of 24 layers, trained from scratch; a line a seed")
-    ax.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    ax.set_title(f"Llama of 24 layers from scratch: mean and range of {seeds} seeds")
+    save(figure, path)
