@@ -65,15 +65,16 @@ def test_another_text_has_the_tokens_that_the_base_knows(written):
 
 
 def test_no_two_runs_share_a_name_and_rows_of_a_table_are_of_one_setting():
-    runs = list(dict.fromkeys(run for study in studies.STUDIES.values() for run in study()))
-    assert len({run.id for run in runs}) == len(runs)
-    for study in studies.STUDIES.values():
+    listed = [(studies.size_of(name), run) for name, study in studies.STUDIES.items() for run in study()]
+    assert len({(size.name, run.id) for size, run in listed}) == len({(size.name, run) for size, run in listed})
+    for name, study in studies.STUDIES.items():
         settings: dict[str, set] = {}
         for run in study():
             if run.study != "base":
                 tuned = {"learning_rate": 0.0, "hc_lr": 1.0}
-                settings.setdefault(studies.name_of(run), set()).add(replace(run, seed=0, **tuned))
-        assert {name for name, runs_of_name in settings.items() if len(runs_of_name) > 1} == set()
+                row = studies.name_of(run, studies.size_of(name))
+                settings.setdefault(row, set()).add(replace(run, seed=0, **tuned))
+        assert {row for row, runs_of_name in settings.items() if len(runs_of_name) > 1} == set()
 
 
 def test_a_run_has_as_many_layers_as_it_says(written):

@@ -40,14 +40,14 @@ def test_every_function_takes_and_returns_an_axes(found):
 
 
 def test_a_matrix_is_shown_as_it_is(found):
-    """Values, blank above the diagonal, colours around zero, attention and negative weights marked."""
+    """Values, blank above the diagonal, colors from lowest to highest, marks of attention and negative weights."""
     ax = plots.plot_connections(found.matrices.inputs)
     (image,) = ax.images
     shown = torch.as_tensor(image.get_array().filled(torch.nan))
     lower = torch.ones_like(shown, dtype=torch.bool).tril()
     assert torch.equal(shown[lower], found.matrices.inputs[lower])
     assert shown[~lower].isnan().all()
-    assert image.norm.vcenter == 0
+    assert (image.norm.vmin, image.norm.vmax) == (shown[lower].min(), shown[lower].max())
     strokes, *attention = sorted(ax.lines, key=lambda line: line.get_marker() != "_")
     assert [line.get_xdata()[0] for line in attention] == [1, 3, 5]
     assert len(strokes.get_xdata()) == int((found.matrices.inputs < 0).sum()) > 0
@@ -60,7 +60,7 @@ def test_rounding_is_not_blown_up():
     ones = 1 + 1e-9 * torch.rand(8, 5, dtype=torch.float64)
     shares = torch.full((8, 4), 0.25)
     drawn = [plots.plot_streams(StreamStatistics(ones[:, 0], shares, shares, ones[:, 1]))]
-    drawn += [plots.plot_similarity(ones[:, :3]), plots.plot_coefficients(ones)]
+    drawn += [plots.plot_similarity(ones[:, :3]), plots.plot_coefficients(ones[:, None])]
     for ax in drawn:
         low, high = ax.get_ylim()
         assert low < ones.min() <= ones.max() < high
@@ -93,11 +93,18 @@ def test_labels_of_32_layers_neither_overlap_nor_stand_out(n):
             assert not legend.get_window_extent().overlaps(ax.xaxis.label.get_window_extent())
 
 
-def test_panels_share_their_colours(found):
+def test_panels_share_their_colors(found):
     figure = plots.connections_figure(found.matrices)
-    limits = {ax.images[0].norm.halfrange for ax in figure.axes if ax.images and ax.get_title()}
-    assert len(limits) == 1
-    assert sum(bool(ax.get_title()) for ax in figure.axes) == 2 + 3
+    panels = [ax for ax in figure.axes if ax.get_title()]
+    assert len({(ax.images[0].norm.vmin, ax.images[0].norm.vmax) for ax in panels}) == 1
+    assert len(panels) == 2 + 3 == len(figure.axes) - 1
+
+
+def test_a_difference_diverges_from_zero(found):
+    figure = plots.changes_figure(found.matrices.inputs, found.matrices.inputs + 1)
+    before, after, change = (ax.images[0] for ax in figure.axes if ax.get_title())
+    assert (before.norm.vmin, before.norm.vmax) == (after.norm.vmin, after.norm.vmax)
+    assert (change.norm.vmin, change.norm.vcenter, change.norm.vmax) == pytest.approx((-1, 0, 1))
 
 
 def test_known_architectures():

@@ -155,9 +155,3 @@ def test_what_is_missing_is_said(place, monkeypatch):
     put(train.path_of(runs[0]), runs[0].id, {**train.result_of(runs[0]), "images": {"sha256": "1"}})
     with pytest.raises(ValueError, match="several versions of the images 'cifar10'"):
         report.results(runs)
-
-
-def test_matrices_are_drawn(tmp_path):
-    lower = torch.ones(5, 5).tril().tolist()
-    report.draw(dict.fromkeys(("one", "two", "three", "four"), lower), tmp_path / "matrices.png")
-    assert (tmp_path / "matrices.png").stat().st_size > 5000

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.drawing import draw_curves, draw_forest, panels, save
-from hf_hyperconn.analysis.plots import plot_connections
+from hf_hyperconn.analysis.plots import changes_figure
 
 from .report import Finished, difference, label, only, plain
 from .runs import FAMILIES, HC, HC_LR, PAIR, PLAIN, Run, Scale, is_drawn, is_usual
@@ -23,7 +23,7 @@ def draw(found: Mapping[str, Finished], size: Scale, folder: Path) -> None:
             plot_differences(usual, size, study, folder / f"results_{size.name}_{study}.png")
     everything = {**found["scratch"], **found["continued"]}
     plot_losses(everything, size, folder / f"results_{size.name}_losses.png")
-    plot_matrices(everything, size, folder / f"results_{size.name}_matrices.png")
+    plot_matrices(everything, size, folder)
 
 
 def plot_differences(found: Finished, size: Scale, study: str, path: Path) -> None:
@@ -47,8 +47,8 @@ def plot_losses(found: Finished, size: Scale, path: Path) -> None:
     """
     drawn: dict[str, list[Run]] = {}
     for setting in found:
-        usual = setting.model == PLAIN or setting.study == "scratch" or (setting.hc_lr, setting.noise) == (HC_LR, 0)
-        if setting.model in PAIR and is_usual(setting) and usual:
+        compared = setting.model == PLAIN or (has_usual_rate(setting) and not setting.noise)
+        if setting.model in PAIR and is_usual(setting) and compared:
             drawn.setdefault(f"{setting.family}, {TITLES[setting.study]}", []).append(setting)
     figure, axes = panels(len(drawn), width=6)
     for ax, (title, settings) in zip(axes, drawn.items(), strict=True):
@@ -69,14 +69,16 @@ def plot_losses(found: Finished, size: Scale, path: Path) -> None:
     save(figure, path)
 
 
-def plot_matrices(found: Finished, size: Scale, path: Path) -> None:
-    """Draw the weights with which sub-layers read, before and after, of the settings whose runs hold them."""
-    drawn = {
-        f"{label(setting, size)}, {TITLES[setting.study]}, {when}": torch.tensor(matrix)
-        for setting, results in found.items()
-        for result in results.values()
-        if is_drawn(replace(setting, seed=1)) and "matrices" in result
-        for when, matrix in result["matrices"].items()
-    }
-    if drawn:
-        save(matrices_figure(drawn, columns=2), path)
+def plot_matrices(found: Finished, size: Scale, folder: Path) -> None:
+    """Draw the weights with which sub-layers read: before, after and their difference, a figure a study."""
+    for setting, results in only(found, FAMILIES[0]).items():
+        for result in results.values():
+            if is_drawn(replace(setting, seed=1)) and "matrices" in result and has_usual_rate(setting):
+                figure = changes_figure(*(torch.tensor(matrix) for matrix in result["matrices"].values()))
+                figure.suptitle(f"{label(setting, size)}, {TITLES[setting.study]}")
+                save(figure, folder / f"results_{size.name}_matrices_{setting.study}.png")
+
+
+def has_usual_rate(setting: Run) -> bool:
+    """Return whether connections have the recipe's rate when continued, and from scratch that of the other weights."""
+    return setting.hc_lr == (HC_LR if setting.study == "continued" else 1)

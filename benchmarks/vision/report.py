@@ -6,20 +6,14 @@ Intervals are those of benchmarks.pretraining.report.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-
-import torch
+from collections.abc import Iterable, Mapping
 
 from benchmarks.pretraining.report import SMALL, difference, interval
 from benchmarks.pretraining.runs import PLAIN, Run
 from benchmarks.timing import markdown, with_tables
-from hf_hyperconn.analysis.plots import plot_connections
 
 from .studies import DIT, STUDIES, TASKS, VIT, Task, classifying, continued, denoising, for_longer, longer, rates
 from .train import CURVES, result_of
-
-FIGURE = SMALL.parent / "figures" / "results_vision.png"
 
 BySeed = Mapping[int, dict]
 """The results of one setting, by their seeds."""
@@ -110,27 +104,6 @@ def _cpu(of_seeds: BySeed) -> str:
     return f"{1000 * statistics.median(taken):.0f} ms" if taken else ""
 
 
-def draw(matrices: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
-    """Draw unfolded matrices, by title, side by side: what sub-layers read after training."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    columns = min(len(matrices), 3)
-    rows = -(-len(matrices) // columns)
-    figure, axes = pyplot.subplots(
-        rows, columns, figsize=(5.2 * columns, 4.4 * rows), layout="constrained", squeeze=False
-    )
-    for ax in axes.flat[len(matrices) :]:
-        ax.remove()
-    for ax, (title, matrix) in zip(axes.flat, matrices.items(), strict=False):
-        plot_connections(torch.tensor(matrix), ax, title=title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
-
-
 def render(page: str) -> str:
     """Return the page with its tables made anew from the finished runs."""
     tables = {"vision state": state(), "vision tuning": tuning(), "vision ViT": comparison(classifying(), VIT)}
@@ -139,13 +112,6 @@ def render(page: str) -> str:
 
 
 def main() -> None:
-    drawn = {
-        f"{run.family}, {run.model}, {'new' if run.start is None else 'continued'}": result["matrix"]
-        for run, result in results([*classifying(), *continued(), *denoising()]).items()
-        if "matrix" in result
-    }
-    if drawn:
-        draw(drawn, FIGURE)
     SMALL.write_text(render(SMALL.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -9,9 +9,10 @@ from math import ceil
 from typing import Any
 
 import torch
+from matplotlib import colormaps
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.colors import CenteredNorm
+from matplotlib.colors import CenteredNorm, Normalize
 from matplotlib.figure import Figure
 
 from ..models.sub_layers import SUB_LAYERS
@@ -23,7 +24,7 @@ from .unfolding import ConnectionMatrices, unfold
 Panel = Callable[[Axes], object]
 
 ATTENTION = "#1b7837"
-# dark to light, so that they differ in grey too
+# dark to light, so that they differ in gray too
 COLORS = ("#08306b", "#d6604d", "#4daf4a", "#fdb863")
 LINES = ("-", "--", "-.", ":")
 
@@ -32,25 +33,30 @@ def plot_connections(
     matrix: torch.Tensor,
     ax: Axes | None = None,
     *,
-    limit: float | None = None,
+    limits: tuple[float, float] | None = None,
     title: str = "",
     attention: Iterable[int] | None = None,
+    is_difference: bool = False,
+    colorbar: bool = True,
 ) -> Axes:
-    """Draw an unfolded matrix C: what each sub-layer reads, by its writer.
+    """Draw an unfolded matrix C: the weight of each writer in what a sub-layer reads.
 
     matrix: `[K, K + 1]`, or `[K + 1, K + 1]` with the output's row.
-    limit: absolute value at the ends of the colors; by default the largest in the matrix.
+    limits: values at the ends of the colors; by default those of the matrix and zero.
     attention: the sub-layers to mark as such, counted from zero; by default every second one, from the first.
+    is_difference: whether the matrix is a difference of two, so that colors diverge from zero.
+    colorbar: whether the figure gets a bar of these colors.
 
-    Negative weights bear a stroke, to be told from positive ones in grey too.
+    Negative weights bear a stroke.
     """
     ax, (rows, size) = _axes(ax), matrix.shape
     step = max(1, ceil((size - 1) / 8))
     possible = torch.ones(matrix.shape, dtype=torch.bool).tril()
+    low, high = limits or _limits([matrix])
     image = ax.imshow(
         matrix.double().masked_fill(~possible, float("nan")).numpy(),
-        cmap="RdBu_r",
-        norm=CenteredNorm(0, limit or float(matrix.abs().max()) or 1.0),
+        cmap="RdBu_r" if is_difference else "YlGnBu",
+        norm=CenteredNorm(0, max(-low, high)) if is_difference else Normalize(low, high),
         interpolation="nearest",
     )
     readers, writers = range(0, size - 1, step), range(step, size, step)
@@ -74,7 +80,8 @@ def plot_connections(
     ax.set(xlim=(-0.5, size - 0.5), ylim=(rows - 0.5, -0.5))
     green = " (green: attention)" if marked else ""
     ax.set(xlabel=f"written by sub-layer{green}", ylabel="read by sub-layer", title=title)
-    ax.figure.colorbar(image, ax=ax, shrink=0.8)
+    if colorbar:
+        ax.figure.colorbar(image, ax=ax, shrink=0.8)
     return ax
 
 
@@ -89,7 +96,7 @@ def plot_similarity(percentiles: torch.Tensor, ax: Axes | None = None, *, label:
     ax.fill_between(x, low, high, color=COLORS[index % 4], alpha=0.2, linewidth=0)
     ax.plot(x, median, LINES[index % 4], color=COLORS[index % 4], label=label or None)
     ax.set(xlabel="sub-layer", ylabel="cosine similarity with the input before\n(median, 5th to 95th percentile)")
-    ax.set_title("How much the input changes from sub-layer to sub-layer")
+    ax.set_title("Similarity of neighboring sub-layers' inputs")
     if label:
         ax.legend()
     _widen(ax)
@@ -113,7 +120,7 @@ def plot_streams(streams: StreamStatistics, ax: Axes | None = None) -> Axes:
     gain.plot(x, streams.gain.numpy(), LINES[1], color=COLORS[1], label="gain of mixing (right)")
     gain.set(ylabel="largest row sum of ∏ A_r", ylim=(0, 1.05 * float(streams.gain.max())))
     ax.legend(handles=[*ax.lines, *gain.lines], loc="lower left")
-    ax.set_title("Whether the streams differ")
+    ax.set_title("Similarity of the streams, and gain of mixing")
     return ax
 
 
@@ -121,25 +128,29 @@ def plot_shares(shares: torch.Tensor, ax: Axes | None = None, *, title: str = ""
     """Draw the shares of the streams `[K, N]`, stacked."""
     ax, below = _axes(ax), torch.zeros(len(shares), dtype=shares.dtype)
     x = range(1, len(shares) + 1)
-    for stream, share in enumerate(shares.T):
-        grey = 0.25 + 0.6 * stream / max(shares.shape[1] - 1, 1)
-        ax.bar(x, share.numpy(), bottom=below.numpy(), width=1, color=str(grey), label=f"stream {stream + 1}")
+    for stream, (share, color) in enumerate(zip(shares.T, _stream_colors(shares.shape[1]), strict=True)):
+        ax.bar(x, share.numpy(), bottom=below.numpy(), width=1, color=color, label=f"stream {stream + 1}")
         below = below + share
     ax.set(xlabel="sub-layer", ylabel="share", ylim=(0, 1), title=title)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=4, frameon=False, columnspacing=1)
+    _legend_of_streams(ax)
     return ax
 
 
 def plot_coefficients(percentiles: torch.Tensor, ax: Axes | None = None, *, title: str = "") -> Axes:
-    """Draw percentiles of one kind of coefficients over tokens and streams, `[K, 5]`, as boxes with whiskers."""
-    ax = _axes(ax)
-    names = dict(zip(("whislo", "q1", "med", "q3", "whishi"), range(len(PERCENTILES)), strict=True))
-    boxes = [{name: float(row[i]) for name, i in names.items()} for row in percentiles]
-    median = {"color": COLORS[1], "linewidth": 2}
-    ax.bxp(boxes, positions=range(1, len(boxes) + 1), widths=0.7, showfliers=False, medianprops=median)
-    step = max(1, ceil(len(boxes) / 8))
-    ax.set_xticks(range(1, len(boxes) + 1, step), map(str, range(1, len(boxes) + 1, step)))
+    """Draw percentiles of one kind of coefficients over tokens, `[K, N, 5]`, a color a stream.
+
+    A dot is the median, a thick bar the middle half, a thin bar the 5th to the 95th percentile.
+    """
+    ax, (sub_layers, streams, _) = _axes(ax), percentiles.shape
+    place = torch.arange(1, sub_layers + 1)
+    lowest, low, median, high, highest = (PERCENTILES.index(each) for each in (5, 25, 50, 75, 95))
+    for stream, color in enumerate(_stream_colors(streams)):
+        x, values = place + 0.8 * ((stream + 0.5) / streams - 0.5), percentiles[:, stream].T
+        ax.vlines(x, values[lowest], values[highest], color=color, linewidth=0.8)
+        ax.vlines(x, values[low], values[high], color=color, linewidth=2.5)
+        ax.plot(x, values[median], ".", color=color, label=f"stream {stream + 1}")
     ax.set(xlabel="sub-layer", title=title)
+    _legend_of_streams(ax)
     _widen(ax)
     return ax
 
@@ -147,6 +158,13 @@ def plot_coefficients(percentiles: torch.Tensor, ax: Axes | None = None, *, titl
 def connections_figure(matrices: ConnectionMatrices) -> Figure:
     """Draw C^(0) with its spread over tokens, and C^(i) of every stream, in common colors."""
     return _grid(_connections(matrices), columns=3)
+
+
+def changes_figure(before: torch.Tensor, after: torch.Tensor) -> Figure:
+    """Draw an unfolded matrix before and after training, in common colors, and the difference."""
+    plot = partial(plot_connections, limits=_limits([before, after]), colorbar=False)
+    change = partial(plot_connections, after - before, title="Difference", is_difference=True)
+    return _grid([partial(plot, before, title="Before"), partial(plot, after, title="After"), change], columns=3)
 
 
 def reference_figure(layers: int = 6) -> Figure:
@@ -163,7 +181,7 @@ def reference_figure(layers: int = 6) -> Figure:
         matrix = unfold(map(matrices, range(len(SUB_LAYERS) * layers)), readout).inputs
         # a norm follows: only the direction of a row counts
         shown = matrix / matrix.abs().amax(-1, keepdim=True)
-        panels.append(partial(plot_connections, shown, limit=1.0, title=title))
+        panels.append(partial(plot_connections, shown, limits=(0.0, 1.0), title=title, colorbar=False))
     return _grid(panels, columns=2)
 
 
@@ -198,10 +216,14 @@ def _connections(matrices: ConnectionMatrices) -> list[Panel]:
     titled = [("What each sub-layer reads, C⁽⁰⁾", matrices.inputs)]
     if matrices.tokens:
         titled.append(("Its standard deviation over tokens", matrices.inputs_deviation))
-    titled += [(f"In stream {i + 1}", stream) for i, stream in enumerate(matrices.streams)]
-    limit = max(float(matrix.abs().max()) for _, matrix in titled)
+    names = "¹²³⁴⁵⁶⁷⁸⁹"
+    titled += [
+        (f"What stream {i + 1} holds" + f", C⁽{names[i]}⁾" * (i < len(names)), stream)
+        for i, stream in enumerate(matrices.streams)
+    ]
+    limits = _limits([matrix for _, matrix in titled])
     return [
-        partial(plot_connections, matrix, limit=limit, title=title, attention=matrices.attention)
+        partial(plot_connections, matrix, limits=limits, title=title, attention=matrices.attention, colorbar=False)
         for title, matrix in titled
     ]
 
@@ -214,16 +236,16 @@ def _similarity(percentiles: dict[str, torch.Tensor], ax: Axes) -> None:
 def _streams(streams: StreamStatistics) -> list[Panel]:
     return [
         partial(plot_streams, streams),
-        partial(plot_shares, streams.read_share, title="Which streams are read"),
-        partial(plot_shares, streams.write_share, title="Which streams are written"),
+        partial(plot_shares, streams.read_share, title="Shares of the streams in reads"),
+        partial(plot_shares, streams.write_share, title="Shares of the streams in writes"),
     ]
 
 
 def _coefficients(coefficients: dict[str, torch.Tensor]) -> list[Panel]:
     titles = {
         "read": "Reads, A_m",
-        "keep": "What a stream keeps, diagonal of A_r",
-        "mix": "What it takes from others, rest of A_r",
+        "keep": "Kept by a stream, diagonal of A_r",
+        "mix": "Taken from other streams, rest of A_r",
         "write": "Writes, b",
     }
     return [partial(plot_coefficients, values, title=titles[kind]) for kind, values in coefficients.items()]
@@ -240,9 +262,29 @@ def _widen(ax: Axes, height: float = 0.01) -> None:
         ax.set_ylim((low + high - height) / 2, (low + high + height) / 2)
 
 
+def _limits(matrices: Sequence[torch.Tensor]) -> tuple[float, float]:
+    """Return the ends of the colors of some matrices: their lowest and highest value, and zero."""
+    low = min(0.0, *(float(matrix.min()) for matrix in matrices))
+    high = max(0.0, *(float(matrix.max()) for matrix in matrices))
+    return low, high if high > low else 1.0
+
+
+def _stream_colors(streams: int) -> torch.Tensor:
+    """Return a color a stream, dark to light, `[N, 4]`."""
+    return colormaps["viridis"](torch.linspace(0, 0.92, streams).numpy())
+
+
+def _legend_of_streams(ax: Axes) -> None:
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=4, frameon=False, columnspacing=1)
+
+
 def _grid(panels: Sequence[Panel], columns: int) -> Figure:
+    """Draw panels in rows; those of matrices without a colorbar have one together."""
     rows = ceil(len(panels) / columns)
     figure = plt.figure(figsize=(5 * min(columns, len(panels)), 4.2 * rows), layout="constrained")
-    for place, draw in enumerate(panels, start=1):
-        draw(figure.add_subplot(rows, columns, place))
+    axes = [figure.add_subplot(rows, columns, place) for place in range(1, len(panels) + 1)]
+    for ax, draw in zip(axes, panels, strict=True):
+        draw(ax)
+    if shared := [ax for ax in axes if ax.images and ax.images[0].colorbar is None]:
+        figure.colorbar(shared[0].images[0], ax=shared, shrink=0.6)
     return figure

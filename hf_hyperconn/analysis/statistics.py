@@ -40,35 +40,37 @@ class Moments:
 
 
 class Sample:
-    """A uniform sample of the values that went by, for their percentiles.
+    """A uniform sample of the rows that went by, for percentiles.
 
-    size: how many are kept; as long as there are no more, the percentiles are exact.
+    size: the number of rows that are kept; until then the percentiles are exact.
     """
 
     def __init__(self, size: int = 20_000):
-        self.size, self.count = size, 0
-        self.kept = torch.empty(0)
+        self.size = size
+        self.kept, self.keys = torch.empty(0), torch.empty(0)
         self.generator = torch.Generator().manual_seed(0)
-        self.keys = torch.empty(0)
 
-    def add(self, values: torch.Tensor) -> None:
-        """Take in values of any shape: each draws a number, and those with the smallest stay."""
-        values = values.float().cpu().flatten()
-        keys = torch.rand(len(values), generator=self.generator)
-        self.kept, self.keys = torch.cat([self.kept, values]), torch.cat([self.keys, keys])
+    def add(self, rows: torch.Tensor) -> None:
+        """Take in rows `[T, ...]`: each draws a number, and the rows with the smallest numbers stay."""
+        rows = rows.float().cpu()
+        keys = torch.rand(len(rows), generator=self.generator)
+        self.kept, self.keys = (
+            torch.cat([kept, new]) if len(kept) else new for kept, new in ((self.kept, rows), (self.keys, keys))
+        )
         if len(self.kept) > self.size:
             self.keys, order = self.keys.topk(self.size, largest=False)
             self.kept = self.kept[order]
 
     def percentiles(self, which: tuple[float, ...] = PERCENTILES) -> torch.Tensor:
-        """Return percentiles of the values, `[len(which)]`."""
-        return torch.quantile(self.kept.double(), torch.tensor(which, dtype=torch.float64) / 100)
+        """Return percentiles over the rows, `[..., len(which)]`."""
+        return torch.quantile(self.kept.double(), torch.tensor(which, dtype=torch.float64) / 100, dim=0).movedim(0, -1)
 
 
 class CoefficientMeter:
-    """Percentiles of the coefficients, by sub-layer and kind.
+    """Percentiles of the coefficients over tokens, by kind, sub-layer and stream.
 
-    read: A_m. keep: the diagonal of A_r, a stream's weight in itself. mix: the rest of A_r. write: b.
+    read: a stream's row of A_m. keep: the diagonal of A_r, a stream's weight in itself. mix: the other weights in a
+    column of A_r, with which the new stream takes from the others. write: b.
 
     sub_layers: K.
     """
@@ -78,14 +80,20 @@ class CoefficientMeter:
 
     def see(self, seen: Observation) -> None:
         """Take in a sub-layer of a forward."""
-        n, k = seen.beta.shape[-1], seen.place
-        kept = torch.eye(n, dtype=torch.bool, device=seen.mixes.device).expand_as(seen.mixes)
-        values = (seen.reads, seen.mixes[kept], seen.mixes[~kept], seen.beta)
-        for kind, value in zip(KINDS, values, strict=True):
-            self.samples[kind][k].add(value)
+        n, mixes = seen.beta.shape[-1], seen.mixes.flatten(0, 1)
+        others = ~torch.eye(n, dtype=torch.bool, device=mixes.device).expand_as(mixes)
+        taken = mixes.transpose(-1, -2)[others].view(len(mixes), n, n - 1)
+        rows = (
+            seen.reads.flatten(0, 1).transpose(-1, -2).flatten(0, 1),
+            mixes.diagonal(dim1=-2, dim2=-1),
+            taken.transpose(-1, -2).flatten(0, 1),
+            seen.beta.flatten(0, 1),
+        )
+        for kind, values in zip(KINDS, rows, strict=True):
+            self.samples[kind][seen.place].add(values)
 
     def result(self) -> dict[str, torch.Tensor]:
-        """Return `PERCENTILES` by kind, `[K, 5]`; there is no "mix" with one stream."""
+        """Return `PERCENTILES` by kind, `[K, N, 5]`; there is no "mix" with one stream."""
         return {
             kind: torch.stack([sample.percentiles(PERCENTILES) for sample in samples])
             for kind, samples in self.samples.items()
@@ -107,7 +115,7 @@ class LayerSimilarity:
         """Take in a sub-layer of a forward; they come in order."""
         k, read = seen.place, seen.branch_input.float()
         if k > 0:
-            self.samples[k - 1].add(F.cosine_similarity(read, self.before.to(read.device), dim=-1))
+            self.samples[k - 1].add(F.cosine_similarity(read, self.before.to(read.device), dim=-1).flatten())
         self.before = read
 
     def result(self) -> torch.Tensor:

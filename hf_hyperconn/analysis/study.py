@@ -17,7 +17,7 @@ from .unfolding import ConnectionMatrices, Unfolding, readout_of
 LENGTH = 256  # tokens of a row
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Study:
     """The statistics of one pass, as their meters in `unfolding` and `statistics` explain them."""
 
@@ -25,6 +25,32 @@ class Study:
     similarity: torch.Tensor
     streams: StreamStatistics
     coefficients: dict[str, torch.Tensor]
+
+    def __repr__(self) -> str:
+        sub_layers, streams = self.streams.read_share.shape
+        return f"Study({sub_layers} sub-layers, streams={streams}, tokens={self.matrices.tokens})"
+
+    def summary(self) -> str:
+        """Return the main figures in a few lines: how far streams, inputs and reads are from a fresh conversion."""
+        similarity, gain, inputs = self.streams.similarity, self.streams.gain, self.matrices.inputs
+        change = (inputs - torch.ones_like(inputs).tril()).abs()
+        reader, writer = divmod(int(change.argmax()), len(inputs))
+        reads = _place(reader) if reader < len(gain) else "the output"
+        written = _place(writer - 1) if writer else "the embedding"
+        lines = [repr(self), f"reads: change most from Pre-Norm, by {change.max():.3g}, where {reads} reads {written}"]
+        if len(self.similarity):
+            lines.append(f"inputs: median cosine of neighbors at least {self.similarity[:, 1].min():.3f}")
+        if not similarity.isnan().all():
+            lines.append(
+                f"streams: their mean cosine is at least {similarity.min():.3f}, {_place(similarity.argmin())}"
+            )
+        lines.append(f"mixing: makes a stream at most {gain.max():.3g} times as large, {_place(gain.argmax())}")
+        return "\n".join(lines)
+
+
+def _place(sub_layer: int | torch.Tensor) -> str:
+    """Name a sub-layer as the pictures do, from 1."""
+    return f"sub-layer {int(sub_layer) + 1}"
 
 
 @torch.no_grad()
