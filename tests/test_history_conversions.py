@@ -16,7 +16,7 @@ from hf_hyperconn.conversion.demo import byte_tokenizer
 from hf_hyperconn.conversion.inspection import inspect_checkpoint
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import HyperConnectionFileError, HyperConnError
-from hf_hyperconn.models.weighted_readout import WeightedReadout
+from hf_hyperconn.models.readouts import WeightedReadout
 from hf_hyperconn.training.monitor import hc_figures
 
 from .marks import few
