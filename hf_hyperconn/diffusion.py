@@ -23,15 +23,20 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from .errors import UnsupportedCheckpointError
-from .families.branch import Cut
+from .families.family_source import Cut
 from .families.reading.loops import read_layer_loop
 from .in_memory.generic import cut_layer, layer_attributes
 from .in_memory.running_code import running_code
 from .models.configuration_hyper_connections import HyperConnectionConfig
 from .models.connection_fields import FIELDS as OF_CONNECTIONS
-from .models.connection_weights import InitialisedModule, fresh_copy, warn_of_narrow, warn_of_training
+from .models.connection_weights import (
+    InitialisedModule,
+    fresh_copy,
+    warn_of_narrow,
+    warn_of_old_places,
+    warn_of_training,
+)
 from .models.decoder_layer import HyperConnectionDecoderLayer, place_layers
-from .models.old_places import warn_of_old_places
 from .models.sub_layers import READOUT, is_of_connection
 from .wrappers import hooks_of
 

@@ -7,26 +7,21 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .errors import UnsupportedCheckpointError
-from .families.family import TESTED, Family, find_family
+from .families.family import Family, find_family
 from .families.modules import PACKAGE
 from .families.reading.classes import MAPPINGS, auto_class
+from .models.transformers_seam import convenience
 
 
+@convenience("Auto classes may not find models with hyper-connections; use their own, such as HCLlamaForCausalLM")
 def register_auto_classes() -> None:
-    """Let the Auto classes make a family's classes when they are first looked up. Safe to repeat.
-
-    Where Transformers' tables can't do that, those of the tested families are made now.
-    """
+    """Let the Auto classes make a family's classes when they are first looked up. Safe to repeat."""
     autos = {suffix: auto for suffix in MAPPINGS if (auto := _auto(suffix)) is not None}
     tables = {"Config": CONFIG_MAPPING, **{suffix: auto._model_mapping for suffix, auto in autos.items()}}
-    if all(isinstance(getattr(table, "_extra_content", None), dict) for table in tables.values()):
-        for suffix, table in tables.items():
-            if not isinstance(table._extra_content, _MadeWhenAsked):
-                table._extra_content = _MadeWhenAsked(table._extra_content, suffix)
-        return
-    for model_type in TESTED:
-        if (family := _find(f"hc_{model_type}")) is not None:
-            register(family)
+    contents = {suffix: dict(table._extra_content) for suffix, table in tables.items()}
+    for suffix, table in tables.items():
+        if not isinstance(table._extra_content, _MadeWhenAsked):
+            table._extra_content = _MadeWhenAsked(contents[suffix], suffix)
 
 
 def register(family: Family) -> None:

@@ -12,12 +12,13 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel
 
 import hf_hyperconn
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families.family import TESTED, find_family
+from hf_hyperconn.families.family import find_family
 from hf_hyperconn.families.reading.classes import FamilyName
 
 from .families import FAMILIES
 from .model_inputs import kind_that_runs, kinds_of_inputs
 from .pages import read
+from .tested import TESTED
 
 RELEASE = re.search(r"^transformers==([\d.]+)", read("constraints.txt"), re.MULTILINE)[1]
 

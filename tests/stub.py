@@ -10,9 +10,10 @@ from contextlib import suppress
 
 from hf_hyperconn import _EXPORTS
 from hf_hyperconn.errors import UnsupportedCheckpointError
-from hf_hyperconn.families.family import TESTED, Family, family_of_class, find_family
+from hf_hyperconn.families.family import Family, family_of_class, find_family
 
 from .pages import REPOSITORY
+from .tested import TESTED
 
 
 def stub() -> str:

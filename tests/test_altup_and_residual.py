@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaForCausalLM
 from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextAltUp
 
@@ -12,7 +11,7 @@ from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
 from hf_hyperconn.models.altup_connection import AltUpConnection
 from hf_hyperconn.models.dual_residual import DualReadout, DualResidual
 
-from .conftest import hc_llama, llama_config, record_branches
+from .conftest import hc_llama, record_branches
 from .sub_layer import Norm, check_gradients, randomized, written
 from .tolerances import ANOTHER_ORDER, LOOP_FLOAT64
 
@@ -128,21 +127,3 @@ def test_models_train(fields, ids):
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.5
-
-
-def test_nothing_pretrained_is_equivalent_to_dual():
-    with pytest.raises(ValueError, match="ResiDual norms one residual stream after every sub-layer, so no pretrained"):
-        HCLlamaConfig.from_prenorm(llama_config(), **DUAL)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"connection": "dual"}, "hc_mult must be 2 with connection 'dual'"),
-        ({**DUAL, "hc_readout": "sum"}, "with connection 'dual' .*: it has a readout of its own"),
-        ({"connection": "altup", "hc_selection": "first"}, "expected one of .'alternating', 'same'"),
-    ],
-)
-def test_refused_fields(fields, message):
-    with pytest.raises(StrictDataclassError, match=message):
-        HCLlamaConfig(**fields)

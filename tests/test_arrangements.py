@@ -8,7 +8,7 @@ from torch import nn
 
 from hf_hyperconn import convert_model
 from hf_hyperconn.analysis.arrangements import ARRANGEMENTS, arrange, post_norm
-from hf_hyperconn.analysis.connections import connections_of
+from hf_hyperconn.analysis.observation import connections_of
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.models.connection import expand_streams, reduce_streams
 from hf_hyperconn.models.hyper_connections import HyperConnection, read_and_mix

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch._inductor import config as inductor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -171,22 +170,3 @@ def test_every_sub_layer_and_the_readout_have_a_query():
     modules = [module for module in model.modules() if isinstance(module, (AttentionResidual, AttentionReadout))]
     assert len(modules) == len(queries(model)) == 2 * model.config.num_hidden_layers + 1
     assert all(not query.any() for query in queries(model).values())
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"hc_mult": 4}, "hc_mult must be 1 with connection 'attnres'"),
-        ({"hc_block": 0}, "hc_block must be a whole number, at least 1 .got 0"),
-        ({"hc_attention": "max"}, "'hc_attention' expected one of .'sum', 'mean'"),
-        ({"hc_readout": "sum"}, "hc_readout must be 'mean' with connection 'attnres' .*: it has a readout of its own"),
-    ],
-)
-def test_refused_fields(fields, message):
-    with pytest.raises(StrictDataclassError, match=message):
-        HCLlamaConfig(**{**ATTNRES, **fields})
-
-
-def test_the_mean_is_not_converted_to():
-    with pytest.raises(ValueError, match="a mean of the earlier outputs is not their sum, so no pretrained model"):
-        HCLlamaConfig.from_prenorm(llama_config(), **ATTNRES, hc_attention="mean")

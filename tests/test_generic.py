@@ -3,59 +3,37 @@
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaForCausalLM, LlamaModel
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers import LlamaForCausalLM
 
 from hf_hyperconn import convert_model
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
 from .conftest import llama_config
+from .test_patched_code import layer, with_layers
 
 IDS = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0))
-
-
-class HalvingLayer(LlamaDecoderLayer):
-    """A layer of its own, as code that came with a checkpoint may have it."""
-
-    def forward(self, hidden_states, position_embeddings=None, **kwargs):
-        residual = hidden_states
-        hidden_states = self.input_layernorm(hidden_states)
-        hidden_states, _ = self.self_attn(hidden_states, position_embeddings=position_embeddings, **kwargs)
-        hidden_states = residual + hidden_states / 2
-
-        residual = hidden_states
-        hidden_states = self.post_attention_layernorm(hidden_states)
-        hidden_states = residual + self.mlp(hidden_states)
-        return hidden_states
-
-
-class HalvingModel(LlamaModel):
-    def __init__(self, config):
-        super().__init__(config)
-        self.layers = nn.ModuleList([HalvingLayer(config, i) for i in range(config.num_hidden_layers)])
-
-
-class HalvingForCausalLM(LlamaForCausalLM):
-    def __init__(self, config):
-        super().__init__(config)
-        self.model = HalvingModel(config)
 
 
 class MyLlama(LlamaForCausalLM):
     """Transformers' own layers, in a class of one's own."""
 
 
-def tiny(model_class: type[LlamaForCausalLM] = HalvingForCausalLM) -> LlamaForCausalLM:
+def halving() -> LlamaForCausalLM:
+    """With layers of a class of one's own, as code that came with a checkpoint may have them."""
+    return with_layers(layer())
+
+
+def my_llama() -> LlamaForCausalLM:
     torch.manual_seed(0)
-    return model_class(llama_config(initializer_range=0.2)).eval()
+    return MyLlama(llama_config(initializer_range=0.2)).eval()
 
 
-@pytest.mark.parametrize("model_class", [HalvingForCausalLM, MyLlama])
+@pytest.mark.parametrize("make", [halving, my_llama])
 @torch.no_grad()
-def test_equal_to_the_base_but_not_saved(model_class, tmp_path):
-    base = tiny(model_class)
+def test_equal_to_the_base_but_not_saved(make, tmp_path):
+    base = make()
     model = convert_model(base)
-    assert type(model).__name__ == f"HC{model_class.__name__}"
+    assert type(model).__name__ == f"HC{type(base).__name__}"
     assert torch.equal(model(IDS).logits, base(IDS).logits)
     settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
     assert torch.equal(model.generate(IDS, **settings), base.generate(IDS, **settings))
@@ -67,7 +45,7 @@ def test_equal_to_the_base_but_not_saved(model_class, tmp_path):
 
 
 def test_layers_of_several_classes_are_refused():
-    model = tiny()
+    model = halving()
     model.model.layers[0] = nn.Identity()
     with pytest.raises(UnsupportedCheckpointError, match="has no `layers` of one class"):
         convert_model(model)
@@ -75,11 +53,11 @@ def test_layers_of_several_classes_are_refused():
 
 @torch.no_grad()
 def test_the_state_can_be_kept():
-    base = tiny()
+    base = halving()
     model = convert_model(base)
     model.model.layers[0].attn_hc.static_beta.add_(torch.arange(4))
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    again = convert_model(tiny())
+    again = convert_model(halving())
     again.load_state_dict(state)
     assert torch.equal(again(IDS).logits, model(IDS).logits)
     assert not torch.equal(again(IDS).logits, base(IDS).logits)
@@ -88,7 +66,7 @@ def test_the_state_can_be_kept():
 @pytest.mark.slow
 def test_training_and_compilation():
     torch.manual_seed(0)
-    model = convert_model(tiny(), hc_mult=2).train()
+    model = convert_model(halving(), hc_mult=2).train()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):

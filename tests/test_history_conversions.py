@@ -16,7 +16,7 @@ from hf_hyperconn.conversion.demo import byte_tokenizer
 from hf_hyperconn.conversion.inspection import inspect_checkpoint
 from hf_hyperconn.conversion.verify import verify_checkpoint
 from hf_hyperconn.errors import HyperConnectionFileError, HyperConnError
-from hf_hyperconn.models.weighted_readout import WeightedReadout
+from hf_hyperconn.models.readouts import WeightedReadout
 from hf_hyperconn.training.monitor import hc_figures
 
 from .marks import few
@@ -218,24 +218,6 @@ def test_the_default_name_of_attention_residuals(llama_folder, tmp_path, monkeyp
     assert main(command) == 0
     assert capsys.readouterr().out == "tiny-llama-AttnRes\n"
     assert (tmp_path / "tiny-llama-AttnRes" / "config.json").is_file()
-
-
-def test_a_conversion_without_the_newer_fields(llama_folder, tmp_path):
-    """As earlier releases wrote it."""
-    newer = ("hc_start", "hc_history", "hc_block", "hc_attention", "hc_selection")
-    out = convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure").path
-    config = json.loads((out / "config.json").read_text())
-    older = {name: value for name, value in config.items() if name not in newer}
-    assert len(config) - len(older) == len(newer)
-    (out / "config.json").write_text(json.dumps(older))
-    record = json.loads((out / "hyperconn_conversion.json").read_text())
-    record["arguments"] = {name: value for name, value in record["arguments"].items() if name not in newer}
-    del record["files"]["config.json"]
-    (out / "hyperconn_conversion.json").write_text(json.dumps(record))
-    assert verify_checkpoint(out, str(llama_folder), mode="full").passed
-    assert inspect_checkpoint(str(out)).trained is False
-    assert main(["card", str(out)]) == 0
-    assert HCLlamaForCausalLM.from_pretrained(out).config.hc_start == "copies"
 
 
 def test_unfolded_matrices_of_a_history(llama):

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaForCausalLM
 
 import hf_hyperconn
@@ -118,30 +117,9 @@ def test_initial_values_and_those_of_the_config():
     assert model.model.layers[0].embedding_scale.weight.item() == pytest.approx(32**0.5)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (KEEL, "Keel norms the residual stream itself after every sub-layer, so no pretrained model"),
-        ({"norm": "dyt"}, "DyT and Derf compute another function than a norm, so no pretrained model"),
-    ],
-)
-def test_nothing_pretrained_is_equivalent(fields, message):
-    with pytest.raises(ValueError, match=message):
-        HCLlamaConfig.from_prenorm(llama_config(), **fields)
-
-
 def test_keel_is_not_converted_to(llama_folder, tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["convert", str(llama_folder), str(tmp_path / "out"), "--connection", "keel", "-n", "1"])
     assert "invalid choice: 'keel' (choose from " in capsys.readouterr().err
     with pytest.raises(ValueError, match="Keel norms the residual stream"):
         convert_model(LlamaForCausalLM(llama_config()), connection="keel", hc_mult=1)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [({"connection": "keel"}, "hc_mult must be 1 with connection 'keel'"), ({"norm": "rms"}, "'dyt', 'derf'")],
-)
-def test_refused_fields(fields, message):
-    with pytest.raises(StrictDataclassError, match=message):
-        HCLlamaConfig(**fields)

@@ -18,8 +18,8 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Hyper
 from hf_hyperconn import HCLlamaConfig
 from hf_hyperconn.models.connection import reduce_streams
 from hf_hyperconn.models.hyper_connections import HyperConnection
-from hf_hyperconn.models.learned_readout import LearnedReadout
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldHyperConnection, read_logits, sinkhorn
+from hf_hyperconn.models.readouts import LearnedReadout
 
 from .conftest import hc_llama, llama_config
 from .marks import few

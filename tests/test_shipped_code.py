@@ -37,7 +37,7 @@ HYPER = {
 }
 MANIFOLD = {
     *("computing.py", "manifold_hyper_connections.py", "mhc_kernels.py"),
-    *("mhc_triton.py", "sinkhorn.py", "stream_means.py"),
+    *("mhc_triton.py", "readouts.py", "sinkhorn.py"),
 }
 # what a kind brings; any other kind brings its own module alone
 OWN = {
@@ -46,15 +46,13 @@ OWN = {
     "mhc": MANIFOLD,
     "ihc": MANIFOLD,
     "frac": {*HYPER, "frac_connections.py"},
-    "attnres": {"attention_residuals.py", "old_places.py"},
-    "altup": {*HYPER, "altup_connection.py", "old_places.py"},
-    "keel": {"keel_connection.py", "old_places.py"},
+    "altup": {*HYPER, "altup_connection.py"},
 }
 # what other fields of a DHC model add
 ADDED = {
-    "weighted": ({"hc_readout": "weighted"}, {"weighted_readout.py"}),
-    "learned": ({"hc_readout": "learned"}, {"learned_readout.py", "stream_means.py"}),
-    "history": ({"hc_start": "history", "hc_readout": "weighted"}, {"weighted_readout.py", "history_start.py"}),
+    "weighted": ({"hc_readout": "weighted"}, {"readouts.py"}),
+    "learned": ({"hc_readout": "learned"}, {"readouts.py"}),
+    "history": ({"hc_start": "history", "hc_readout": "weighted"}, {"readouts.py"}),
     "dyt": ({"norm": "dyt"}, {"dynamic_activations.py"}),
     "derf": ({"norm": "derf"}, {"dynamic_activations.py"}),
 }
@@ -79,7 +77,6 @@ def contents(folder: Path) -> dict[str, str]:
 def test_every_value_of_a_field_that_chooses_code_has_its_row():
     assert chosen_code.CONNECTIONS.keys() == KINDS.keys()
     assert {"mean", "sum", *chosen_code.READOUTS} == {*CHOICES["hc_readout"]}
-    assert {"copies", "biased", *chosen_code.STARTS} == {*CHOICES["hc_start"]}
     assert {None, *chosen_code.NORMS} == {*CHOICES["norm"]}
     values = [value for field in CHOOSING for value in CHOICES[field]]
     assert len({*values}) == len(values)

@@ -3,11 +3,10 @@
 import pytest
 import transformers
 
-from hf_hyperconn.families.family import TESTED
-
 from .campaigns.sweep import FIGURES, TITLES, outcomes
 from .other_families import RELEASE
 from .pages import read
+from .tested import TESTED
 
 # a form that converts, one that is refused, a decoder with another name on disk, a config read from `self.config`
 SAMPLE = ("gptj", "bert", "cohere_asr", "xclip")

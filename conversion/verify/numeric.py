@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from hf_hyperconn.analysis.costs import LAYER
 from hf_hyperconn.errors import HyperConnError, VerificationError
-from hf_hyperconn.families.reading.composites import TEXT
+from hf_hyperconn.families.reading.stacks import TEXT
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.checkpoint_files import INDEX, Weights

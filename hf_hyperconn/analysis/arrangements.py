@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..errors import HyperConnError
 from ..models.hyper_connections import HyperConnection
-from .connections import connections_of, stacks_of, with_layers
+from .observation import connections_of, stacks_of, with_layers
 
 
 def sequential(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:

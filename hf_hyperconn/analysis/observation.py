@@ -1,5 +1,9 @@
-"""Observation of connections while a model runs: streams, branch inputs and coefficients of each sub-layer."""
+"""A model's connections in their order, and their observation while it runs.
 
+Observed are the streams, branch inputs and coefficients of each sub-layer.
+"""
+
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -10,8 +14,8 @@ from torch import nn
 
 from ..errors import HyperConnError
 from ..models.connection import Connection, without_autocast
-from ..wrappers import outermost_model
-from .connections import connections_of, with_layers, without_reads
+from ..models.sub_layers import SubLayer
+from ..wrappers import modules_in_use, outermost_model
 
 Inputs = torch.Tensor | Mapping[str, torch.Tensor]
 """What a model is run on: token ids `[B, S]`, or what it takes by name, such as `{"pixel_values": images}`."""
@@ -167,3 +171,70 @@ def _mask_of(model: nn.Module, part: nn.Module) -> str:
     paths = [name.split(".") for name, connection in connections_of(model).items() if id(connection) in observed]
     of_decoder = getattr(config, "is_encoder_decoder", False) and any("decoder" in path for path in paths)
     return "decoder_attention_mask" if of_decoder else "attention_mask"
+
+
+def connections_of(model: nn.Module) -> dict[str, Any]:
+    """Return the connections whose matrices read and mix streams, by their names, in the order in which they run.
+
+    Of connections in PEFT's `modules_to_save`, this is the copy that computes, by its wrapper's name.
+
+    Raises `HyperConnError` for a model with one layer in several places, whose sub-layers can't be told apart.
+    """
+    modules = {name: module for name, module in modules_in_use(model) if hasattr(type(module), "matrices")}
+    connections = {name: modules[name] for name in (*_sub_layers_of(model), *modules) if name in modules}
+    for path, layers in model.named_modules():
+        has_connections = isinstance(layers, nn.ModuleList) and any(
+            name.startswith(f"{path}.") for name in connections
+        )
+        if has_connections and len({*map(id, layers)}) < len(layers):
+            raise HyperConnError(f"{path} has one and the same layer in several places. Give each a copy of its own.")
+    return connections
+
+
+def attention_of(model: nn.Module) -> tuple[int, ...]:
+    """Return the sub-layers with attention, in parallel blocks with an MLP beside it, counted from zero."""
+    names = [name.rpartition(".")[2] for name in connections_of(model)]
+    return tuple(place for place, name in enumerate(names) if re.search("attn|attention", name))
+
+
+def without_reads(model: nn.Module) -> set[str]:
+    """Return the names of the connections whose branches read nothing, but add what one before them has made."""
+    return {name for name, sub_layer in _sub_layers_of(model).items() if not sub_layer.reads}
+
+
+def _sub_layers_of(model: nn.Module) -> dict[str, SubLayer]:
+    """Return the sub-layers of a model's layers, in their order, by the names of their connections.
+
+    Layers of older code do not name theirs.
+    """
+    layers: Any = [(path, layer) for path, layer in modules_in_use(model) if hasattr(layer, "make_connection")]
+    return {
+        f"{path}.{part.connection}" if path else part.connection: part
+        for path, layer in layers
+        for part in getattr(layer, "parts", ())
+    }
+
+
+def stacks_of(model: Any) -> list[str]:
+    """Return the names of an encoder-decoder's stacks, for `with_layers`; none of another model.
+
+    The model may be in a wrapper.
+    """
+    model = outermost_model(model) or model
+    return [*getattr(getattr(model, "base_model", model), "inner", ())]
+
+
+def with_layers(model: Any, stack: str | None = None) -> Any:
+    """Return the part of a model, without its wrapper, that has one list of layers, which may be all of it.
+
+    stack: of an encoder-decoder "encoder" or "decoder"; None for the decoder.
+
+    Raises `HyperConnError` for a stack that it doesn't have.
+    """
+    model = outermost_model(model) or model
+    stacks = stacks_of(model)
+    if stack is not None and stack not in stacks:
+        raise HyperConnError(
+            f"stack {stack!r} was asked for; {type(model).__name__} has {', '.join(stacks) or 'one list of layers'}."
+        )
+    return getattr(getattr(model, "base_model", model), stack or stacks[-1]) if stacks else model

@@ -9,8 +9,7 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import HyperConnError
-from .connections import attention_of, connections_of, with_layers
-from .observation import Inputs, in_evaluation_mode, watch
+from .observation import Inputs, attention_of, connections_of, in_evaluation_mode, watch, with_layers
 from .statistics import CoefficientMeter, LayerSimilarity, StreamMeter, StreamStatistics
 from .unfolding import ConnectionMatrices, Unfolding, readout_of
 

@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 
 from ..errors import HyperConnError
 from ..wrappers import config_of, modules_in_use
-from .connections import attention_of, connections_of, with_layers, without_reads
-from .observation import Observation, with_parameters
+from .observation import Observation, attention_of, connections_of, with_layers, with_parameters, without_reads
 from .statistics import Moments
 
 

@@ -1,6 +1,6 @@
 """A family's two files as modules of `hf_hyperconn.models`, made when they are imported.
 
-Llama's and OLMoE's are there as files; the others have the text that `writing` gives them.
+Llama's are there as files; the others have the text that `family_files.py` gives them.
 """
 
 import sys
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UnsupportedCheckpointError
+from .family_files import configuration_text, modeling_text, stem
 from .reading.classes import APART
 from .reading.read_family import read_family
 from .reading.source_files import table
-from .writing.family_files import configuration_text, modeling_text, stem
 
 MODELS = Path(__file__).parents[1] / "models"
 PACKAGE = f"{__package__.rpartition('.')[0]}.models"

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from ..errors import UnsupportedCheckpointError
-from ..families.branch import Cut
+from ..families.family_source import Cut
 from ..families.reading.branches import cut_branches, refusal
 from ..families.reading.loops import read_layer_loop
 from ..models.configuration_hyper_connections import HyperConnectionConfig

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""The code that the fields of a config choose: for its connection, its readout, its start and its norm.
+"""The code that the fields of a config choose: for its connection, its readout and its norm.
 
-Each import of code is a row, and its name is the value of a field. Connections that always have the same readout, or
-warn when a model is saved, have rows with an ending. A saved model brings the rows of its own config, and so their
-files alone (`shipped_code.py`).
+Each import of code is a row, and its name is the value of a field. Connections that always have the same readout have
+a row with an ending for it. A saved model brings the rows of its own config, and so their files alone
+(`shipped_code.py`).
 
 Most functions take a decoder layer; a connection's also takes k and the number of sub-layers.
 """
@@ -21,17 +21,12 @@ from .dual_residual import dual, dual_readout
 from .dynamic_activations import dynamic_activations as derf
 from .dynamic_activations import dynamic_activations as dyt
 from .frac_connections import frac
-from .history_start import written_streams as history
 from .hyper_connections import dynamic as dhc
 from .hyper_connections import static as shc
 from .keel_connection import keel
-from .learned_readout import learned
 from .manifold_hyper_connections import identity as ihc
 from .manifold_hyper_connections import manifold as mhc
-from .old_places import warn_of_old_places as altup_warning
-from .old_places import warn_of_old_places as attnres_warning
-from .old_places import warn_of_old_places as keel_warning
-from .weighted_readout import weighted
+from .readouts import learned, weighted
 
 
 def rows_of(field: str, ending: str = "") -> dict[str, Callable]:
@@ -43,9 +38,7 @@ def rows_of(field: str, ending: str = "") -> dict[str, Callable]:
 CONNECTIONS = rows_of("connection")
 READOUTS = rows_of("hc_readout")  # a connection itself computes "mean" and "sum"
 OWN_READOUTS = rows_of("connection", "_readout")
-STARTS = rows_of("hc_start")  # a connection itself makes "copies" and "biased"
 NORMS = rows_of("norm")
-WARNINGS = rows_of("connection", "_warning")
 
 
 def readout_of(config) -> Callable | None:
@@ -64,7 +57,6 @@ def refuse_others(config) -> None:
     for field, accepted in (
         ("connection", [*CONNECTIONS]),
         ("hc_readout", ["mean", "sum", *READOUTS]),
-        ("hc_start", ["copies", "biased", *STARTS]),
         ("norm", [None, *NORMS]),
     ):
         if (value := getattr(config, field)) not in accepted:

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""The weights of connections: modules that keep them float32, their start in a model, and warnings for 16 bits.
+"""The weights of connections: modules that keep them float32, their start in a model, and warnings.
 
 Some tools cast each tensor by itself, which no module sees: DeepSpeed's bf16 and fp16, accelerate's
 `load_checkpoint_and_dispatch(dtype=)`, mergekit's `dtype`. DeepSpeed's ZeRO-3 splits parameters over ranks: between
@@ -21,6 +21,8 @@ from transformers.utils import logging
 from .sub_layers import READOUT, is_of_connection
 
 logger = logging.get_logger(__name__)
+
+BY_PLACE = ("selected", "opens_block", "alpha")  # attributes of AltUp, attention residuals and Keel that follow from k
 
 if TYPE_CHECKING:
     Base = PreTrainedModel
@@ -177,6 +179,29 @@ def warn_of_training(layers: Iterable[Any]) -> None:
             f"The connections are trained and their readout, {READOUT}, is frozen. With PEFT name it in "
             f"modules_to_save, too."
         )
+
+
+def warn_of_old_places(model: nn.Module) -> None:
+    """Warn of removed or moved layers, where the model, loaded again, computes something else."""
+    for layers in model.modules():
+        if not isinstance(layers, nn.ModuleList):
+            continue
+        connected: list[Any] = [layer for layer in layers if hasattr(layer, "make_connection")]
+        connections: list[Any] = [
+            (layer, getattr(layer, part.connection)) for layer in connected for part in layer.parts
+        ]
+        for k, (layer, connection) in enumerate(connections):
+            if not any(hasattr(connection, name) for name in BY_PLACE):
+                continue
+            with torch.device("meta"):
+                new = layer.make_connection(k, len(connections))
+            if any(getattr(connection, name, None) != getattr(new, name, None) for name in BY_PLACE):
+                logger.warning(
+                    f"sub-layer {connection.sub_layer} is sub-layer {k} of {len(connections)} now, as layers have "
+                    f"been removed or moved, and this kind of connection computes something else there: what is "
+                    f"saved, loaded again, will not be this model. Train it on from there, or keep all layers."
+                )
+                break
 
 
 def whole(parameters: Iterable[torch.Tensor], changes: bool = False) -> AbstractContextManager:

@@ -11,10 +11,10 @@ import transformers
 from torch import nn
 from transformers.utils import logging
 
-from .chosen_code import CONNECTIONS, STARTS, readout_of, replace_norms
+from .chosen_code import CONNECTIONS, readout_of, replace_norms
 from .connection import Connection, Written
 from .connection_weights import InitialisedModule, fresh_copy, warn_of_training
-from .sub_layers import SUB_LAYERS, SubLayer
+from .sub_layers import SUB_LAYERS, SubLayer, written_streams
 
 logger = logging.get_logger(__name__)
 
@@ -127,8 +127,10 @@ class HyperConnectionDecoderLayer(Base):
 
     def written_streams(self, sub_layer: int, sub_layers: int) -> tuple[int, ...] | None:
         """Return the streams that sub-layer k writes at the start; None where its connection knows them."""
-        config, start = self.config, STARTS.get(self.config.hc_start)
-        return start and start(sub_layer, sub_layers, config.hc_mult, config.hc_history, len(self.parts))
+        config = self.config
+        if config.hc_start != "history":
+            return None
+        return written_streams(sub_layer, sub_layers, config.hc_mult, config.hc_history, len(self.parts))
 
     @property
     def sub_layers(self) -> list[tuple[Connection, Callable[..., torch.Tensor]]]:

@@ -27,8 +27,8 @@ from torch import nn
 from .computing import gradients, implementation, is_transformed, needs_autograd, products_on
 from .connection import Connection, Streams, Writer, broadcast_output, compute_dtype, without_autocast
 from .connection_fields import FAVOURED_READ, KEPT
+from .readouts import centred, logit, normed_projection, read_streams
 from .sinkhorn import sinkhorn
-from .stream_means import centred, logit, normed_projection, read_streams
 
 BIAS = 3.0
 

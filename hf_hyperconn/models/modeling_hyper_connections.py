@@ -21,9 +21,9 @@ from torch import nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from .chosen_code import WARNINGS, readout_of, refuse_others, replace_norms
+from .chosen_code import readout_of, refuse_others, replace_norms
 from .connection_fields import FIELDS, GivenFields, unread
-from .connection_weights import InitialWeights, warn_of_narrow
+from .connection_weights import InitialWeights, warn_of_narrow, warn_of_old_places
 from .decoder_layer import HyperConnectionDecoderLayer
 from .shipped_code import code_of, modules_in, source_in
 from .sub_layers import ADDED, READOUT, is_of_connection
@@ -131,8 +131,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         """Save the model, with every Auto class in its config, so that the folder loads without this package."""
         self.config.auto_map = dict(self.auto_map)
         self._tell_config_of_code()
-        if (warn := WARNINGS.get(self.config.of_layers.connection)) is not None:
-            warn(self)
+        warn_of_old_places(self)
         state = kwargs.get("state_dict") or dict(self.named_parameters())
         warn_of_narrow({name: tensor.dtype for name, tensor in state.items()})
         model_class = type(self)

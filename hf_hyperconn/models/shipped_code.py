@@ -12,7 +12,7 @@ from typing import Any
 
 from .connection_fields import CHOICES, FIELDS
 
-CHOOSING = ("connection", "hc_readout", "hc_start", "norm")  # fields, of which no two have a value in common
+CHOOSING = ("connection", "hc_readout", "norm")  # fields, of which no two have a value in common
 CHOSEN = "chosen_code"  # the module that imports their code
 SOURCES: dict[str, str] = {}  # of modules, as they were when they were first read
 
@@ -55,7 +55,7 @@ def written_for(config: Mapping, module: str, source: str) -> str:
 
 def value_of(name: str) -> str:
     """Return the value of a field whose code is imported by this name, such as `made as value_readout`."""
-    return name.split()[-1].removesuffix("_readout").removesuffix("_warning")
+    return name.split()[-1].removesuffix("_readout")
 
 
 def source_in(package: str) -> Callable[[str], str]:

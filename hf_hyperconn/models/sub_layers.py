@@ -34,3 +34,36 @@ ADDED = re.compile(rf"(?:^|\.)(?:\w+_hc|{READOUT})(?=\.|$)")  # modules that a d
 def is_of_connection(name: str) -> bool:
     """Tell whether a name is that of a connection's parameter, or of a readout's."""
     return ADDED.search(name) is not None
+
+
+def written_streams(sub_layer: int, sub_layers: int, hc_mult: int, history: str, parts: int = 2) -> tuple[int, ...]:
+    """Return the streams that sub-layer k writes at the history start: 0 and its side stream, if it has one.
+
+    Stream 0 is the residual stream of the base, and the only one that branches and the readout read. The side streams,
+    1 to N - 1, hold the embedding and what a part of the sub-layers wrote:
+
+        A_m = e_0      A_r = I      b_k = e_0 + e_j, for the side stream j of sub-layer k
+
+    All products are by 0 or 1, so a model computes what its base computes. But read weights of side streams get a
+    gradient at the first step, which those of N equal streams share.
+
+    sub_layer, sub_layers: k and how many there are.
+    hc_mult: N.
+    history: "depth" cuts the sub-layers into N - 1 runs, one for each side stream; with N = 2 the only side stream has
+        the first half, as all of them would be stream 0 again. "type" gives attention the first
+        side streams and MLPs the next ones, with runs of layers where there are several; with N >= 4 the last side
+        stream holds the embedding alone; with N = 2 only attention has one.
+    parts: the number of sub-layers of a decoder layer, each of a type; two are attention and an MLP.
+    """
+    sides = hc_mult - 1
+    if sides == 0:
+        return (0,)
+    if history == "depth":
+        run = sub_layer * max(sides, 2) // sub_layers
+        return (0, 1 + run) if run < sides else (0,)
+    written = sides - (sides > 2)
+    layer, place = divmod(sub_layer, parts)
+    layers = sub_layers // parts
+    shares = [(written + parts - 1 - part) // parts for part in range(parts)]
+    runs, first = shares[place], 1 + sum(shares[:place])
+    return (0, first + layer * runs // layers) if runs else (0,)

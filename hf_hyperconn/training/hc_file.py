@@ -24,8 +24,7 @@ from ..kinds import FIELDS as DEFAULTS
 from ..kinds import kind_of, readout_of
 from ..models.configuration_hyper_connections import HyperConnectionConfig
 from ..models.connection_fields import CHOICES
-from ..models.connection_weights import warn_of_narrow, whole
-from ..models.old_places import warn_of_old_places
+from ..models.connection_weights import warn_of_narrow, warn_of_old_places, whole
 from ..models.sub_layers import is_of_connection
 from ..wrappers import config_of, is_of_diffusers, modules_in_use, outermost_model
 

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
-from ..analysis.connections import with_layers
-from ..analysis.observation import Inputs, Observation, in_evaluation_mode, observe, watch
+from ..analysis.observation import Inputs, Observation, in_evaluation_mode, observe, watch, with_layers
 from ..analysis.statistics import pair_cosine
 from ..errors import HyperConnError
 from ..wrappers import outermost_model

@@ -40,13 +40,6 @@ def test_initialisation_on_every_path(connection, llama_folder, llama, tmp_path)
     assert_equivalent_initialisation(model)
 
 
-def test_loading_does_not_initialise_what_was_saved(hc, tmp_path):
-    hc.save_pretrained(tmp_path)
-    loaded = HCLlamaForCausalLM.from_pretrained(tmp_path)
-    for name, value in hc.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value), name
-
-
 @pytest.mark.parametrize("connection", ["shc", "dhc", "mhc", "ihc", "frac"])
 def test_output_projections_are_scaled_as_the_paper_of_the_connection_says(connection):
     model = HCLlamaForCausalLM(hc_config(connection=connection, hc_mult=4, hidden_size=256, intermediate_size=512))
@@ -56,18 +49,3 @@ def test_output_projections_are_scaled_as_the_paper_of_the_connection_says(conne
         assert scaled.weight.std().item() == pytest.approx(expected, rel=0.05)
     for plain in (layer.self_attn.q_proj, layer.mlp.up_proj):
         assert plain.weight.std().item() == pytest.approx(0.02, rel=0.05)
-
-
-def test_conversion_keeps_the_weights(llama, llama_folder):
-    converted = HCLlamaForCausalLM.from_prenorm(llama_folder)
-    for name, value in llama.state_dict().items():
-        assert torch.equal(converted.state_dict()[name], value), name
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_connections_stay_float32(dtype, llama_folder, tmp_path):
-    model = HCLlamaForCausalLM.from_prenorm(llama_folder, dtype=dtype)
-    model.save_pretrained(tmp_path)
-    for loaded in (model, HCLlamaForCausalLM.from_pretrained(tmp_path, dtype=dtype)):
-        for name, parameter in loaded.named_parameters():
-            assert parameter.dtype == (torch.float32 if "_hc." in name else dtype), name

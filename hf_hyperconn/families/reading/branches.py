@@ -17,24 +17,29 @@ from typing import Any
 
 from ...errors import UnsupportedCheckpointError
 from ...models.sub_layers import SUB_LAYERS
-from ..branch import STREAM, Branch, Cut
-from .additions import (
+from ..family_source import STREAM, Branch, Cut
+from .choices import Choice, ConfigChoice, LayerChoice
+from .inlining import Inliner
+from .source_files import Definition
+from .statements import (
+    Statement,
     added_in_another_shape,
     added_to,
     added_twice,
+    assigned_names,
+    attributes_called,
     changes_each_alike,
     changes_in_place,
+    global_names,
     is_copy,
     names_returned,
+    read_before_assigned,
+    read_names,
     reshapes,
     returned_at_once,
     widens,
     with_sum_before_return,
 )
-from .choices import Choice, ConfigChoice, LayerChoice
-from .inlining import Inliner
-from .source_files import Definition
-from .statements import Statement, assigned_names, attributes_called, global_names, read_before_assigned, read_names
 
 USUAL_ATTENTION = "hidden_states = self.input_layernorm(hidden_states)"
 USUAL_MLP = "hidden_states = self.post_attention_layernorm(hidden_states)\nhidden_states = self.mlp(hidden_states)"

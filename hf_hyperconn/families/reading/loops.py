@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...errors import UnsupportedCheckpointError
-from .additions import changes_in_place
 from .source_files import Definition
-from .statements import names, read_names
+from .statements import changes_in_place, names, read_names
 
 CHECKPOINTING = "self._gradient_checkpointing_func"  # of diffusers
 

@@ -8,18 +8,26 @@ from typing import Any
 
 from ...errors import UnsupportedCheckpointError
 from ...models.layer_source import CutFrom, digest
-from ..branch import Cut
-from ..family_source import INNER, FamilySource, InnerModel, LayerSource
+from ..family_source import INNER, Cut, FamilySource, InnerModel, LayerSource
 from .branches import cut_branches_of_class, refusal
 from .classes import FamilyName, class_names, first_with, module_of, named_by_init, path_of, within_another
-from .composites import TEXT, Part, find_part, find_parts, type_of_part, usual_type
-from .inlining import assigned_classes
+from .inlining import assigned_classes, moved_recorders
 from .loops import LayerLoop, read_layer_loop
-from .norms import norm_of
-from .recorders import moved_recorders
-from .source_files import Definition, Source, release, source_file, table
-from .stacks import Inner, Stack, find_inner_models, find_stack
+from .source_files import Definition, Source, SourceFile, release, source_file, table
+from .stacks import (
+    TEXT,
+    Inner,
+    Part,
+    Stack,
+    find_inner_models,
+    find_part,
+    find_parts,
+    find_stack,
+    type_of_part,
+    usual_type,
+)
 
+NORMS_OF_TORCH = {"nn.RMSNorm": {"weight": 1.0}, "nn.LayerNorm": {"weight": 1.0, "bias": 0.0}}
 SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
 BASE_OF_HEADS = "model"  # where language models with a head have their base model
 # models whose hidden states lie so in memory, which the source doesn't show
@@ -279,7 +287,7 @@ def _layer_source(layer: Definition, cut: Cut, model: str, loop: LayerLoop, run_
     subscripts = (ast.unparse(node) for node in ast.walk(forward) if isinstance(node, ast.Subscript))
     if f"{forward.args.args[1].arg}.shape[2]" in subscripts:
         raise refusal(layer.name, "the stream has rows and columns, where a sequence is expected")
-    norm, values = norm_of(layer)
+    norm, values = _norm_of(layer)
     return LayerSource(
         name=layer.name,
         cut=cut,
@@ -310,4 +318,65 @@ def _attributes(base: Definition) -> dict[str, str]:
         match node:
             case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)], value=value):
                 values[name] = ast.unparse(value)
+    return values
+
+
+def _norm_of(layer: Definition) -> tuple[str | None, dict[str, float]]:
+    """Return the attribute of the norm that predicts dynamic coefficients, and the start of its parameters.
+
+    It is the norm before the MLP where there is one of the usual name, else the layer's first. It is None where the
+    source tells of no norm how its parameters start; an RMSNorm of torch then stands for it.
+    """
+    init, file = layer.own_method("__init__")
+    norms: dict[str, ast.expr] = {}
+    for node in ast.walk(init):
+        match node:
+            case ast.Assign(targets=[ast.Attribute(ast.Name("self"), name)], value=value) if (
+                "norm" in name or name.startswith("ln_")
+            ):
+                norms.setdefault(name, value)
+    for name in ("post_attention_layernorm", *norms):
+        if isinstance(call := norms.get(name), ast.Call) and (values := _start_of(call, file)) is not None:
+            return name, values
+    return None, NORMS_OF_TORCH["nn.RMSNorm"]
+
+
+def _start_of(call: ast.Call, file: SourceFile) -> dict[str, float] | None:
+    """Return the start of a norm's parameters; None when the source doesn't tell."""
+    written = ast.unparse(call.func)
+    if written in NORMS_OF_TORCH:
+        affine = {"elementwise_affine": "True", "bias": "True"}
+        settings = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg != "eps"}
+        return NORMS_OF_TORCH[written] if settings.items() <= affine.items() else None
+    if (definition := file.find(written)) is None:
+        return None
+    values: dict[str, float | None] = {}
+    for ancestor in reversed([*definition.lineage()]):
+        if _has_modules(ancestor.node):
+            return None
+        values |= next((NORMS_OF_TORCH[base] for base in ancestor.bases if base in NORMS_OF_TORCH), {})
+        values |= _parameters(ancestor.node)
+    known = {name: value for name, value in values.items() if value is not None}
+    return known if len(known) == len(values) else None
+
+
+def _has_modules(definition: ast.ClassDef) -> bool:
+    """Tell whether it is made of other modules: `self.name = Class(...)`."""
+    assigned = (node for node in ast.walk(definition) if isinstance(node, ast.Assign))
+    calls = [node.value.func for node in assigned if isinstance(node.value, ast.Call)]
+    return any(
+        ast.unparse(call).rpartition(".")[2][:1].isupper() and "Parameter" not in ast.unparse(call) for call in calls
+    )
+
+
+def _parameters(definition: ast.ClassDef) -> dict[str, float | None]:
+    """Return the start of each `self.name = nn.Parameter(torch.ones(...))`; None for another expression."""
+    values = {}
+    for node in ast.walk(definition):
+        match node:
+            case ast.Assign(
+                targets=[ast.Attribute(ast.Name("self"), name)], value=ast.Call(func=called, args=[value, *_])
+            ) if ast.unparse(called) in ("nn.Parameter", "torch.nn.Parameter"):
+                function = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
+                values[name] = {"torch.ones": 1.0, "torch.zeros": 0.0}.get(function)
     return values

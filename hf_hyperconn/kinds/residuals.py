@@ -1,8 +1,11 @@
-"""Attention residuals."""
+"""Kinds without matrices: attention residuals; Keel and ResiDual, which norm the residual stream itself.
+
+Models with the last two are trained from scratch.
+"""
 
 import numpy as np
 
-from .kind import Kind, Readout, float32, parts, setting, sub_layers
+from .kind import NORM, Joined, Kind, Readout, float32, parts, setting, sub_layers
 
 READ = 6  # operations on each value of a token that is read: its mean square, its score, its share
 
@@ -63,6 +66,57 @@ class AttentionResidual(Kind):
         # the residual stream and the values between layers, and one more value within each; the readout's, too
         layers, of_layer = config["num_hidden_layers"], len(parts(config))
         return 1 + (1 + of_layer) * layers + _opened(layers, of_layer, setting(config, "hc_block")), 0
+
+
+class Keel(Kind):
+    """`KeelConnection`; around sub-layer 0 there is no norm, around the first two no scale."""
+
+    name, title, paper = "keel", "Keel's connections", "2601.19895"
+    has_matrices = extends_hyper_connections = False
+    readout = Joined()
+
+    def shapes(self, config, norm):
+        return {f"norm.{name}": (config["hidden_size"],) for name in norm}
+
+    def parameters(self, config, norm):
+        return (sub_layers(config) - 1) * len(self.shapes(config, norm)) * config["hidden_size"]
+
+    def flops(self, config):
+        k = sub_layers(config)
+        return (k + (k - 2) + NORM * (k - 1)) * config["hidden_size"]
+
+    def kept(self, config):
+        # differentiated by autograd, in float32
+        return 0, (sub_layers(config) - 1) * (2 * config["hidden_size"] + 1)
+
+
+class NormedReadout(Readout):
+    """`DualReadout`: one stream and the other, normed."""
+
+    def shapes(self, config, norm):
+        return {f"norm.{name}": (config["hidden_size"],) for name in norm}
+
+    def flops(self, config):
+        return (NORM + 1) * config["hidden_size"]
+
+
+class Dual(Kind):
+    """`DualResidual`."""
+
+    name, title, paper = "dual", "ResiDual's connections", "2304.14802"
+    has_matrices = extends_hyper_connections = False
+    readout = NormedReadout()
+
+    def shapes(self, config, norm):
+        return {f"norm.{name}": (config["hidden_size"],) for name in norm}
+
+    def flops(self, config):
+        # two additions and a norm
+        return sub_layers(config) * (NORM + 2) * config["hidden_size"]
+
+    def kept(self, config):
+        # differentiated by autograd, in float32
+        return 0, sub_layers(config) * (3 * config["hidden_size"] + 1)
 
 
 def _opened(count: int, step: int, block: int) -> int:

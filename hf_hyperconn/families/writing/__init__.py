@@ -1,1 +1,0 @@
-"""Writing the two files of a family: its config and its models."""
