@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from hf_hyperconn.errors import CardError
 
 from ..checkpoint.base_card import README, licence_fields
-from ..checkpoint.readme import is_by_trainer, is_ours, is_stamped, read_card, stamp_file
-from ..files.reading import read_text
+from ..checkpoint.readme import is_by_trainer, is_ours, read_card
 from ..files.writing import leads_out, replace_file
-from .evaluation import Evaluation, hub_results, read_evaluation
+from .evaluation import read_evaluation
 from .facts import Facts, collect_facts
 from .licences import licence_of, name_problem, terms_of
 from .rendering import render
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from huggingface_hub import ModelCard
 
 NOTICE = "Notice"
-HUB_RESULTS = ".eval_results/lm_eval.yaml"
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,7 @@ def write_card(
 ) -> WrittenCard:
     """Write the README.md of a checkpoint with hyper-connections, or renew its generated sections.
 
-    A person's text, and a person's changes of the scores for the Hub, stay (see `readme`). Each file is replaced in
-    one step.
+    A person's text stays (see `readme`). Each file is replaced in one step.
 
     folder: of the checkpoint.
     results: a results file of lm-eval for it.
@@ -68,28 +65,17 @@ def write_card(
         raise CardError(f"there is no folder '{folder}'. Give that of a checkpoint with hyper-connections.")
     evaluation = read_evaluation(results) if results is not None else None
     base_evaluation = read_evaluation(base_results) if base_results is not None else None
-    _refuse_links_out(folder)
-    existing = _existing_card(folder / README, update)
+    if leads_out(folder, readme := folder / README):
+        raise CardError(f"'{readme}' is a link to '{os.path.realpath(readme)}', outside the folder. Remove it.")
+    existing = _existing_card(readme, update)
     facts, warnings = collect_facts(folder, name)
     if facts.licence is None and existing is not None:  # a person may know it
         facts = replace(facts, inherited={**facts.inherited, **licence_fields(existing.data.to_dict())})
     card, kept = render(facts, evaluation, base_evaluation, existing)
     metadata = card.data.to_dict()
-    contents = {README: str(card), **_notice(facts), **_scores_for_the_hub(evaluation)}
-    if HUB_RESULTS in contents and _is_a_persons(path := folder / HUB_RESULTS, contents[HUB_RESULTS]):
-        del contents[HUB_RESULTS]
-        warnings.append(
-            f"'{path}' stays as it is, without these results: somebody has changed what a card wrote there. Edit it, "
-            f"or remove it to have it written again."
-        )
+    contents = {README: str(card), **_notice(facts)}
     files = tuple(_write(folder / file, content) for file, content in contents.items())
     return WrittenCard(files, metadata, kept, (*warnings, *_licence_warnings(facts, metadata)))
-
-
-def _refuse_links_out(folder: Path) -> None:
-    for path in (folder / README, (folder / HUB_RESULTS).parent):
-        if leads_out(folder, path):
-            raise CardError(f"'{path}' is a link to '{os.path.realpath(path)}', outside the folder. Remove it.")
 
 
 def _existing_card(readme: Path, update: bool) -> "ModelCard | None":
@@ -113,32 +99,6 @@ def _notice(facts: Facts) -> dict[str, str]:
     return {} if terms is None or is_there else {NOTICE: f"{terms.notice}\n"}
 
 
-def _scores_for_the_hub(evaluation: Evaluation | None) -> dict[str, str]:
-    """Return a file of scores in the format of the Hub's leaderboards, of an evaluation of all samples."""
-    from huggingface_hub import eval_result_entries_to_yaml
-    from huggingface_hub.utils import yaml_dump
-
-    if evaluation is None or evaluation.limited or not (entries := hub_results(evaluation)):
-        return {}
-    return {HUB_RESULTS: stamp_file(yaml_dump(eval_result_entries_to_yaml(entries), sort_keys=False))}
-
-
-def _is_a_persons(path: Path, content: str) -> bool:
-    """Return whether a person changed a file, so that it holds neither a card's text nor `content`.
-
-    Raises `CardError` when it can't be read.
-    """
-    if path.is_symlink() or not os.path.isfile(path):
-        return False
-    try:
-        text = read_text(path)
-    except OSError as error:
-        raise CardError(f"can't read '{path}': {error.strerror}. Allow that, or remove it.") from error
-    except ValueError:  # not UTF-8
-        return True
-    return not is_stamped(text) and text != content.partition("\n")[2]
-
-
 def _licence_warnings(facts: Facts, metadata: dict) -> list[str]:
     if "license" not in metadata:
         if facts.base_name is None:
@@ -155,7 +115,6 @@ def _licence_warnings(facts: Facts, metadata: dict) -> list[str]:
 
 def _write(path: Path, content: str) -> Path:
     try:
-        path.parent.mkdir(exist_ok=True)
         replace_file(path, content.encode())
     except OSError as error:
         raise CardError(f"can't write '{path}': {error.strerror}. Fix that and run it again.") from error

@@ -6,8 +6,7 @@ A generated section stands between two marks, of which the first bears a digest 
     ...
     <!-- /hf-hyperconn -->
 
-Text outside the marks, or with another digest, was written by a person and is kept. A file that is generated as a
-whole begins with a digest of the rest.
+Text outside the marks, or with another digest, was written by a person and is kept.
 """
 
 import hashlib
@@ -24,7 +23,6 @@ from ..files.reading import read_text
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
 
-STAMP = "# hf-hyperconn: "
 CLOSED = "<!-- /hf-hyperconn -->"
 SECTION = re.compile(
     rf"<!-- hf-hyperconn: (?P<name>[a-z-]+)(?: (?P<digest>[0-9a-f]{{8}}))? -->\n(?P<text>.*?){CLOSED}\n?",
@@ -113,17 +111,6 @@ def stamp(text: str) -> str:
         return f"<!-- hf-hyperconn: {section['name']} {_digest(text)} -->\n{text}{CLOSED}\n"
 
     return _with_sections(re.sub(r"\n{3,}", "\n\n", text), marked)
-
-
-def stamp_file(text: str) -> str:
-    """Add a comment with its digest to a file of YAML that was just generated."""
-    return f"{STAMP}{_digest(text)}\n{text}"
-
-
-def is_stamped(text: str) -> bool:
-    """Tell whether a file is unchanged since `stamp_file`."""
-    first, _, rest = text.partition("\n")
-    return first == f"{STAMP}{_digest(rest)}"
 
 
 def merge(old: str, new: str) -> tuple[str, tuple[str, ...]]:

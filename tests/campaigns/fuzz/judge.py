@@ -116,7 +116,7 @@ def _may_change(case: Case, path: Path, ended: Ended) -> bool:
             return path == conversion / RECORD and ended.code == 0
         case "card":
             names = ("README.md", "Notice")
-            return path in [conversion / name for name in names] or path.is_relative_to(conversion / ".eval_results")
+            return path in [conversion / name for name in names]
     return False
 
 
