@@ -14,13 +14,22 @@ from hf_hyperconn.errors import ConversionError, VerificationError
 from hf_hyperconn.models.connection_fields import GivenFields
 
 from .card import write_card
-from .checkpoint.base_card import README, read_base_card
 from .checkpoint.checkpoint_files import INDEX, refuse_links_out
 from .checkpoint.connection_options import described
+from .checkpoint.readme import README, read_base_card
 from .checkpoint.source import CONFIG, RECORD
 from .files.reading import read_json
-from .files.transfer import copy_anew, digest
-from .files.writing import as_json, is_part, is_regular, lock, make_folder, remove_parts, replace_file
+from .files.writing import (
+    as_json,
+    copy_anew,
+    digest,
+    is_part,
+    is_regular,
+    lock,
+    make_folder,
+    remove_parts,
+    replace_file,
+)
 from .planning.base_refusals import refuse_unfit
 from .planning.companions import MODULES, modules_left_behind
 from .planning.plan import ConversionPlan, plan_conversion

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import CardError
 
-from ..checkpoint.base_card import README, licence_fields
-from ..checkpoint.readme import is_by_trainer, is_ours, read_card
+from ..checkpoint.readme import README, is_by_trainer, is_ours, licence_fields, read_card
 from ..files.writing import leads_out, replace_file
 from .evaluation import read_evaluation
 from .facts import Facts, collect_facts

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from hf_hyperconn.errors import VerificationError
 
-from ..files.transfer import Progress, bring, compare, digest
+from ..files.writing import Progress, bring, compare, digest
 from ..interrupts import holding_interrupts
 from .plan import ConversionPlan
 

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import PushError, VerificationError
 
-from ..checkpoint.base_card import README
 from ..checkpoint.checkpoint import Checkpoint, open_conversion
 from ..checkpoint.checkpoint_files import INDEX, WEIGHTS, refuse_links_out
 from ..checkpoint.model_code import code_files
-from ..checkpoint.readme import read_card
+from ..checkpoint.readme import README, read_card
 from ..checkpoint.record import base_on_the_hub, is_verified, shards_without_digest
 from ..checkpoint.repository_files import NOT_FOR_A_REPO, belongs, belongs_to_module, may_be_added
 from ..checkpoint.source import CONFIG, Source
-from ..files.transfer import digest
+from ..files.writing import digest
 from ..planning.companions import folders_of_modules
 from ..verify import VerificationReport, verify_checkpoint
 from ..verify.changed_files import find_changes

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_hyperconn.conversion.checkpoint.model_code import packaged
 from hf_hyperconn.conversion.files.reading import read_json
-from hf_hyperconn.conversion.files.transfer import digest
+from hf_hyperconn.conversion.files.writing import digest
 from hf_hyperconn.families.family import usual_names
 
 from ..reliability import FAILED, OK, REFUSED, UNVERIFIED
