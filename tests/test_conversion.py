@@ -26,7 +26,6 @@ from hf_hyperconn.conversion import convert
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.files import writing
-from hf_hyperconn.conversion.planning import shards
 from hf_hyperconn.conversion.planning.plan import plan_conversion
 from hf_hyperconn.errors import ConversionError, VerificationError
 from hf_hyperconn.kinds import FIELDS
@@ -266,7 +265,7 @@ def test_a_copy_that_differs_is_found(llama_folder, tmp_path, monkeypatch):
     def spoil(source, target, link, progress):
         target.write_bytes(source.read_bytes()[:-1] + b"!")
 
-    monkeypatch.setattr(shards, "bring", spoil)
+    monkeypatch.setattr(convert, "bring", spoil)
     with pytest.raises(VerificationError, match="differs from"):
         convert_checkpoint(str(llama_folder), tmp_path / "out")
     assert not (tmp_path / "out").exists()
