@@ -11,6 +11,7 @@ import hf_hyperconn
 from hf_hyperconn.errors import HyperConnError, VerificationError
 
 from .checkpoint.connection_options import OPTIONS, add_options
+from .checkpoint.record import ClosedFolderError, files_now, record_comparison
 from .inspection import inspect_checkpoint
 from .interrupts import hearing_interrupts
 from .planning.plan import LINKS, plan_conversion
@@ -18,7 +19,6 @@ from .plot import PICTURES
 from .push import carry_out_push, plan_push
 from .terminal import open_streams, put, tell
 from .verify import MODES, fault_of_mode, verify_checkpoint
-from .verify.comparison import ClosedFolderError, files_now, record_comparison
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
 

@@ -4,32 +4,48 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Event
+from typing import TYPE_CHECKING, TypeVar
 
 import hf_hyperconn
 from hf_hyperconn.errors import ConversionError, VerificationError
 from hf_hyperconn.models.connection_fields import GivenFields
 
 from .card import write_card
-from .checkpoint.base_card import README, read_base_card
 from .checkpoint.checkpoint_files import INDEX, refuse_links_out
 from .checkpoint.connection_options import described
+from .checkpoint.readme import README, read_base_card
 from .checkpoint.source import CONFIG, RECORD
 from .files.reading import read_json
-from .files.transfer import copy_anew, digest
-from .files.writing import as_json, is_part, is_regular, lock, make_folder, remove_parts, replace_file
+from .files.writing import (
+    Progress,
+    as_json,
+    bring,
+    compare,
+    copy_anew,
+    digest,
+    is_part,
+    is_regular,
+    lock,
+    make_folder,
+    remove_parts,
+    replace_file,
+)
+from .interrupts import holding_interrupts
 from .planning.base_refusals import refuse_unfit
 from .planning.companions import MODULES, modules_left_behind
 from .planning.plan import ConversionPlan, plan_conversion
-from .planning.shards import bring_shards, shard_digests
 from .terminal import NAMED, named
 from .verify import MODES, VerificationReport, fault_of_mode, verify_checkpoint
 
 if TYPE_CHECKING:
     from typing import Unpack
+
+T = TypeVar("T")
 
 PLAN = ".hyperconn_plan.json"  # hidden, as no file that comes along with a base is
 
@@ -99,12 +115,12 @@ def carry_out(
         refuse_unfit(plan.base)
     with _open_workspace(plan) as work:
         with _file_errors(work.parent):
-            bring_shards(plan, work, meanwhile=lambda: _write_hyper_connections(plan, work))
+            _bring_shards(plan, work, meanwhile=lambda: _write_hyper_connections(plan, work))
             say(f"base weights  {len(plan.shards)} file(s), passed through")
             say(f"hc weights    {plan.hc_parameters:,} parameters, {described(plan.fields)}")
             _write_companions(plan, work)
             _say_what_stays(plan, say)
-            record = _record(plan, work, shard_digests(plan, work, verify))
+            record = _record(plan, work, _shard_digests(plan, work, verify))
             replace_file(work / RECORD, as_json(record))
         report = None
         if verify != "off":
@@ -211,6 +227,76 @@ def _publish(plan: ConversionPlan, work: Path) -> Path | None:
     renamed = plan.output.publish()
     (plan.output.path / PLAN).unlink(missing_ok=True)
     return renamed
+
+
+def _bring_shards(plan: ConversionPlan, work: Path, meanwhile: Callable[[], None]) -> None:
+    """Copy or link every shard into the folder `work`; `meanwhile` is called on this thread."""
+
+    def bring_shard(name: str, progress: Progress) -> None:
+        bring(plan.base.source.path(name), work / plan.shards[name], plan.link, progress)
+
+    _for_each_shard(plan, "Base weights", bring_shard, meanwhile)
+
+
+def _shard_digests(plan: ConversionPlan, work: Path, verify: str) -> dict[str, str]:
+    """Return the SHA-256 of each shard by its name in the base.
+
+    verify: without verification, "off", only the Hub's digests are returned. With "structure", the other shards are
+        read, too. With any other mode, all are compared with the base's.
+    """
+    source = plan.base.source
+
+    def read_shard(name: str, progress: Progress) -> str:
+        if known := source.sha256.get(name):
+            progress(source.files[name])
+            return known
+        return digest(work / plan.shards[name], progress)
+
+    def compare_shard(name: str, progress: Progress) -> str:
+        sha256 = compare(source.path(name), work / plan.shards[name], progress)
+        if source.sha256.get(name, sha256) != sha256:
+            raise VerificationError(f"'{source.path(name)}' is not the file that the Hub holds. Download it again.")
+        return sha256
+
+    if verify == "off":
+        return {name: known for name, known in source.sha256.items() if name in plan.shards}
+    if verify == "structure":
+        return _for_each_shard(plan, "Reading", read_shard)
+    return _for_each_shard(plan, "Comparing", compare_shard)
+
+
+def _for_each_shard(
+    plan: ConversionPlan,
+    title: str,
+    act: Callable[[str, Progress], T],
+    meanwhile: Callable[[], None] = lambda: None,
+) -> dict[str, T]:
+    """Run `act(name, progress)` for every base shard, two at a time, with one bar of bytes; results by name.
+
+    meanwhile: called on this thread. An error or Ctrl-C stops all of it.
+    """
+    from huggingface_hub.utils import tqdm
+
+    stop = Event()
+    with (
+        holding_interrupts() as interrupted,
+        tqdm(total=plan.base_bytes, unit="B", unit_scale=True, desc=title, disable=None) as bar,
+        ThreadPoolExecutor(2) as pool,
+    ):
+
+        def advance(count: int) -> None:
+            bar.update(count)
+            if stop.is_set() or interrupted():
+                raise InterruptedError("stopped")
+
+        pending = {name: pool.submit(act, name, advance) for name in plan.shards}
+        try:
+            meanwhile()
+            return {name: future.result() for name, future in pending.items()}
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:

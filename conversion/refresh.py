@@ -16,8 +16,7 @@ from .checkpoint.checkpoint import Checkpoint, open_conversion
 from .checkpoint.checkpoint_files import refuse_links_out
 from .checkpoint.model_code import code_files, written_by
 from .checkpoint.source import CONFIG, RECORD, Source
-from .files.transfer import digest
-from .files.writing import as_json, lock, remove_parts, replace_files
+from .files.writing import as_json, digest, lock, remove_parts, replace_files
 from .terminal import named
 from .verify.changed_files import find_changes
 

@@ -25,8 +25,7 @@ from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion import convert
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.convert import convert_checkpoint
-from hf_hyperconn.conversion.files import transfer
-from hf_hyperconn.conversion.planning import shards
+from hf_hyperconn.conversion.files import writing
 from hf_hyperconn.conversion.planning.plan import plan_conversion
 from hf_hyperconn.errors import ConversionError, VerificationError
 from hf_hyperconn.kinds import FIELDS
@@ -210,8 +209,8 @@ def test_a_cache_snapshot_is_read_through_its_links(llama_folder, tmp_path):
 def test_resumes_without_copying_again(tmp_path, monkeypatch):
     source = saved(tmp_path / "base", shard="20KB")
     copied = []
-    copy = transfer._copy
-    monkeypatch.setattr(transfer, "_copy", lambda a, b, *progress: copied.append(a.name) or copy(a, b, *progress))
+    copy = writing._copy
+    monkeypatch.setattr(writing, "_copy", lambda a, b, *progress: copied.append(a.name) or copy(a, b, *progress))
 
     def fail(plan, work):
         raise OSError(28, "No space left on device")
@@ -256,7 +255,7 @@ def test_copies_where_the_kernel_can_not(tmp_path, monkeypatch):
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "copy_file_range", refuse)
-    monkeypatch.setattr(transfer, "CHUNK", 1000)
+    monkeypatch.setattr(writing, "CHUNK", 1000)
     source = saved(tmp_path / "base")
     out = convert_checkpoint(str(source), tmp_path / "out").path
     assert (out / "model-00001-of-00002.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
@@ -266,7 +265,7 @@ def test_a_copy_that_differs_is_found(llama_folder, tmp_path, monkeypatch):
     def spoil(source, target, link, progress):
         target.write_bytes(source.read_bytes()[:-1] + b"!")
 
-    monkeypatch.setattr(shards, "bring", spoil)
+    monkeypatch.setattr(convert, "bring", spoil)
     with pytest.raises(VerificationError, match="differs from"):
         convert_checkpoint(str(llama_folder), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -26,7 +26,7 @@ SHARD = f"*-of-{SHARDS + 1:05}.safetensors"
 CONVERTER = "hf_hyperconn.conversion"
 PRELOADED = (
     *("torch", "safetensors.torch", "huggingface_hub.utils", "huggingface_hub.repocard", "jinja2"),
-    *(f"{CONVERTER}.{name}" for name in ("convert", "checkpoint.loading", "planning.shards", "verify.start")),
+    *(f"{CONVERTER}.{name}" for name in ("convert", "checkpoint.loading", "verify.start")),
 )
 FOLDER_CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link")
 PLAN = ".hyperconn_plan.json"

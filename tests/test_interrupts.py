@@ -19,10 +19,9 @@ from .test_terminal import ENTRY
 # Ctrl-C when the main thread has just taken the lock of a future, which the thread that works needs to be done
 WITH_A_LOCK_TAKEN = """
 import os, signal, sys, threading, time
-from hf_hyperconn.conversion import cli
-from hf_hyperconn.conversion.planning import shards
+from hf_hyperconn.conversion import cli, convert
 
-bring, enter = shards.bring, threading.Condition.__enter__
+bring, enter = convert.bring, threading.Condition.__enter__
 working, sent = threading.Event(), threading.Event()
 
 def bring_late(*arguments):
@@ -32,7 +31,7 @@ def bring_late(*arguments):
 
 def enter_and_interrupt(condition):
     caller = sys._getframe(1).f_code.co_name, sys._getframe(2).f_code.co_filename
-    is_first = caller == ("result", shards.__file__) and not sent.is_set()
+    is_first = caller == ("result", convert.__file__) and not sent.is_set()
     if is_first:
         working.wait()
     entered = enter(condition)
@@ -41,7 +40,7 @@ def enter_and_interrupt(condition):
         os.kill(os.getpid(), signal.SIGINT)
     return entered
 
-shards.bring, threading.Condition.__enter__ = bring_late, enter_and_interrupt
+convert.bring, threading.Condition.__enter__ = bring_late, enter_and_interrupt
 raise SystemExit(cli.main(sys.argv[1:]))
 """
 

@@ -189,13 +189,6 @@ def test_a_finished_conversion_is_verified_again_if_its_base_has_changed(source,
     assert (out / BROUGHT).read_bytes() == data[:-4] + bytes(4)
 
 
-def test_a_finished_conversion_is_not_lost_to_another(source, finished):
-    out = finished(hc_mult=3)
-    with pytest.raises(ConversionError, match="holds a finished conversion of another base or with other arguments"):
-        converted(source, out, hc_mult=2)
-    assert streams(converted(source, out, hc_mult=3)) == 3
-
-
 @pytest.mark.parametrize("failure", [OSError(errno.EBUSY, "Device or resource busy"), KeyboardInterrupt()])
 def test_the_old_one_gets_its_name_back_when_the_new_one_can_not_have_it(failure, source, out, monkeypatch, tmp_path):
     before, rename = contents(out), os.rename

@@ -248,7 +248,7 @@ def test_of_a_folder_that_may_only_be_read_nothing_is_recorded(llama_folder, tmp
     def refuse(path, content):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr("hf_hyperconn.conversion.verify.comparison.replace_file", refuse)
+    monkeypatch.setattr("hf_hyperconn.conversion.checkpoint.record.replace_file", refuse)
     before = (folder / RECORD).read_bytes()
     assert main(["verify", str(folder), "--against", str(llama_folder), "--mode", "structure"]) == 0
     assert "not recorded  '" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The model card of a conversion: its facts, their rendering, and scores that were measured."""
+"""The model card of a conversion: its facts, its text, and scores that were measured."""
 
 from .card import WrittenCard, write_card
 

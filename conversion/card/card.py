@@ -3,24 +3,60 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_hyperconn.errors import CardError
+from hf_hyperconn.families.reading.classes import auto_class
+from hf_hyperconn.kinds import kind_of
 
-from ..checkpoint.base_card import README, licence_fields
-from ..checkpoint.readme import is_by_trainer, is_ours, is_stamped, read_card, stamp_file
-from ..files.reading import read_text
+from ..checkpoint.readme import (
+    README,
+    is_by_trainer,
+    is_ours,
+    licence_fields,
+    merge,
+    read_card,
+    stamp,
+    trainer_facts,
+    written_into,
+)
 from ..files.writing import leads_out, replace_file
-from .evaluation import Evaluation, hub_results, read_evaluation
+from .evaluation import Evaluation, model_index, read_evaluation
 from .facts import Facts, collect_facts
 from .licences import licence_of, name_problem, terms_of
-from .rendering import render
 
 if TYPE_CHECKING:
-    from huggingface_hub import ModelCard
+    from huggingface_hub import ModelCard, ModelCardData
 
 NOTICE = "Notice"
-HUB_RESULTS = ".eval_results/lm_eval.yaml"
+
+# `model_cards` lies beside `conversion`, in a checkout and in the installed package
+TEMPLATE = Path(__file__).resolve().parents[2] / "model_cards" / "template.md"
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+# task on the Hub by the suffix of the Auto class that finds a model's class
+TASKS = {
+    "ForCausalLM": "text-generation",
+    "ForImageTextToText": "image-text-to-text",
+    "ForMultimodalLM": "any-to-any",
+    "ForSeq2SeqLM": "any-to-any",
+    "ForSpeechSeq2Seq": "automatic-speech-recognition",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+    "ForMaskedLM": "fill-mask",
+    "ForImageClassification": "image-classification",
+    "ForZeroShotImageClassification": "zero-shot-image-classification",
+    "ForSemanticSegmentation": "image-segmentation",
+    "ForDepthEstimation": "depth-estimation",
+    "ForMaskedImageModeling": "image-feature-extraction",
+    "ForVideoClassification": "video-classification",
+    "ForAudioClassification": "audio-classification",
+    "Backbone": "image-feature-extraction",
+    "ForPreTraining": "image-feature-extraction",
+    "Model": "feature-extraction",
+}
 
 
 @dataclass(frozen=True)
@@ -49,8 +85,7 @@ def write_card(
 ) -> WrittenCard:
     """Write the README.md of a checkpoint with hyper-connections, or renew its generated sections.
 
-    A person's text, and a person's changes of the scores for the Hub, stay (see `readme`). Each file is replaced in
-    one step.
+    A person's text stays (see `readme`). Each file is replaced in one step.
 
     folder: of the checkpoint.
     results: a results file of lm-eval for it.
@@ -68,28 +103,123 @@ def write_card(
         raise CardError(f"there is no folder '{folder}'. Give that of a checkpoint with hyper-connections.")
     evaluation = read_evaluation(results) if results is not None else None
     base_evaluation = read_evaluation(base_results) if base_results is not None else None
-    _refuse_links_out(folder)
-    existing = _existing_card(folder / README, update)
+    if leads_out(folder, readme := folder / README):
+        raise CardError(f"'{readme}' is a link to '{os.path.realpath(readme)}', outside the folder. Remove it.")
+    existing = _existing_card(readme, update)
     facts, warnings = collect_facts(folder, name)
     if facts.licence is None and existing is not None:  # a person may know it
         facts = replace(facts, inherited={**facts.inherited, **licence_fields(existing.data.to_dict())})
-    card, kept = render(facts, evaluation, base_evaluation, existing)
+    card, kept = _render(facts, evaluation, base_evaluation, existing)
     metadata = card.data.to_dict()
-    contents = {README: str(card), **_notice(facts), **_scores_for_the_hub(evaluation)}
-    if HUB_RESULTS in contents and _is_a_persons(path := folder / HUB_RESULTS, contents[HUB_RESULTS]):
-        del contents[HUB_RESULTS]
-        warnings.append(
-            f"'{path}' stays as it is, without these results: somebody has changed what a card wrote there. Edit it, "
-            f"or remove it to have it written again."
-        )
+    contents = {README: str(card), **_notice(facts)}
     files = tuple(_write(folder / file, content) for file, content in contents.items())
     return WrittenCard(files, metadata, kept, (*warnings, *_licence_warnings(facts, metadata)))
 
 
-def _refuse_links_out(folder: Path) -> None:
-    for path in (folder / README, (folder / HUB_RESULTS).parent):
-        if leads_out(folder, path):
-            raise CardError(f"'{path}' is a link to '{os.path.realpath(path)}', outside the folder. Remove it.")
+def _render(
+    facts: Facts, evaluation: Evaluation | None, base_evaluation: Evaluation | None, existing: "ModelCard | None"
+) -> "tuple[ModelCard, tuple[str, ...]]":
+    """Render a card; return it with the names of the generated sections that stay as they were."""
+    from huggingface_hub import ModelCard
+
+    old_text = "" if existing is None else existing.text
+    data = _metadata(facts, evaluation)
+    values = _values(facts, evaluation, base_evaluation)
+    card = ModelCard.from_template(data, template_path=str(TEMPLATE), trainer=trainer_facts(old_text), **values)
+    text = stamp(card.text)
+    kept: tuple[str, ...] = ()
+    if is_by_trainer(old_text):
+        text = f"{text}\n{written_into(old_text)}"
+    elif existing is not None:
+        text, kept = merge(old_text, text)
+    card.text = f"\n{text.strip()}\n"
+    if existing is not None:
+        old_data: Any = existing.data
+        card.data = _joined(old_data, data, old_first=not is_by_trainer(old_text))
+    return card, kept
+
+
+def _metadata(facts: Facts, evaluation: Evaluation | None) -> "ModelCardData":
+    """Return the metadata from facts, from the base's card, and from scores of all samples."""
+    from huggingface_hub import ModelCardData
+
+    inherited, inspection = dict(facts.inherited), facts.inspection
+    tags = ["hyper-connections", "hf-hyperconn", f"hc-x{inspection.hc_mult}", inspection.connection, "custom_code"]
+    scores = [] if evaluation is None or evaluation.limited else model_index(evaluation)
+    return ModelCardData(
+        base_model=facts.base,
+        base_model_relation="finetune" if facts.base else None,
+        library_name="transformers",
+        pipeline_tag=TASKS[facts.head],
+        tags=[*tags, *inherited.pop("tags", [])],
+        model_name=facts.name if scores else None,
+        eval_results=scores or None,
+        **inherited,
+    )
+
+
+def _joined(old: "ModelCardData", new: "ModelCardData", *, old_first: bool) -> "ModelCardData":
+    """Join the metadata of two cards, with the tags and scores of both.
+
+    old_first: whether a value in both stays as it was.
+    """
+    from huggingface_hub import ModelCardData
+
+    second, first = (new, old) if old_first else (old, new)
+    values = {**vars(second), **{name: value for name, value in vars(first).items() if value is not None}}
+    scores = list(new.eval_results or [])
+    scores += [score for score in old.eval_results or [] if not any(map(score.is_equal_except_value, scores))]
+    values |= {"tags": [*(new.tags or []), *(old.tags or [])], "eval_results": scores or None}
+    values["model_name"] = values["model_name"] if scores else None
+    return ModelCardData(**values)
+
+
+def _values(facts: Facts, evaluation: Evaluation | None, base_evaluation: Evaluation | None) -> dict:
+    """Return the values that the template shows besides the metadata."""
+    inspection = facts.inspection
+    kind = kind_of(inspection.fields)
+    base = facts.base_name and f"{facts.base_name} (a local checkpoint)"
+    if facts.base is not None:
+        base = f"[{facts.base}](https://huggingface.co/{facts.base})"
+    return {
+        "facts": facts,
+        "inspection": inspection,
+        "base": base,
+        "kind": kind,
+        "kind_link": f"[{kind.title}](https://arxiv.org/abs/{kind.paper})",
+        "settings": ", ".join(kind.settings(inspection.fields)),
+        "streams": kind.streams(inspection.fields),
+        "handed_on": kind.handed_on(inspection.fields),
+        "exactness": f"bit for bit{' in 16 bits and within rounding in float32' * kind.is_rounded}",
+        "auto_class": auto_class(facts.head),
+        "generates": facts.head in facts.checkpoint.family.source.generative,
+        "dtype": DTYPES.get(inspection.dtype, inspection.dtype),
+        "added_parameters": _added(inspection.added_parameters, inspection.parameters),
+        "added_flops": _added(inspection.added_flops, inspection.flops),
+        "versions": facts.record.get("versions") or {},
+        "terms": terms_of(facts.inherited),
+        "evaluation": evaluation,
+        "compared": base_evaluation is not None,
+        "scores": [] if evaluation is None else _rows(evaluation, base_evaluation),
+    }
+
+
+def _added(added: int, total: int | None) -> str:
+    if total is None:  # of a quantized model
+        return f"{added:,}"
+    return f"{added:,}, {100 * added / (total - added):.3g} % of the rest's {total - added:,}"
+
+
+def _rows(evaluation: Evaluation, base_evaluation: Evaluation | None) -> list[list[str]]:
+    """Return a row of the table for each score of the model, with its base's where there is one."""
+    base_scores = {} if base_evaluation is None else {score.key: score.shown for score in base_evaluation.scores}
+    rows = []
+    for score in evaluation.scores:
+        row = [score.task, score.filtered_metric, "" if score.shots is None else str(score.shots), score.shown]
+        if base_evaluation is not None:
+            row.append(base_scores.get(score.key, ""))
+        rows.append(row)
+    return rows
 
 
 def _existing_card(readme: Path, update: bool) -> "ModelCard | None":
@@ -113,32 +243,6 @@ def _notice(facts: Facts) -> dict[str, str]:
     return {} if terms is None or is_there else {NOTICE: f"{terms.notice}\n"}
 
 
-def _scores_for_the_hub(evaluation: Evaluation | None) -> dict[str, str]:
-    """Return a file of scores in the format of the Hub's leaderboards, of an evaluation of all samples."""
-    from huggingface_hub import eval_result_entries_to_yaml
-    from huggingface_hub.utils import yaml_dump
-
-    if evaluation is None or evaluation.limited or not (entries := hub_results(evaluation)):
-        return {}
-    return {HUB_RESULTS: stamp_file(yaml_dump(eval_result_entries_to_yaml(entries), sort_keys=False))}
-
-
-def _is_a_persons(path: Path, content: str) -> bool:
-    """Return whether a person changed a file, so that it holds neither a card's text nor `content`.
-
-    Raises `CardError` when it can't be read.
-    """
-    if path.is_symlink() or not os.path.isfile(path):
-        return False
-    try:
-        text = read_text(path)
-    except OSError as error:
-        raise CardError(f"can't read '{path}': {error.strerror}. Allow that, or remove it.") from error
-    except ValueError:  # not UTF-8
-        return True
-    return not is_stamped(text) and text != content.partition("\n")[2]
-
-
 def _licence_warnings(facts: Facts, metadata: dict) -> list[str]:
     if "license" not in metadata:
         if facts.base_name is None:
@@ -155,7 +259,6 @@ def _licence_warnings(facts: Facts, metadata: dict) -> list[str]:
 
 def _write(path: Path, content: str) -> Path:
     try:
-        path.parent.mkdir(exist_ok=True)
         replace_file(path, content.encode())
     except OSError as error:
         raise CardError(f"can't write '{path}': {error.strerror}. Fix that and run it again.") from error

@@ -1,4 +1,4 @@
-"""The results that lm-eval writes, as a model card and the Hub want them."""
+"""The results that lm-eval writes, as a model card wants them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +11,7 @@ from ..checkpoint.source import REPO_ID
 from ..files.reading import finite, read_json
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult, EvalResultEntry
-
-# rank of the metrics that may stand for a task where there is room for one
-RANKS = {"acc_norm": 0, "exact_match": 1, "acc": 2}
+    from huggingface_hub import EvalResult
 
 
 @dataclass(frozen=True)
@@ -122,26 +119,6 @@ def model_index(evaluation: Evaluation) -> "list[EvalResult]":
         )
         for score in evaluation.scores
         if score.dataset is not None
-    ]
-
-
-def hub_results(evaluation: Evaluation) -> "list[EvalResultEntry]":
-    """Return one score of each task whose data set is on the Hub, for `.eval_results`."""
-    from huggingface_hub import EvalResultEntry
-
-    scores_by_task: dict[str, list[Score]] = {}
-    for score in evaluation.scores:
-        if score.dataset is not None and "/" in score.dataset:
-            scores_by_task.setdefault(score.task, []).append(score)
-    chosen = [min(scores, key=lambda score: RANKS.get(score.metric, len(RANKS))) for scores in scores_by_task.values()]
-    return [
-        EvalResultEntry(
-            dataset_id=str(score.dataset),
-            task_id=score.subset or "default",
-            value=score.value,
-            notes=f"{score.task}, {score.description}, lm-eval {evaluation.settings['lm-eval']}",
-        )
-        for score in chosen
     ]
 
 

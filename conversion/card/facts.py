@@ -10,10 +10,10 @@ from hf_hyperconn.kinds import FIELDS
 from hf_hyperconn.models.connection_fields import completed
 from hf_hyperconn.models.sub_layers import is_of_connection
 
-from ..checkpoint.base_card import fetch_base_card, inheritable
 from ..checkpoint.checkpoint import Checkpoint, open_conversion
 from ..checkpoint.checkpoint_files import read_json
 from ..checkpoint.connection_options import OPTIONS
+from ..checkpoint.readme import fetch_base_card, inheritable
 from ..checkpoint.record import base_on_the_hub
 from ..checkpoint.source import Source
 from ..files.reading import finite

@@ -1,4 +1,4 @@
-"""The text of a model card: its generated sections, and new ones in their place.
+"""The README.md of a model: metadata that a conversion inherits from its base, and the sections of a card.
 
 A generated section stands between two marks, of which the first bears a digest of what was generated:
 
@@ -6,25 +6,39 @@ A generated section stands between two marks, of which the first bears a digest 
     ...
     <!-- /hf-hyperconn -->
 
-Text outside the marks, or with another digest, was written by a person and is kept. A file that is generated as a
-whole begins with a digest of the rest.
+Text outside the marks, or with another digest, was written by a person and is kept.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_hyperconn.errors import CardError
 
 from ..files.reading import read_text
+from .source import Source, fetch
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
 
-STAMP = "# hf-hyperconn: "
+README = "README.md"
+# fields of the base's metadata: of its terms, and others that are inherited
+LICENCE_FIELDS = ("license", "license_name", "license_link")
+GATED = "extra_gated_"
+INHERITED = ("language", "tags")
+LARGEST_INHERITED = 100_000  # values, written out; those of YAML can stand for more of themselves
+
+# tags of the base's files, what runs them and where they come from, which are not true of a conversion
+NOT_INHERITED = {
+    *("pytorch", "tf", "jax", "flax", "rust", "safetensors", "onnx", "gguf", "mlx", "openvino", "transformers"),
+    *("text-generation-inference", "endpoints_compatible", "autotrain_compatible", "vllm", "nemo", "unsloth"),
+    *("generated_from_trainer", "merge", "mergekit", "facebook", "meta"),
+}
+
 CLOSED = "<!-- /hf-hyperconn -->"
 SECTION = re.compile(
     rf"<!-- hf-hyperconn: (?P<name>[a-z-]+)(?: (?P<digest>[0-9a-f]{{8}}))? -->\n(?P<text>.*?){CLOSED}\n?",
@@ -95,6 +109,59 @@ def _languages(value):
     return "no" if value is False else value
 
 
+def is_term(field: str) -> bool:
+    """Tell whether a field of a card's metadata is of its licence, or of the form for access."""
+    return field in LICENCE_FIELDS or field.startswith(GATED)
+
+
+def read_base_card(source: Source) -> dict:
+    """Return the metadata that a conversion of `source` inherits; empty when no metadata can be read.
+
+    Raises `UnsupportedCheckpointError` when the Hub can't be reached for it.
+    """
+    return _inherited(source.path(README)) if 0 < source.files.get(README, 0) <= LARGEST_CARD else {}
+
+
+def fetch_base_card(model: str, commit: str | None) -> dict:
+    """Return the metadata that a conversion of a model on the Hub inherits.
+
+    Raises `UnsupportedCheckpointError` when the Hub refuses or can't be reached, and the card is not in the cache.
+    """
+    path = fetch(model, README, commit)
+    return {} if path is None else _inherited(path)
+
+
+def licence_fields(metadata: dict) -> dict:
+    """Return the fields of the licence in a card's metadata that are text."""
+    return {name: value for name, value in metadata.items() if name in LICENCE_FIELDS and _is_text(value)}
+
+
+def inheritable(metadata: dict) -> dict:
+    """Return the part of a base's metadata that its conversion inherits; nothing when JSON can't hold it."""
+    kept = {name: value for name, value in metadata.items() if name in INHERITED or name.startswith(GATED)}
+    kept |= licence_fields(metadata)
+    if isinstance(kept.get("tags"), list):
+        kept["tags"] = [tag for tag in kept["tags"] if isinstance(tag, str) and tag.lower() not in NOT_INHERITED]
+    else:
+        kept.pop("tags", None)
+    encoder = json.JSONEncoder(default=str, skipkeys=True)  # YAML knows dates, JSON does not
+    try:
+        return json.loads("".join(islice(encoder.iterencode(kept), LARGEST_INHERITED)))
+    except (ValueError, RecursionError):  # a mapping that holds itself, or so much that it is cut off
+        return {}
+
+
+def _inherited(path: Path) -> dict:
+    try:
+        return inheritable(read_card(path, lenient=True).data.to_dict())
+    except CardError:
+        return {}
+
+
+def _is_text(value) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
+
+
 def is_ours(text: str) -> bool:
     """Tell whether there are generated sections in the text of a card."""
     return any(_sections(text))
@@ -113,17 +180,6 @@ def stamp(text: str) -> str:
         return f"<!-- hf-hyperconn: {section['name']} {_digest(text)} -->\n{text}{CLOSED}\n"
 
     return _with_sections(re.sub(r"\n{3,}", "\n\n", text), marked)
-
-
-def stamp_file(text: str) -> str:
-    """Add a comment with its digest to a file of YAML that was just generated."""
-    return f"{STAMP}{_digest(text)}\n{text}"
-
-
-def is_stamped(text: str) -> bool:
-    """Tell whether a file is unchanged since `stamp_file`."""
-    first, _, rest = text.partition("\n")
-    return first == f"{STAMP}{_digest(rest)}"
 
 
 def merge(old: str, new: str) -> tuple[str, tuple[str, ...]]:

@@ -1,14 +1,22 @@
-"""The record of a conversion, hyperconn_conversion.json: its base, digests of its files, its verification."""
+"""The record of a conversion, hyperconn_conversion.json: its base, digests of its files, its comparison."""
 
+import errno
+import os
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from hf_hyperconn.errors import UnsupportedCheckpointError
+from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 
+from ..files.writing import as_json, digest, lock, replace_file
 from .checkpoint_files import read_json
-from .source import COMMIT, RECORD, REPO_ID, Source
+from .source import COMMIT, RECORD, REPO_ID, LocalSource, Source
 
 SHA256 = re.compile("[0-9a-f]{64}")
+CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+Seen = dict[str, tuple[int, ...]]
 
 # types of the values that are read, by part
 TEXT_OR_NONE = (str, type(None))
@@ -28,6 +36,10 @@ COMPARISON = {
     "continuation": (bool, type(None)),
     **dict.fromkeys(("max_difference", "kl", "top1"), (int, float)),
 }
+
+
+class ClosedFolderError(ConversionError):
+    """A folder that may not be written to."""
 
 
 def read_record(source: Source) -> dict | None:
@@ -74,6 +86,76 @@ def shards_without_digest(record: dict) -> tuple[str, ...]:
     return tuple(shard["file"] for shard in record["base_shards"] if shard["sha256"] is None)
 
 
+def files_now(folder: Path) -> Seen | None:
+    """Return the state of a folder for `record_comparison`; None when it can't be read in full."""
+    try:
+        return _seen(folder)
+    except (OSError, UnsupportedCheckpointError):
+        return None
+
+
+def record_comparison(folder: Path, report: Mapping, compared: Seen | None) -> bool:
+    """Note in the record of a conversion that it equals its base, if that isn't there yet.
+
+    The SHA-256 of base shards that the conversion did not record are noted, too.
+
+    report: of a verification that passed, as `VerificationReport.as_dict` gives it. Nothing is noted of a report
+        without a base, or of a trained checkpoint.
+    compared: the folder's state before the verification, of `files_now`.
+
+    Returns whether the record was changed. Raises `ClosedFolderError` when the folder may only be read. Raises
+    `ConversionError` when the record can't be written otherwise, when the folder holds other files than before, and
+    when a conversion or a refresh is at work on it.
+    """
+    if report["trained"] or report["changed"] != 0:
+        return False
+    real = Path(os.path.realpath(folder))
+    source = LocalSource(real)
+    record = read_record(source)
+    if record is None or (is_verified(record) and not shards_without_digest(record)):
+        return False
+    equal = f"'{folder}' is equal to its base, but"
+    try:
+        with lock(real):
+            try:
+                noted, seen = _noted(source, record, report), _seen(real)
+            except OSError as error:
+                raise ConversionError(
+                    f"{equal} '{error.filename}' can't be read: {error.strerror}. Allow that, and verify again."
+                ) from error
+            if seen != compared:
+                raise ConversionError(
+                    f"'{folder}' was changed while it was compared with the base, so that nothing is recorded of it. "
+                    f"Verify it again."
+                )
+            replace_file(real / RECORD, as_json(noted))
+    except OSError as error:
+        raise (ClosedFolderError if error.errno in CLOSED else ConversionError)(
+            f"{equal} '{folder / RECORD}' can't be written: {error.strerror}. Allow that, and verify again."
+        ) from error
+    return True
+
+
+def _seen(folder: Path) -> Seen:
+    """Return inode, size and time of change of every file of a folder, and of the targets of links."""
+    seen: Seen = {}
+    for name in LocalSource(folder).files:
+        path = folder / name
+        seen[name] = tuple(
+            value
+            for status in (path.lstat(), path.stat())
+            for value in (status.st_ino, status.st_size, status.st_mtime_ns)
+        )
+    return seen
+
+
+def _noted(source: LocalSource, record: dict, report: Mapping) -> dict:
+    """Return a record with the comparison and every digest in it."""
+    digests = {name: digest(source.path(name)) for name in shards_without_digest(record) if name in source.files}
+    shards = [{**shard, "sha256": digests.get(shard["file"], shard["sha256"])} for shard in record["base_shards"]]
+    return {**record, "base_shards": shards, "verification": record.get("verification") or report}
+
+
 def _fault(record: dict) -> str | None:
     """Find the first part of a record that is not as the converter writes it."""
     shards = record.get("base_shards")
@@ -97,9 +179,9 @@ def _fault(record: dict) -> str | None:
                 return f"{field} of {name} is {part.get(field)!r:.40}"
             if field not in part:
                 return f"{name} has no {field}"
-    for name, digest in (record.get("files") or {}).items():
-        if not (isinstance(digest, str) and SHA256.fullmatch(digest)):
-            return f"{name!r:.40} of files is {digest!r:.40}"
+    for name, sha256 in (record.get("files") or {}).items():
+        if not (isinstance(sha256, str) and SHA256.fullmatch(sha256)):
+            return f"{name!r:.40} of files is {sha256!r:.40}"
     if comparisons and not _are_layers(verification["layers"]):
         return f"layers of verification is {verification['layers']!r:.40}"
     commit = record["base"]["commit"]

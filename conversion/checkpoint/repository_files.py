@@ -3,8 +3,8 @@
 import re
 from fnmatch import fnmatchcase
 
-from .base_card import README
 from .checkpoint_files import INDEX, WEIGHTS
+from .readme import README
 from .source import RECORD
 
 # of every tokenizer of Transformers, and of mistral-common

@@ -9,8 +9,8 @@ from packaging.version import InvalidVersion, Version
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
-from ..checkpoint.base_card import README
 from ..checkpoint.checkpoint_files import INDEX, PICKLES, read_any_json, read_json
+from ..checkpoint.readme import README
 from ..checkpoint.source import CONFIG, GENERATE, RECORD, Source
 
 # weights in any format, pickles, files that a conversion writes itself, records of training

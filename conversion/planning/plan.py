@@ -16,10 +16,10 @@ from hf_hyperconn.families.reading.classes import auto_class
 from hf_hyperconn.kinds import FORMAT, KINDS, sub_layers
 from hf_hyperconn.models.connection_fields import GivenFields, fault, one_of
 
-from ..checkpoint.base_card import README
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.checkpoint_files import INDEX, read_written_config, refuse_links_out, refuse_other_weights
 from ..checkpoint.connection_options import described, fields_of_conversion
+from ..checkpoint.readme import README
 from ..checkpoint.sizes import fault_of_sizes, more_than_layers
 from ..checkpoint.source import CONFIG, Source, open_source
 from ..files.reading import is_size

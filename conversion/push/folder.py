@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from hf_hyperconn.errors import PushError, VerificationError
 
-from ..checkpoint.base_card import README
 from ..checkpoint.checkpoint import Checkpoint, open_conversion
 from ..checkpoint.checkpoint_files import INDEX, WEIGHTS, refuse_links_out
 from ..checkpoint.model_code import code_files
-from ..checkpoint.readme import read_card
+from ..checkpoint.readme import README, read_card
 from ..checkpoint.record import base_on_the_hub, is_verified, shards_without_digest
 from ..checkpoint.repository_files import NOT_FOR_A_REPO, belongs, belongs_to_module, may_be_added
 from ..checkpoint.source import CONFIG, Source
-from ..files.transfer import digest
+from ..files.writing import digest
 from ..planning.companions import folders_of_modules
+from ..terminal import named
 from ..verify import VerificationReport, verify_checkpoint
 from ..verify.changed_files import find_changes
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
 
 HELD = 2**26  # bytes of a file that is kept in memory, so that the checked bytes go up
-NAMED = 5  # of the files that stay, in a message
 
 Say = Callable[[str], None]
 
@@ -124,8 +123,7 @@ def open_checked(folder: Path, include: Iterable[str], accept_changes: bool, say
         )
     say(report.lines()[0])
     if left := checked.left:
-        more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
-        say(f"left here     {', '.join(map(shown, left[:NAMED]))}{more} (--dry-run lists all, --include adds)")
+        say(f"left here     {named(tuple(map(shown, left)))} (--dry-run lists all, --include adds)")
     if README not in checked.names:
         say(f"no card       `hf-hyperconn card '{folder}'` writes a {README}")
     return checked

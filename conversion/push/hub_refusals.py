@@ -69,7 +69,5 @@ def _advice(repo_id: str, error: Exception) -> str:
             return f"someone else changed {repo_id!r} meanwhile{said}. {AGAIN}"
         case 402 | 413:
             return f"the Hub takes no more for {repo_id!r}{said}. Free some storage there. {AGAIN}"
-        case 429:
-            return f"the Hub asks for fewer requests{said}. Wait a few minutes. {AGAIN}"
         case _:
             return f"the Hub answered {status}{said}. Wait a little. {AGAIN}"

@@ -24,7 +24,7 @@ from ..checkpoint.record import shards_without_digest
 from ..checkpoint.sizes import fault_of_sizes
 from ..checkpoint.source import CONFIG, Source, open_source
 from ..files.reading import TensorInfo
-from ..files.transfer import digest
+from ..files.writing import digest
 from ..terminal import named
 from .changed_files import FileChange, config_differences, find_changes
 

@@ -8,8 +8,15 @@ import pytest
 
 from hf_hyperconn.conversion.card.evaluation import read_evaluation
 from hf_hyperconn.conversion.card.facts import training_facts
-from hf_hyperconn.conversion.checkpoint.base_card import read_base_card
-from hf_hyperconn.conversion.checkpoint.readme import LARGEST_METADATA, is_ours, merge, read_card, stamp, trainer_facts
+from hf_hyperconn.conversion.checkpoint.readme import (
+    LARGEST_METADATA,
+    is_ours,
+    merge,
+    read_base_card,
+    read_card,
+    stamp,
+    trainer_facts,
+)
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint

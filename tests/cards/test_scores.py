@@ -1,13 +1,11 @@
-"""Scores in a card, and for the Hub."""
+"""Scores in a card."""
 
 import json
 
 import pytest
-import yaml
-from huggingface_hub import ModelCard, parse_eval_result_entries
+from huggingface_hub import ModelCard
 
 from hf_hyperconn.conversion.card import write_card
-from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.errors import CardError
 
 from .conftest import RESULTS, results_file, sections, text_of
@@ -18,7 +16,7 @@ def test_evaluation(folder, tmp_path):
     of_base["arc_easy"]["acc,none"] = 0.5
     del of_base["mmlu"]
     (tmp_path / "base.json").write_text(json.dumps({**RESULTS, "results": of_base}))
-    written = write_card(folder, results=results_file(tmp_path), base_results=str(tmp_path / "base.json"))
+    write_card(folder, results=results_file(tmp_path), base_results=str(tmp_path / "base.json"))
     assert sections(text_of(folder))["evaluation"] == (
         "## Evaluation\n\n"
         "| task | metric | shots | this model | base |\n"
@@ -36,10 +34,6 @@ def test_evaluation(folder, tmp_path):
         ("allenai/ai2_arc", "acc_norm", 0.6125),
         ("json", "exact_match", 0.05),
     ]
-    (entry,) = parse_eval_result_entries(yaml.safe_load((folder / ".eval_results" / "lm_eval.yaml").read_text()))
-    assert (entry.dataset_id, entry.task_id, entry.value) == ("allenai/ai2_arc", "ARC-Easy", 0.6125)
-    assert entry.notes == "arc_easy, acc_norm, 0-shot, lm-eval 0.4.13"
-    assert len(written.files) == 2
 
     once = text_of(folder)
     assert write_card(folder).kept == ("evaluation",)
@@ -56,7 +50,6 @@ def test_scores_of_some_samples_are_shown_but_not_reported(folder, tmp_path):
     written = write_card(folder, results=results_file(tmp_path, config=config))
     assert "samples of each task 10" in text_of(folder)
     assert "model-index" not in written.metadata
-    assert not (folder / ".eval_results").exists()
 
 
 def test_where_a_data_set_lies_is_not_published(folder, tmp_path):
@@ -93,27 +86,3 @@ def test_results_that_are_none(content, message, folder, tmp_path):
     with pytest.raises(CardError, match=message):
         write_card(folder, results=str(tmp_path / "results.json"))
     assert text_of(folder) == before
-
-
-def test_results_for_the_hub_that_a_person_changed(folder, tmp_path, capsys):
-    arguments = ["card", str(folder), "--results", results_file(tmp_path)]
-    for_the_hub = folder / ".eval_results" / "lm_eval.yaml"
-    assert main(arguments) == main(arguments) == 0
-    assert "stays as it is" not in capsys.readouterr().err
-    changed = for_the_hub.read_text().replace("ARC-Easy", "arc_easy")
-    for text in (changed, changed.partition("\n")[2], "- not: ours\n"):
-        for_the_hub.write_text(text)
-        assert main(arguments) == 0
-        printed = capsys.readouterr()
-        assert f"warning: '{for_the_hub}' stays as it is, without these results" in printed.err
-        assert str(for_the_hub) not in printed.out
-        assert for_the_hub.read_text() == text
-    for_the_hub.unlink()
-    assert main(arguments) == 0
-    written = for_the_hub.read_text()
-    for_the_hub.write_text(written.partition("\n")[2])  # as a card without a digest wrote it
-    assert main(arguments) == 0
-    assert for_the_hub.read_text() == written
-    better = results_file(tmp_path, results={"arc_easy": {"alias": "arc_easy", "acc,none": 0.7}})
-    assert main([*arguments[:-1], better]) == 0
-    assert "value: 0.7" in for_the_hub.read_text()

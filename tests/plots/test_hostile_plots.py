@@ -11,15 +11,7 @@ from hf_hyperconn.conversion.checkpoint.checkpoint import open_conversion
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.plot.models import load_connections, load_model
 from hf_hyperconn.errors import UnsupportedCheckpointError
-
-
-def configure(folder, **changes):
-    """Change fields of a folder's config; None removes one that is no size of a connection."""
-    path = folder / "config.json"
-    config = {**json.loads(path.read_text()), **changes}
-    if config["num_hidden_layers"] is None:
-        del config["num_hidden_layers"]
-    path.write_text(json.dumps(config))
+from tests.edits import configure
 
 
 def normalise(folder, **normaliser):

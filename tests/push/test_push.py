@@ -199,8 +199,8 @@ def test_of_a_trainer_s_checkpoint_the_model_goes_up(hub, trained, tmp_path):
     assert result.uploaded.keys() == names
     (line,) = [line for line in said if line.startswith("left here")]
     assert line == (
-        "left here     checkpoint-1/config.json, checkpoint-1/model.safetensors, optimizer.pt, rng_state.pth, "
-        "scheduler.pt and 2 more (--dry-run lists all, --include adds)"
+        "left here     checkpoint-1/config.json, checkpoint-1/model.safetensors, optimizer.pt and 4 more "
+        "(--dry-run lists all, --include adds)"
     )
     assert set(result.left) == left | {*BESIDE}
     assert "the hyper-connections are trained" in said[0]

@@ -103,7 +103,7 @@ KINDS = {
     "card": Kind(
         ["card", "hc", "--results", "../results.json"],
         _conversion,
-        ("hc/README.md", "hc/.eval_results/lm_eval.yaml", "hc/Notice"),
+        ("hc/README.md", "hc/Notice"),
     ),
     "plot": Kind(["plot", "hc", "--kind", "connections"], _conversion, ("hc/figures/connections.png",)),
     "push": Kind(["push", "../hc", "me/case", "-q"], _nothing, (), disk="home"),

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_hyperconn.conversion.checkpoint.model_code import packaged
 from hf_hyperconn.conversion.files.reading import read_json
-from hf_hyperconn.conversion.files.transfer import digest
+from hf_hyperconn.conversion.files.writing import digest
 from hf_hyperconn.families.family import usual_names
 
 from ..reliability import FAILED, OK, REFUSED, UNVERIFIED
@@ -116,7 +116,7 @@ def _may_change(case: Case, path: Path, ended: Ended) -> bool:
             return path == conversion / RECORD and ended.code == 0
         case "card":
             names = ("README.md", "Notice")
-            return path in [conversion / name for name in names] or path.is_relative_to(conversion / ".eval_results")
+            return path in [conversion / name for name in names]
     return False
 
 
