@@ -12,6 +12,7 @@ from hf_hyperconn.errors import HyperConnError, VerificationError
 
 from .checkpoint.connection_options import OPTIONS, add_options
 from .checkpoint.record import ClosedFolderError, files_now, record_comparison
+from .estimate import DTYPES, estimate_training
 from .inspection import inspect_checkpoint
 from .interrupts import hearing_interrupts
 from .planning.plan import LINKS, plan_conversion
@@ -29,6 +30,10 @@ EXAMPLES = {
   hf-hyperconn convert ./llama --start history
   hf-hyperconn convert ./llava --stack vision_tower
   hf-hyperconn convert ./llama --dry-run
+""",
+    "estimate": """
+  hf-hyperconn estimate meta-llama/Llama-3.2-1B
+  hf-hyperconn estimate meta-llama/Llama-3.1-8B -n 2 --gpus 8 --tokens 8192 --dtype bfloat16
 """,
     "verify": """
   hf-hyperconn verify ./Llama-3.2-1B-HCx4 --against meta-llama/Llama-3.2-1B
@@ -96,11 +101,10 @@ def _convert(options: argparse.Namespace) -> None:
 
     if fault := fault_of_mode(options.verify, options.layers, (*MODES, "off")):
         raise HyperConnError(fault)
-    fields: Any = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     plan = plan_conversion(
         options.model,
         options.out,
-        fields=fields,
+        fields=_fields(options),
         stack=options.stack,
         revision=options.revision,
         link=options.link,
@@ -115,6 +119,23 @@ def _convert(options: argparse.Namespace) -> None:
     verification = result.verification and result.verification.as_dict()
     facts = {**plan.as_dict(), "renamed": result.renamed and str(result.renamed), "verification": verification}
     _put(options, facts, str(result.path), as_is=True)
+
+
+def _fields(options: argparse.Namespace) -> Any:
+    return {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
+
+
+def _estimate(options: argparse.Namespace) -> None:
+    found = estimate_training(
+        options.model,
+        fields=_fields(options),
+        stack=options.stack,
+        revision=options.revision,
+        tokens=options.tokens,
+        gpus=options.gpus,
+        dtype=options.dtype,
+    )
+    _put(options, found.as_dict(), "\n".join(found.lines()))
 
 
 def _verify(options: argparse.Namespace) -> None:
@@ -247,12 +268,7 @@ def _add_convert(convert: argparse.ArgumentParser) -> None:
     convert.add_argument("model", metavar="MODEL", help="local folder or Hub id")
     convert.add_argument("out", metavar="OUT", nargs="?", help="folder to create (default: ./<name>-HCx<n>)")
     add_options(convert)
-    convert.add_argument(
-        "--stack",
-        metavar="NAME",
-        help="the model in MODEL that gets them: encoder or decoder alone, or another than the language model, as "
-        "vision_tower (default: encoder and decoder, or the language model)",
-    )
+    _add_stack(convert)
     convert.add_argument("--revision", help="branch, tag or commit of MODEL; the commit is recorded")
     convert.add_argument(
         "--link",
@@ -270,6 +286,25 @@ def _add_convert(convert: argparse.ArgumentParser) -> None:
     convert.add_argument("--layers", type=_positive, metavar="K", help="verify with the first K layers only")
     convert.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     convert.add_argument("--force", action="store_true", help="rename an OUT that exists, to a name with the time")
+
+
+def _add_stack(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--stack",
+        metavar="NAME",
+        help="the model in MODEL that gets them: encoder or decoder alone, or another than the language model, as "
+        "vision_tower (default: encoder and decoder, or the language model)",
+    )
+
+
+def _add_estimate(estimate: argparse.ArgumentParser) -> None:
+    estimate.add_argument("model", metavar="MODEL", help="base or conversion: local folder or Hub id")
+    add_options(estimate)
+    _add_stack(estimate)
+    estimate.add_argument("--revision", help="branch, tag or commit of MODEL")
+    estimate.add_argument("--tokens", type=_positive, default=4096, help="of a step on a GPU (default: 4096)")
+    estimate.add_argument("--gpus", type=_positive, default=1, help="GPUs that train it (default: 1)")
+    estimate.add_argument("--dtype", choices=DTYPES, default="float32", help="of its weights (default: float32)")
 
 
 def _add_verify(verify: argparse.ArgumentParser) -> None:
@@ -350,6 +385,7 @@ def _positive(text: str) -> int:
 
 COMMANDS = {
     "convert": (_convert, _add_convert, "convert a checkpoint, exactly, to one with n residual streams"),
+    "estimate": (_estimate, _add_estimate, "estimate memory and time of training, before converting"),
     "verify": (_verify, _add_verify, "check a converted checkpoint, against its base if given"),
     "inspect": (_inspect, _add_inspect, "show what a converted checkpoint is and what its connections cost"),
     "plot": (_plot, _add_plot, "draw what the connections of a converted checkpoint do"),

@@ -106,7 +106,7 @@ class Inspection:
             ("base", f"{self.base}{commit}" if self.base else "not recorded"),
             ("code", f"{self.code_files} files, {self.code_lines:,} lines, {_code_origin(self.cut_from)}"),
             ("parameters", _with_share(self.parameters, self.added_parameters, "{:,}".format)),
-            ("FLOPs", f"{_with_share(self.flops, self.added_flops, _scaled)}, a token, forward"),
+            ("FLOPs", f"{_with_share(self.flops, self.added_flops, scaled)}, a token, forward"),
             ("activations", f"+{gigabytes(self.added_memory)} a token kept for the backward, without recomputation"),
             ("state", state),
         ]
@@ -143,7 +143,7 @@ def inspection_of(checkpoint: Checkpoint) -> Inspection:
     """Inspect an open checkpoint; errors as for `inspect_checkpoint`."""
     config, family, weights, record = checkpoint.config, checkpoint.family, checkpoint.weights, checkpoint.record
     quantised = _quantization_method(config)
-    _check_experts(checkpoint)
+    refuse_unknown_experts(checkpoint)
     flops = base_flops(config, {name: tensor.shape for name, tensor in weights.tensors.items()})
     if flops == 0:
         raise UnsupportedCheckpointError(
@@ -160,7 +160,7 @@ def inspection_of(checkpoint: Checkpoint) -> Inspection:
         model_type=config["model_type"],
         connection=config["connection"],
         hc_mult=config["hc_mult"],
-        fields={name: config.get(name, default) for name, default in FIELDS.items()},
+        fields=fields_of(checkpoint),
         layers=sum(stack["num_hidden_layers"] for stack in configs_of_stacks(config)),
         hidden_size=config["hidden_size"],
         dtype=weights.dtype,
@@ -182,7 +182,11 @@ def inspection_of(checkpoint: Checkpoint) -> Inspection:
     )
 
 
-def _check_experts(checkpoint: Checkpoint) -> None:
+def refuse_unknown_experts(checkpoint: Checkpoint) -> None:
+    """Refuse a mixture of experts whose config does not say how many there are, or how many a token meets.
+
+    Raises `UnsupportedCheckpointError` then.
+    """
     config, weights = checkpoint.config, checkpoint.weights
     is_mixture = any(map(EXPERT.search, filter(what_runs(config, weights.tensors), weights.tensors)))
     counts = [experts_met(config), number_of_experts(config)]
@@ -235,7 +239,13 @@ def _with_share(total: int | None, added: int, shown: Callable[[int], str]) -> s
     return f"{shown(total)}, +{100 * added / (total - added):.3g} % by the connections ({shown(added)})"
 
 
-def _scaled(count: int) -> str:
+def fields_of(checkpoint: Checkpoint) -> dict:
+    """Return all fields of a conversion's connections, with defaults where its config lacks them."""
+    return {name: checkpoint.config.get(name, default) for name, default in FIELDS.items()}
+
+
+def scaled(count: int) -> str:
+    """Write a number for people."""
     unit, letter = next(((unit, letter) for unit, letter in UNITS if count >= unit), (1, ""))
     return f"{count / unit:.4g} {letter}".rstrip()
 

@@ -194,7 +194,7 @@ def plan_conversion(
     source = open_source(model, revision)
     companions = companions_of(source)
     refuse_links_out(source, (CONFIG, INDEX, README, *companions))
-    base = _open_base(source, stack)
+    base = open_base(source, stack)
     if reason := fault({**base.config, **chosen}):
         raise ConversionError(f"for {source.name!r}, {reason}.")
     _check_weights(base)
@@ -231,8 +231,11 @@ def plan_conversion(
         ) from error
 
 
-def _open_base(source: Source, stack: str | None) -> Checkpoint:
-    """Open a base, and refuse one whose config is not that of a model that can be converted."""
+def open_base(source: Source, stack: str | None) -> Checkpoint:
+    """Open a base, and refuse one whose config is not that of a model that can be converted.
+
+    Raises `UnsupportedCheckpointError` for such a config.
+    """
     config = read_written_config(source)
     base = Checkpoint(source, config, _family(source, config, stack))
     architectures = config.get("architectures")

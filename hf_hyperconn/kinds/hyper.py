@@ -80,6 +80,9 @@ class Frac(Dynamic):
     def handed_on(self, config):
         return None
 
+    def carried(self, config):
+        return 1
+
     def shapes(self, config, norm):
         n = config["hc_mult"]
         static = {"static_alpha": (n, 2 * n), "static_beta": (n,)}

@@ -91,6 +91,10 @@ class Kind:
         n = config["hc_mult"]
         return f"{n} streams" if n > 1 else None
 
+    def carried(self, config: Mapping) -> int | None:
+        """Count the rows of D values that a layer hands on for a token; None where they grow from layer to layer."""
+        return config["hc_mult"]
+
     def settings(self, config: Mapping) -> list[str]:
         """List the settings of a config, for people."""
         chosen = [f"n={config['hc_mult']}"]

@@ -42,6 +42,9 @@ class AttentionResidual(Kind):
     def handed_on(self, config):
         return "the outputs of earlier sub-layers"
 
+    def carried(self, config):
+        return None
+
     def settings(self, config):
         block = setting(config, "hc_block")
         return ["full" if block == 1 else f"blocks of {block} sub-layers"]

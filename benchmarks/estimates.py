@@ -1,0 +1,92 @@
+"""Estimates of training large models with connections, into docs/scale.md, and how they compare with measured times.
+
+python -m benchmarks.estimates
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, PreTrainedConfig
+
+from benchmarks.timing import RESULTS, markdown, with_tables
+from hf_hyperconn.analysis.estimates import Estimate, estimate
+from hf_hyperconn.conversion.terminal import gigabytes
+from hf_hyperconn.models.connection_fields import completed
+
+PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
+LLAMA_1B = LlamaConfig(
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_hidden_layers=16,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=64,
+    vocab_size=128256,
+    tie_word_embeddings=True,
+)
+LLAMA_8B = LlamaConfig(
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    vocab_size=128256,
+)
+MIXTRAL = MixtralConfig(vocab_size=32000)  # the sizes of 8x7B are the defaults
+MODELS = {"Llama-3.2-1B": LLAMA_1B, "Llama-3.1-8B": LLAMA_8B, "Mixtral-8x7B": MIXTRAL}
+TOKENS, GPUS = 4096, (8, 64)
+
+
+def estimated(config: PreTrainedConfig, gpus: int = 1, dtype: str = "float32", **fields: str | int) -> Estimate:
+    """Estimate the training of a model with the sizes of a config, and connections of these fields."""
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(config)
+    shapes = {name: parameter.shape for name, parameter in base.named_parameters()}
+    written = {**config.to_dict(), "architectures": [type(base).__name__], **completed(fields)}
+    settings = {"parameters": base.num_parameters(), "tokens": TOKENS, "gpus": gpus, "dtype": dtype}
+    return estimate(written, shapes, ("weight",), **settings)
+
+
+def table() -> str:
+    """Return Markdown: a row for each model and number of streams."""
+    rows = []
+    for name, config in MODELS.items():
+        for n in (2, 4):
+            found = estimated(config, hc_mult=n)
+            plain = [gigabytes(found.state / gpus) for gpus in GPUS] if n == 2 else [""] * len(GPUS)
+            rows.append(
+                [
+                    f"{name}, DHC×{n}",
+                    f"+{100 * found.added_parameters / found.parameters:.2g} %",
+                    f"+{100 * found.added_flops / found.flops:.2g} %",
+                    *plain,
+                    f"+{gigabytes(found.kept)}",
+                    f"{gigabytes(found.layer_inputs)}, +{gigabytes(found.added_layer_inputs or 0)}",
+                    f"{found.time:.2f}×",
+                    _measured(name) if n == 4 else "",
+                ]
+            )
+    head = ["", "parameters", "FLOPs", *(f"state, FSDP over {gpus}" for gpus in GPUS)]
+    return markdown([*head, "kept", "with checkpointing", "a step", "measured"], rows)
+
+
+def _measured(shape: str) -> str:
+    """Return the time of a compiled step with 4096 tokens on an H100, relative to the plain model's."""
+    rows = json.loads((RESULTS / "models_cuda.json").read_text(encoding="utf-8"))["rows"]
+    case = {"shape": shape, "tokens": TOKENS, "case": "DHC×4, compiled"}
+    ratios = [row["step"]["ratio"] for row in rows if case.items() <= row.items()]
+    return f"{ratios[0]:.2f}×" if ratios else ""
+
+
+def render(page: str) -> str:
+    """Return the page with its table made anew."""
+    return with_tables(page, {"estimates": table()})
+
+
+def main() -> None:
+    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""`hf-hyperconn estimate`: memory and time of training with connections, from a config and the headers of weights."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hf_hyperconn.analysis.estimates import ITEM_SIZES, Estimate, estimate
+from hf_hyperconn.errors import ConversionError
+from hf_hyperconn.models.connection_fields import GivenFields, fault
+from hf_hyperconn.models.sub_layers import is_of_connection
+
+from .checkpoint.checkpoint import open_conversion
+from .checkpoint.checkpoint_files import read_written_config
+from .checkpoint.connection_options import described, fields_of_conversion
+from .checkpoint.source import open_source
+from .inspection import fields_of, refuse_unknown_experts, scaled
+from .planning.plan import open_base
+from .terminal import gigabytes
+
+DTYPES = tuple(ITEM_SIZES)
+
+
+@dataclass(frozen=True)
+class TrainingEstimate:
+    """An estimate for a checkpoint.
+
+    fields: of its connections.
+    dtype: of its weights.
+    """
+
+    model: str
+    fields: Mapping[str, Any]
+    dtype: str
+    found: Estimate
+
+    def lines(self) -> list[str]:
+        """Return the estimate for people, as a table of the plain model and of one with connections."""
+        found = self.found
+        head = [
+            f"{self.model}, {described(dict(self.fields))}",
+            f"Estimates for a GPU of {found.gpus}, {found.tokens:,} tokens a step, weights in {self.dtype}, AdamW:",
+        ]
+        rows = [
+            ("parameters", scaled(found.parameters), f"+{scaled(found.added_parameters)}"),
+            ("FLOPs, a token's forward", scaled(found.flops), f"+{scaled(found.added_flops)}"),
+            ("weights, gradients, AdamW", gigabytes(found.state), f"+{gigabytes(found.added_state)}"),
+        ]
+        if found.gpus > 1:
+            state = (gigabytes(count / found.gpus) for count in (found.state, found.added_state))
+            rows.append(("  sharded by FSDP", next(state), f"+{next(state)}"))
+        rows.append(("kept by connections", "", f"+{gigabytes(found.kept)}"))
+        if found.added_layer_inputs is not None:
+            rows.append(
+                ("  with checkpointing", gigabytes(found.layer_inputs), f"+{gigabytes(found.added_layer_inputs)}")
+            )
+        time = "measure it" if found.time is None else f"{found.time:.2f}x, compiled on an H100"
+        rows.append(("time of a step", "1.00x", time))
+        table = [f"{name:<27} {plain:>12}  {added}" for name, plain, added in (("", "plain", "connections"), *rows)]
+        return [*head, "", *table, "", "Not in it: what the plain model keeps within layers, buffers, fragmentation."]
+
+    def as_dict(self) -> dict:
+        """Return the estimate for machines."""
+        return {"model": self.model, **self.fields, "dtype": self.dtype, **asdict(self.found)}
+
+
+def estimate_training(
+    model: str,
+    *,
+    fields: GivenFields | None = None,
+    stack: str | None = None,
+    revision: str | None = None,
+    tokens: int = 4096,
+    gpus: int = 1,
+    dtype: str = "float32",
+) -> TrainingEstimate:
+    """Estimate the training of a base with connections, or of a conversion.
+
+    model: local folder or Hub id. Of a Hub repo only headers of weights and small JSON files are fetched.
+    fields: of the connections to add; a conversion has its own.
+    stack: of a base, as for `plan_conversion`.
+    revision: branch, tag or commit of a Hub repo.
+    tokens: of a step on a GPU.
+    dtype: of the weights, "float32" or "bfloat16".
+
+    Raises `UnsupportedCheckpointError` for a model that can't be read or converted, and `ConversionError` for fields
+    that it can't have.
+    """
+    source = open_source(model, revision)
+    if "hc_mult" in read_written_config(source):
+        if fields or stack:
+            raise ConversionError(f"{model!r} has connections already. Leave out their options.")
+        checkpoint = open_conversion(source)
+        chosen = fields_of(checkpoint)
+        config: dict[str, Any] = checkpoint.config
+    else:
+        checkpoint, chosen = open_base(source, stack), fields_of_conversion(**(fields or {}))
+        config = {**checkpoint.config, **chosen}
+    if reason := fault(config):
+        raise ConversionError(f"for {model!r}, {reason}.")
+    refuse_unknown_experts(checkpoint)
+    base = {name: tensor for name, tensor in checkpoint.weights.tensors.items() if not is_of_connection(name)}
+    found = estimate(
+        config,
+        {name: tensor.shape for name, tensor in base.items()},
+        checkpoint.family.norm,
+        parameters=sum(tensor.size for tensor in base.values()),
+        tokens=tokens,
+        gpus=gpus,
+        dtype=dtype,
+    )
+    return TrainingEstimate(checkpoint.name, chosen, dtype, found)
