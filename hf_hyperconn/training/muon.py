@@ -39,7 +39,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
             self.parts[-1].add_param_group(param_group)
         super().add_param_group(param_group)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]  # torch has overloads
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
