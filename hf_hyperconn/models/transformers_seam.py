@@ -229,7 +229,7 @@ def _tables_of_tools() -> Iterator[dict]:
         ("llamafactory.model.model_utils.visual", "COMPOSITE_MODELS"),
     ):
         if (module := sys.modules.get(module_name)) is not None:
-            yield from [table for name, table in vars(module).items() if name.startswith(prefix)]
+            yield from [table for name, table in [*vars(module).items()] if name.startswith(prefix)]
 
 
 def _with_literal_dots(transform):

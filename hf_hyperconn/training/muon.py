@@ -59,10 +59,11 @@ def hidden_matrices(model: nn.Module, decayed: Container[str]) -> dict[str, nn.P
 
     Raises `HyperConnError` when none of them is trained.
     """
+    weights = {f"{path}.weight" for path in _modules_of_layers(model)}
     matrices = {
-        f"{path}.weight": module.weight
-        for path, module in _modules_of_layers(model)
-        if f"{path}.weight" in decayed and module.weight.dim() == 2 and min(module.weight.shape) > 1
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if name in weights and name in decayed and parameter.dim() == 2 and min(parameter.shape) > 1
     }
     if not any(matrix.requires_grad for matrix in matrices.values()):
         raise HyperConnError(
@@ -101,12 +102,10 @@ def refuse_orthogonalized(model: nn.Module, optimizer: Any) -> None:
             )
 
 
-def _modules_of_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Iterate over the modules of layers, by their paths, without those of connections and embeddings."""
+def _modules_of_layers(model: nn.Module) -> Iterator[str]:
+    """Iterate over the paths of modules in layers, without those of connections and embeddings."""
     for path, layer in model.named_modules():
-        if isinstance(layer, GradientCheckpointingLayer) or any(
-            is_of_connection(n) for n, _ in layer.named_children()
-        ):
+        if isinstance(layer, GradientCheckpointingLayer) or any(map(is_of_connection, dict(layer.named_children()))):
             for place, module in layer.named_modules(prefix=path):
                 if not is_of_connection(place) and not isinstance(module, nn.Embedding):
-                    yield place, module
+                    yield place
