@@ -51,6 +51,7 @@ class Recipe:
     connection: str = field(default="dhc", metadata={"help": "Kind of connection, for a base; none: as it is."})
     hc_start: str = field(default="copies", metadata={"help": "Streams at the start, for a base: copies or history."})
     hc_lr: float | None = field(default=None, metadata={"help": "Learning rate of the connections."})
+    muon: bool = field(default=False, metadata={"help": "Train the matrices of layers by Muon, the rest by AdamW."})
     train_files: list[str] | None = field(default=None, metadata={"help": "Text files or patterns, a document each."})
     dataset: str | None = field(default=None, metadata={"help": "Instead of files: a data set on the Hub."})
     dataset_config: str | None = field(default=None, metadata={"help": "Which configuration of the data set."})
@@ -201,6 +202,7 @@ def main(arguments: list[str]) -> None:
         processing_class=tokenizer,
         data_collator=default_data_collator,
         hc_lr=recipe.hc_lr if has_connections else None,
+        muon=recipe.muon,
     )
     if has_connections:
         HCMonitorCallback().attach(trainer)

@@ -148,7 +148,7 @@ def test_an_embedding_s_norm_is_trained_and_stays_out_of_the_tied_output(place):
 def test_muon_trains_the_matrices_of_layers_and_adamw_all_else(place, model):
     run = replace(RUN, model=model, muon=True)
     built = train.build(run)
-    adam, muon = optimizer_of(built, run).parts
+    muon, adam = optimizer_of(built, run).parts
     names = {id(parameter): name for name, parameter in built.named_parameters()}
     of_muon, of_adam = (
         {names[id(parameter)] for group in part.param_groups for parameter in group["params"]} for part in (muon, adam)

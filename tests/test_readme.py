@@ -26,6 +26,7 @@ PAGES = [
     "docs/peft.md",
     "docs/performance.md",
     "docs/publishing.md",
+    "docs/trainers.md",
 ]
 # the others: a word of each snippet, by which a test finds it; the empty word is in all
 ELSEWHERE = {

@@ -90,6 +90,15 @@ def test_a_kind_that_is_not_there_is_named_with_those_that_are(stories):
         load_model(Recipe(str(stories), connection="dch"))
 
 
+def test_muon_is_an_option(whole_run, place, stories, texts):
+    main([RECIPE, *settings(stories, texts, place / "muon"), "--muon", "--max_steps", "3", "--save_steps", "3"])
+    found, usual = losses(place / "muon"), losses(whole_run)
+    assert found[0] == usual[0]
+    assert found[2] != usual[2]
+    state = torch.load(place / "muon" / "checkpoint-3" / "optimizer.pt")["state"].values()
+    assert {"momentum_buffer", "exp_avg"} == {next(name for name in one if name != "step") for one in state}
+
+
 def test_a_mixture_continues_with_the_same_losses(place, stories, texts):
     """Its experts have other names in a checkpoint than in the model."""
     tokenizer = AutoTokenizer.from_pretrained(stories)

@@ -29,7 +29,7 @@ from .recipe import (
     run,
     settings,
 )
-from .tolerances import RANKS, RANKS_BFLOAT16
+from .tolerances import RANKS, RANKS_BFLOAT16, RANKS_MUON
 
 FSDP2 = "examples/configs/fsdp2.yaml"
 RECIPE = "examples/configs/recipe.yaml"
@@ -113,6 +113,16 @@ def test_ddp_from_a_stream(stories, texts, tmp_path):
 @pytest.mark.slow
 def test_fsdp2(one_process, sharded):
     assert_losses(losses(sharded), losses(one_process), RANKS)
+
+
+@pytest.mark.slow
+@pytest.mark.tail
+def test_fsdp2_with_muon(stories, texts, tmp_path, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    main([RECIPE, *settings(stories, texts, tmp_path / "one"), "--muon"])
+    given = [*settings(stories, texts, tmp_path / "run", batch=2), "--muon"]
+    run(on_ranks(documented(FSDP2), 2, given, before=(ON_CPU,)))
+    assert_losses(losses(tmp_path / "run"), losses(tmp_path / "one"), RANKS_MUON)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from hf_hyperconn.models.connection_weights import fresh_copy
 from hf_hyperconn.models.hyper_connections import HyperConnection
 from hf_hyperconn.models.norm_forms import form_of
 from hf_hyperconn.models.sub_layers import is_of_connection
-from hf_hyperconn.models.transformers_seam import share_peft_defaults
+from hf_hyperconn.models.transformers_seam import share_tables
 from hf_hyperconn.training.deepspeed import refuse_cast_by_zero_init, use_autocast
 
 from .conftest import TINY, hc_llama, randomise_connections
@@ -330,9 +330,36 @@ def test_trl_scales_the_logits_of_hyperclovax_as_its_base_does(ids):
     assert torch.equal(*losses)
 
 
+def test_liger_knows_what_a_folder_loads_without_this_package(tmp_path):
+    """Also when it is imported after that, as by the Trainer."""
+    folder_of(hc_llama(), tmp_path / "out")
+    lines = (
+        "import sys",
+        "from transformers import AutoModelForCausalLM",
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)",
+        "assert 'liger_kernel' not in sys.modules",
+        "from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance",
+        "_apply_liger_kernel_to_instance(model)",
+        "print(model.forward.__func__.__module__, model.model.layers[0].mlp._get_name())",
+    )
+    printed_by_it = printed("\n".join(lines), tmp_path / "out", place=tmp_path)
+    assert printed_by_it.split()[-2:] == ["liger_kernel.transformers.model.llama", "LigerSwiGLUMLP"]
+
+
+def test_a_config_may_be_told_another_type():
+    config = HCLlamaConfig()
+    config.model_type = "another"
+    assert (config.model_type, HCLlamaConfig.model_type, deepcopy(config).model_type) == (
+        "another",
+        "hc_llama",
+        "another",
+    )
+    assert HCLlamaConfig().to_dict()["model_type"] == "hc_llama"
+
+
 def test_llama_factory_finds_the_towers_of_a_conversion(monkeypatch):
     module = ModuleType("llamafactory.model.model_utils.visual")
     module.COMPOSITE_MODELS = {"llava": object()}
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    share_peft_defaults("hc_llava", "llava")
+    share_tables("hc_llava", "llava")
     assert module.COMPOSITE_MODELS["hc_llava"] is module.COMPOSITE_MODELS["llava"]

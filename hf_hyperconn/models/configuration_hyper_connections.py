@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from .connection_fields import FIELDS, FORMAT, ConnectionFields, GivenFields, completed, fault, refusal
 from .shipped_code import code_of, modules_in, source_in
-from .transformers_seam import implementations, share_lookups, share_peft_defaults
+from .transformers_seam import implementations, share_lookups
 
 VERSION = "0.1.0"  # of hf_hyperconn
 OF_A_CONVERSION = ("hc_base_model", "hc_base_commit", "hc_version")  # in config.json beside the fields below
@@ -83,11 +83,6 @@ class ShippedConfig(Base):
             raise ValueError(
                 f"{cls.__name__} is made from a {cls.base_model_type!r} config, not from {config.model_type!r}."
             )
-
-    def to_dict(self) -> dict:
-        """Return the fields. PEFT reads a model's type from here, and then finds its defaults for the base."""
-        share_peft_defaults(self.model_type, self.base_model_type)
-        return super().to_dict()
 
     def save_pretrained(self, save_directory, push_to_hub=False, **kwargs):
         """Save the config with the format, and with the files of code that `auto_map` names and their imports.

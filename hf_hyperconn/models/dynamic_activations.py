@@ -55,6 +55,16 @@ class DynamicActivation(InitialisedModule):
             return (self.weight * torch.tanh(self.alpha * values)).to(x.dtype)
         return (self.weight * torch.erf(self.alpha * values + self.shift) + self.bias).to(x.dtype)
 
+    @property
+    def variance_epsilon(self) -> float:
+        """Raise `AttributeError`: there is none."""
+        raise AttributeError("variance_epsilon")
+
+    @variance_epsilon.setter
+    def variance_epsilon(self, value: float) -> None:
+        # Liger sets it where it puts the kernel of an RMSNorm in the place of any norm's forward
+        raise ValueError(f"{self.kind} is no RMSNorm, whose kernel would replace it. Give rms_norm=False.")
+
     def extra_repr(self) -> str:
         return f"{self.size}, kind={self.kind}"
 

@@ -122,13 +122,11 @@ def share_names_of_experts(model_type: str, base_model_type: str) -> None:
         patterns.setdefault(model_type, base_model_type)
 
 
-def share_peft_defaults(model_type: str, base_model_type: str) -> None:
-    """Copy the base's entries in PEFT's tables to a type, with targets of LoRA where there are none.
+def share_tables(model_type: str, base_model_type: str) -> None:
+    """Copy the base's entries in the tables of tools to a type, with targets of LoRA where there are none.
 
-    The classes of a type call it, in time for PEFT to translate the experts' names in old adapters. A config that PEFT
-    reads calls it again, in time for all other tables. Entries of the type itself stay.
+    Entries of the type itself stay.
     """
-    share_names_of_experts(model_type, base_model_type)
     for table in _tables_of_tools():
         if base_model_type in table:
             table.setdefault(model_type, table[base_model_type])
@@ -137,13 +135,31 @@ def share_peft_defaults(model_type: str, base_model_type: str) -> None:
         getattr(constants, LORA_TABLE).setdefault(model_type, LORA_TARGETS[base_model_type])
 
 
+class SharedType:
+    """The model type of a class of configs, which the tables of tools have whenever it is read.
+
+    A tool reads the type before it looks it up. It may have been imported after the class was made.
+    """
+
+    def __init__(self, model_type: str, base_model_type: str):
+        self.model_type, self.base_model_type = model_type, base_model_type
+
+    def __get__(self, config: Any, config_class: Any) -> str:
+        share_tables(self.model_type, self.base_model_type)
+        return self.model_type if config is None else vars(config).get("model_type", self.model_type)
+
+    def __set__(self, config: Any, model_type: str) -> None:  # that of config.json, which Transformers sets
+        vars(config)["model_type"] = model_type
+
+
 def share_lookups(config_class: Any) -> None:
     """Let tools that look up a model type, or a class of configs, find what they know of the base."""
     model_type, base_model_type = config_class.model_type, config_class.base_model_type
     share_tokenizer(model_type, base_model_type)
     share_processors(config_class.__name__, base_model_type)
     share_class_names(model_type, base_model_type)
-    share_peft_defaults(model_type, base_model_type)
+    share_names_of_experts(model_type, base_model_type)
+    config_class.model_type = SharedType(model_type, base_model_type)
     if base_model_type == "hyperclovax":  # TRL multiplies logits by this scale; by model type it would divide them
         config_class.logit_scale = property(lambda config: config.logits_scaling)
 
@@ -204,15 +220,16 @@ def implementations(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _tables_of_tools() -> Iterator[dict]:
-    """Iterate over PEFT's tables by model type, and LLaMA-Factory's of models with a vision tower."""
+    """Iterate over tables by model type: PEFT's, Liger's, and LLaMA-Factory's of models with a vision tower."""
     for module_name, prefix in (
         ("peft.utils.transformers_weight_conversion", "_MODEL_TO_CONVERSION_PATTERN"),
         ("peft.tuners.adaption_prompt.config", "TRANSFORMERS_MODEL_CONFIG"),
         ("peft.utils.constants", "TRANSFORMERS_MODELS_TO_"),
+        ("liger_kernel.transformers.monkey_patch", "MODEL_TYPE_TO_APPLY_LIGER_FN"),
         ("llamafactory.model.model_utils.visual", "COMPOSITE_MODELS"),
     ):
         if (module := sys.modules.get(module_name)) is not None:
-            yield from [table for name, table in vars(module).items() if name.startswith(prefix)]
+            yield from [table for name, table in [*vars(module).items()] if name.startswith(prefix)]
 
 
 def _with_literal_dots(transform):

@@ -40,10 +40,15 @@ def refuse_cast_by_zero_init(model: nn.Module) -> None:
 
 
 def refuse_shared_settings(config: dict[str, Any], hc_lr: float | None) -> None:
-    """Raise `HyperConnError` when a config has an optimizer or a scheduler that takes from connections their own.
+    """Raise `HyperConnError` for an optimizer or a scheduler in a config that takes from connections what they need.
 
     config: DeepSpeed's, whose sections give all parameters one learning rate and one weight decay.
     """
+    if str(config.get("optimizer", {}).get("type")).lower() == "muon":
+        raise HyperConnError(
+            "DeepSpeed's Muon orthogonalizes all that has two dimensions, coefficients of connections too. Remove "
+            "the section optimizer from DeepSpeed's config."
+        )
     sections = [name for name in ("optimizer", "scheduler") if name in config]
     decays = "optimizer" in config and config["optimizer"].get("params", {}).get("weight_decay", 0) != 0
     if sections and (hc_lr is not None or decays):

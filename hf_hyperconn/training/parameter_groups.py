@@ -5,14 +5,15 @@ so it does not decay, nor do scales. What predicts the dynamic part decays (HC p
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
-from transformers import Trainer
 from transformers.utils import logging
 
 from ..errors import HyperConnError
 from ..models.sub_layers import is_of_connection
 from ..wrappers import modules_in_use
+from .muon import hidden_matrices
 
 logger = logging.get_logger(__name__)
 
@@ -21,8 +22,8 @@ DEPTH = ("static_beta", "dynamic_beta_fn", "dynamic_beta_scale")
 
 
 def hc_param_groups(
-    model: nn.Module, lr: float, weight_decay: float, hc_lr: float | None = None
-) -> list[dict[str, object]]:
+    model: nn.Module, lr: float, weight_decay: float, hc_lr: float | None = None, muon: bool = False
+) -> list[dict[str, Any]]:
     """Return parameter groups for a `torch.optim` optimizer, by weight decay and with connections apart.
 
     Frozen parameters are in no group. Groups without parameters are left out.
@@ -30,23 +31,31 @@ def hc_param_groups(
     model: a hyper-connection model, also inside a wrapper such as PEFT's.
     lr, weight_decay: of the base; norms and biases do not decay, as in Transformers' Trainer.
     hc_lr: learning rate of the connections; by default that of the base.
+    muon: whether each group says in `use_muon` if it consists of matrices for Muon, or of the rest for AdamW.
 
-    Raises `HyperConnError` when a model without hyper-connections is given a rate for them.
+    Raises `HyperConnError` when a model without hyper-connections is given a rate for them, or one without matrices in
+    layers is given `muon`.
     """
+    from transformers import Trainer  # takes seconds, with all the packages that it supports
+
     check_connections(model, hc_lr)
     untrained = Trainer.__new__(Trainer)  # its rule reads nothing but the model
     decayed = set(decayed_names(model, untrained.get_decay_parameter_names(model)))
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    matrices = hidden_matrices(model, decayed) if muon else {}
+    groups: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            groups.setdefault((is_of_connection(name), name in decayed), []).append(parameter)
+            groups.setdefault((name in matrices, is_of_connection(name), name in decayed), []).append(parameter)
     return [
         {
             "params": parameters,
             "lr": hc_lr if of_connection and hc_lr is not None else lr,
             "weight_decay": weight_decay if decays else 0.0,
+            **({"use_muon": is_matrix} if muon else {}),
         }
-        for (of_connection, decays), parameters in sorted(groups.items(), key=lambda group: group[0], reverse=True)
+        for (is_matrix, of_connection, decays), parameters in sorted(
+            groups.items(), key=lambda group: group[0], reverse=True
+        )
     ]
 
 

@@ -12,6 +12,7 @@ from ..errors import HyperConnError
 from ..models.sub_layers import is_of_connection
 from .checkpoints import is_saved_whole, load_weights
 from .deepspeed import refuse_cast_by_zero_init, refuse_shared_settings, use_autocast
+from .muon import give_to_muon, hidden_matrices, refuse_orthogonalized
 from .parameter_groups import check_connections, decayed_names
 
 
@@ -21,13 +22,14 @@ class HCTrainerMixin(Trainer):
     Checkpoints are resumed from, and the best one loaded, with all weights: also those that have other names on disk.
 
     hc_lr: learning rate of the connections, to be scheduled like that of the rest, which is the default.
+    muon: whether torch's Muon trains the matrices inside of layers, and AdamW the rest. See `hc_param_groups`.
 
     Raises `HyperConnError` when it is given a rate and a model without hyper-connections, a rate and an optimizer that
-    has been made already, or a model whose connections DeepSpeed has cast.
+    has been made already, Muon and another optimizer or DeepSpeed, or a model whose connections DeepSpeed has cast.
     """
 
-    def __init__(self, *args, hc_lr: float | None = None, **kwargs):
-        self.hc_lr = hc_lr
+    def __init__(self, *args, hc_lr: float | None = None, muon: bool = False, **kwargs):
+        self.hc_lr, self.muon = hc_lr, muon
         super().__init__(*args, **kwargs)
         model: Any = self.model
         check_connections(model, hc_lr)
@@ -39,6 +41,8 @@ class HCTrainerMixin(Trainer):
                 f"hc_lr={hc_lr} has no effect on an optimizer that the Trainer is given. Make that one of "
                 f"hc_param_groups(model, ..., hc_lr={hc_lr}), or leave it to the Trainer."
             )
+        if muon:
+            self._refuse_besides_muon()
 
     def create_accelerator_and_postprocess(self) -> None:
         """Do as Transformers, with 16 bits by autocast under FSDP and DeepSpeed, too.
@@ -92,11 +96,33 @@ class HCTrainerMixin(Trainer):
         trained: Any = model or self.model
         if is_new and self.hc_lr is not None:
             _give_rate(optimizer, trained, self.hc_lr)
+        if is_new and self.muon:
+            matrices = hidden_matrices(trained, set(self.get_decay_parameter_names(trained)))
+            self.optimizer = optimizer = give_to_muon(optimizer, matrices)
+        refuse_orthogonalized(trained, optimizer)
         if not self._has_its_optimizer:
             if self.is_deepspeed_enabled:
                 refuse_shared_settings(self.accelerator.state.deepspeed_plugin.deepspeed_config, self.hc_lr)
             self._refuse_lost_settings(trained, optimizer)
         return optimizer
+
+    def _refuse_besides_muon(self) -> None:
+        """Raise `HyperConnError` for what can't be together with `muon`."""
+        optim = getattr(self.args.optim, "value", self.args.optim)
+        if self.is_deepspeed_enabled:
+            raise HyperConnError(
+                "muon=True needs matrices, which DeepSpeed flattens. Use FSDP2, or leave muon out. DeepSpeed's own "
+                "Muon would orthogonalize connections."
+            )
+        if self._has_its_optimizer or self.optimizer_cls_and_kwargs is not None:
+            raise HyperConnError(
+                "muon=True has no effect on an optimizer that the Trainer is given. Make its groups by "
+                "hc_param_groups(model, ..., muon=True), or leave it to the Trainer."
+            )
+        if optim not in ("adamw_torch", "adamw_torch_fused"):
+            raise HyperConnError(
+                f"muon=True needs optim='adamw_torch' or 'adamw_torch_fused' for the rest (got {optim!r}). Choose one."
+            )
 
     def _refuse_lost_settings(self, model: nn.Module, optimizer: Any) -> None:
         """Raise `HyperConnError` when an optimizer has another rate or weight decay for connections than they need."""
