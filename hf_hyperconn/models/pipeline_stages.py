@@ -115,7 +115,7 @@ def hand_streams_on(model: Any) -> None:
     """
     if any(hasattr(layer, "has_previous_state") for layer in DynamicCache(config=model.config).layers):
         raise ValueError("pp_size must be 1 for a model with recurrent layers. Use fsdp_size or tp_size.")
-    stage: Any = model._pp_stage
+    stage = model._pp_stage
     layers = len(model.base_model.decoder_layers)
     stand_ins = StandIns(model.base_model, *stage.layer_range_for_rank(stage.pp_rank, layers))
     exchange = stage.communicate
