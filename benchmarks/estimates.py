@@ -4,17 +4,15 @@ python -m benchmarks.estimates
 """
 
 import json
-from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, PreTrainedConfig
 
-from benchmarks.timing import RESULTS, markdown, with_tables
+from benchmarks.timing import RESULTS, markdown
 from hf_hyperconn.analysis.estimates import Estimate, estimate
 from hf_hyperconn.conversion.terminal import gigabytes
 from hf_hyperconn.models.connection_fields import completed
 
-PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
 LLAMA_1B = LlamaConfig(
     hidden_size=2048,
     intermediate_size=8192,
@@ -77,16 +75,3 @@ def _measured(shape: str) -> str:
     case = {"shape": shape, "tokens": TOKENS, "case": "DHC×4, compiled"}
     ratios = [row["step"]["ratio"] for row in rows if case.items() <= row.items()]
     return f"{ratios[0]:.2f}×" if ratios else ""
-
-
-def render(page: str) -> str:
-    """Return the page with its table made anew."""
-    return with_tables(page, {"estimates": table()})
-
-
-def main() -> None:
-    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -22,6 +22,7 @@ _EXPORTS = {
     "hc_param_groups": "training.parameter_groups",
     "hc_parameters": "training.hc_file",
     "load_hc": "training.hc_file",
+    "pipeline_stages": "training.pipeline",
     "register_auto_classes": "registration",
     "save_hc": "training.hc_file",
     "set_hc_implementation": "models.computing",

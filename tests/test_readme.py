@@ -36,6 +36,7 @@ ELSEWHERE = {
         ("oneshot", "TorchAoConfig", "BitsAndBytesConfig", 'from_pretrained("Llama-3.2-1B-HCx4-quantised"'),
         "campaigns/quantised/cases.py",
     ),
+    "docs/scale.md": dict.fromkeys(("Schedule1F1B", "DistributedConfig"), "test_pipelines.py"),
     "docs/serving.md": {
         "lm-eval": "test_evaluation.py",
         **dict.fromkeys(

@@ -19,7 +19,6 @@ pytest.importorskip("accelerate")
 pytest.importorskip("datasets")
 
 from examples.continue_pretraining import Recipe, last_checkpoint, load_model, main, parse_arguments
-from hf_hyperconn import HCLlamaForCausalLM
 from hf_hyperconn.conversion.convert import convert_checkpoint
 
 from .families import FAMILIES
@@ -211,12 +210,6 @@ def test_what_it_refuses(place, stories, texts, tmp_path):
     with pytest.raises(SystemExit, match="error: .*AlbertModel has no list of layers whose classes"):
         main(settings(tmp_path / "other", texts, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-
-
-def test_pipelines_are_refused(stories):
-    for config in ({"pp_size": 2}, pytest.importorskip("transformers.distributed").DistributedConfig(pp_size=2)):
-        with pytest.raises(ValueError, match="pp_size=2 was asked for.*Use fsdp_size or tp_size"):
-            HCLlamaForCausalLM.from_pretrained(stories, distributed_config=config)
 
 
 def test_the_page_has_the_values_of_the_recipe():

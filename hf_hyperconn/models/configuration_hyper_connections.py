@@ -40,7 +40,7 @@ class ShippedConfig(Base):
     base_model_type: ClassVar[str]
     code_package: ClassVar[str | None] = None
     source_in: ClassVar[Any] = None
-    base_model_pp_plan: ClassVar[Any] = None  # pipeline stages exchange [B, S, D]; streams are [B, S, N, D]
+    base_model_pp_plan: ClassVar[Any] = None  # engines' stages exchange [tokens, D]; streams have N times D
 
     def __init_subclass__(cls, *args, **kwargs):
         super().__init_subclass__(*args, **kwargs)

@@ -239,7 +239,7 @@ def place_layers(layers: nn.ModuleList, config, count: int | None = None) -> Non
             "Set `embedding_scale` of the layer to that module."
         )
     readout = getattr(layers[-1], "hc_head", None)
-    if readout_of(config) is not None and readout is None:
+    if readout_of(config) is not None and hasattr(last, "is_last") and readout is None:
         raise ValueError(
             "the last decoder layer present has no readout: that was in a layer that has been removed. "
             "Set `hc_head` of the layer to that module."

@@ -25,6 +25,7 @@ from .chosen_code import readout_of, refuse_others, replace_norms
 from .connection_fields import FIELDS, GivenFields, unread
 from .connection_weights import InitialWeights, warn_of_narrow, warn_of_old_places
 from .decoder_layer import HyperConnectionDecoderLayer
+from .pipeline_stages import hand_streams_on, refuse_generating_in_stages
 from .shipped_code import code_of, modules_in, source_in
 from .sub_layers import ADDED, READOUT, is_of_connection
 from .transformers_seam import (
@@ -112,15 +113,18 @@ class HyperConnectionPreTrainedModel(InitialWeights):
 
     @classmethod
     def prepare_distribute_model(cls, distributed_config, *args, **kwargs):
-        """Distribute the model by `from_pretrained(distributed_config=...)`, but refuse a pipeline."""
+        """Distribute the model by `from_pretrained(distributed_config=...)`."""
         sizes = distributed_config if isinstance(distributed_config, dict) else vars(distributed_config)
-        if (sizes.get("pp_size") or 1) > 1:
-            raise ValueError(
-                f"pp_size={sizes['pp_size']} was asked for. Transformers' pipeline hands [batch, sequence, hidden] on "
-                f"from stage to stage; between layers of {cls.__name__} there are [batch, sequence, streams, hidden]. "
-                f"Use fsdp_size or tp_size."
-            )
+        if (pp_size := sizes.get("pp_size") or 1) > 1:
+            refuse_generating_in_stages(cls, pp_size)
         return super().prepare_distribute_model(distributed_config, *args, **kwargs)
+
+    @classmethod
+    def maybe_distribute_model(cls, model, *args, **kwargs):
+        distributed: Any = super().maybe_distribute_model(model, *args, **kwargs)
+        if hasattr(distributed, "_pp_stage"):
+            hand_streams_on(distributed)
+        return distributed
 
     def _tell_config_of_code(self) -> None:
         """Let the config, which saves the code, find the code of the models."""
