@@ -75,12 +75,14 @@ def estimate(
     item, layers = ITEM_SIZES[dtype], sum(stack["num_hidden_layers"] for stack in configs_of_stacks(config))
     added, flops = connection_parameters(config, norm), base_flops(config, shapes)
     kept = tokens * kept_bytes(config, item)
-    plain, carried = 0, 0
+    plain = carried = 0
+    grows = False
     for stack in configs_of_stacks(config):
-        row = tokens * item * stack["hidden_size"] * stack["num_hidden_layers"]
+        of_one = tokens * item * stack["hidden_size"] * stack["num_hidden_layers"]
         rows = kind_of(stack).carried(stack)
-        plain += row
-        carried = None if carried is None or rows is None else carried + (rows - 1) * row
+        plain += of_one
+        carried += (rows or 1) * of_one - of_one
+        grows |= rows is None
     return Estimate(
         tokens=tokens,
         gpus=gpus,
@@ -92,7 +94,7 @@ def estimate(
         added_state=PER_PARAMETER * CONNECTION_ITEM * added,
         kept=kept,
         layer_inputs=plain,
-        added_layer_inputs=None if carried is None else carried + kept // layers,
+        added_layer_inputs=None if grows else carried + kept // layers,
         time=_time(config, flops),
     )
 

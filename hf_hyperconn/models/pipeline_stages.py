@@ -61,8 +61,8 @@ def around_layers(base_model_type: str, stack: str) -> tuple[list[str], list[str
 
     Raises `ValueError` when Transformers has no plan, which says that layers take nothing but hidden states and masks.
     """
-    known = getattr(CONFIG_MAPPING[base_model_type], "base_model_pp_plan", None)
-    plan = list(known or PLANS.get(base_model_type, ()))
+    known: Any = getattr(CONFIG_MAPPING[base_model_type], "base_model_pp_plan", None)
+    plan: list[str] = list(known or PLANS.get(base_model_type, ()))
     if stack not in plan:
         raise ValueError(
             f"a model in stages must be of a family with base_model_pp_plan (got {base_model_type}, for which "
