@@ -46,7 +46,9 @@ OWN = {
     "mhc": MANIFOLD,
     "ihc": MANIFOLD,
     "frac": {*HYPER, "frac_connections.py"},
-    "attnres": {"attention_residuals.py", "old_places.py"},
+    "attnres": {
+        *("attention_residuals.py", "attnres_kernels.py", "attnres_triton.py", "computing.py", "old_places.py"),
+    },
     "altup": {*HYPER, "altup_connection.py", "old_places.py"},
     "keel": {"keel_connection.py", "old_places.py"},
 }
