@@ -29,7 +29,7 @@ def _of_kernel(values: torch.Tensor | None, stand_in: torch.Tensor) -> tuple[tor
     """Return a kernel's arguments for values: strides and number; of None a tensor that isn't read, and no value."""
     if values is None:
         return stand_in, 0, 0, 0
-    return values, *values.stride()[:-1], values.shape[1]
+    return values, values.stride(0), values.stride(1), values.shape[1]
 
 
 def _count(first: torch.Tensor, last: torch.Tensor | None) -> int:
