@@ -18,7 +18,7 @@ from benchmarks.timing import RESULTS, fill, markdown
 REPOSITORY = RESULTS.parents[1]
 PAGES = tuple(REPOSITORY / page for page in ("docs/performance.md", "docs/serving.md"))
 PLOT = RESULTS / "connections.png"
-MODULES = ("connections", "kernels", "kinds", "models", "compilation", "decoding", "exports")
+MODULES = ("connections", "attention_residuals", "kernels", "kinds", "models", "compilation", "decoding", "exports")
 ADD = "residual, n streams"
 DTYPES = ("float32", "bfloat16")
 WAYS = list(product(DTYPES, ("eager", "compiled")))
@@ -41,6 +41,15 @@ def connections_table(result: dict) -> str:
 
     cases = dict.fromkeys(row["case"] for row in result["rows"])
     return markdown(["", *map(", ".join, WAYS)], [[case, *(cell(case, kind) for kind in WAYS)] for case in cases])
+
+
+def attention_table(result: dict) -> str:
+    """Return Markdown: one read of attention residuals, forward with backward, and its largest error."""
+    rows = []
+    for case in result["rows"][0]["cases"]:
+        figures = [row["cases"][case] for row in result["rows"]]
+        rows.append([case, *(f"{figure['both_ms']:.1f} ms ({figure['error']:.0e})" for figure in figures)])
+    return markdown(["", *(f"M = {row['values']}, {row['dtype']}" for row in result["rows"])], rows)
 
 
 def kernels_table(result: dict) -> str:
@@ -159,6 +168,7 @@ def render(text: str) -> str:
     """Return the page with those tables that it has made anew from benchmarks/results."""
     tables = {
         "connections": ("connections", connections_table),
+        "attention": ("attention_residuals", attention_table),
         "kinds": ("kinds", kinds_table),
         "models": ("models", models_table),
         "overhead": ("models", overhead_table),

@@ -10,17 +10,19 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from hf_hyperconn.models import hc_triton, mhc_triton  # noqa: E402
+from hf_hyperconn.models import attnres_triton, hc_triton, mhc_triton  # noqa: E402
 
 from .marks import few, tail  # noqa: E402
 
 H200 = 90
 # bytes; on an H100, kernels of DHC of half as many values a thread spill nothing and take longer
 SPILLED, SPILLED_BY_MHC = 48, 64
+SPILLED_BY_ROWS = {2048: 0, 8192: 0, 16384: 144}  # of D values, of which attention residuals hold four a program
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas-blackwell"
 # arguments that are pointers to streams or rows, in their dtype; other pointers are to float32
 VALUES = ("streams", "output", "next_streams", "branch_input", "rounding", "grad", "grad_input", "grad_output")
-NOT_SPECIALIZED = ("token_count", "tokens_a_chunk", "iters")
+VALUES += ("residual", "first", "last", "first_grad", "last_grad")
+NOT_SPECIALIZED = ("token_count", "tokens_a_chunk", "iters", "first_count", "last_count")
 STEPS = {  # the halves of a step, for the kernels that it launches
     "read": {"WRITES": False, "READS": True, "DYNAMIC": True},
     "write and read": {"WRITES": True, "READS": True, "DYNAMIC": True},
@@ -64,6 +66,17 @@ def of_mhc(name: str, n: int, dtype: str, mixes: bool):
     constants = mhc_triton._sizes(n, 2048, mixes)["coefficients" if is_small else name]
     options = mhc_triton._COEFFICIENT_OPTIONS if is_small else mhc_triton._OPTIONS
     return compiled(getattr(mhc_triton, f"_{name}"), constants, dtype, options)
+
+
+def of_attention_residuals(name: str, size: int, dtype: str, adds_residual: bool):
+    """A kernel of attention residuals for values of D."""
+    constants = {**attnres_triton._sizes(size), "ADDS_RESIDUAL": adds_residual}
+    return compiled(
+        getattr(attnres_triton, name),
+        constants,
+        dtype,
+        {**attnres_triton._OPTIONS, "num_warps": constants["num_warps"]},
+    )
 
 
 def check(result, folder: Path, most_spilled: int) -> None:
@@ -110,3 +123,22 @@ def test_mhc_compiles(name, mixes, n, tmp_path):
 def test_mhc_of_other_dtypes_compiles(name, dtype):
     for mixes in (True, False):
         assert of_mhc(name, 4, dtype, mixes).asm["cubin"]
+
+
+@pytest.mark.parametrize("adds_residual", few((True, False), True))
+@pytest.mark.parametrize("size", few(SPILLED_BY_ROWS, 2048, 16384))
+@pytest.mark.parametrize("name", ["_read", "_read_backward"])
+def test_attention_residuals_compile(name, size, adds_residual, tmp_path):
+    check(of_attention_residuals(name, size, "bf16", adds_residual), tmp_path, SPILLED_BY_ROWS[size])
+
+
+def test_weights_of_equal_scores_are_divided_exactly():
+    """By the division that rounds to nearest: an approximate one may be off 1."""
+    assert "div.rn.f32" in of_attention_residuals("_read", 2048, "bf16", True).asm["ptx"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", *tail("fp16")])
+@pytest.mark.parametrize("name", ["_read", "_read_backward"])
+def test_attention_residuals_of_other_dtypes_compile(name, dtype):
+    assert of_attention_residuals(name, 2048, dtype, True).asm["cubin"]

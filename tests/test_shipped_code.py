@@ -46,6 +46,7 @@ OWN = {
     "mhc": MANIFOLD,
     "ihc": MANIFOLD,
     "frac": {*HYPER, "frac_connections.py"},
+    "attnres": {"attention_residuals.py", "attnres_kernels.py", "attnres_triton.py", "computing.py"},
     "altup": {*HYPER, "altup_connection.py"},
 }
 # what other fields of a DHC model add

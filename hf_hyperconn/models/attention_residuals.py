@@ -23,8 +23,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from .computing import gradients, implementation, is_transformed, needs_autograd
 from .connection import Connection, as_new_output, broadcast_output, compute_dtype, expand_streams, without_autocast
 from .connection_weights import WideModule
+
+MAX_TRITON_SIZE = 2**14  # D, padded to a power of two: more values of four rows don't fit into registers
 
 
 @dataclass(eq=False)
@@ -47,7 +50,8 @@ class Values:
     @classmethod
     def of_streams(cls, streams: torch.Tensor) -> "Values":
         """Return views of streams `[B, S, 1 + M, D]`."""
-        return cls(streams[..., 0, :], (streams[..., 1:, :],))
+        residual, values = streams.split((1, streams.shape[-2] - 1), dim=-2)  # of which the gradient is one `cat`
+        return cls(residual.squeeze(-2), (values,))
 
     def written(self) -> torch.Tensor:
         """Return the streams `[B, S, 1 + M, D]`."""
@@ -61,18 +65,29 @@ class Values:
             return Values(residual, (*self.values, value))
         *before, last = self.values
         if last.shape[-2] > 1:
-            before.append(last[..., :-1, :])
-        return Values(residual, (*before, last[..., -1:, :] + value))
+            closed, last = last.split((last.shape[-2] - 1, 1), dim=-2)
+            before.append(closed)
+        return Values(residual, (*before, last + value))
 
     def read(self, query: torch.Tensor, form: str, eps: float) -> torch.Tensor:
-        """Return h, `[B, S, D]`, in the dtype of r."""
+        """Return h, `[B, S, D]`, in the dtype of r, by the fused kernels or in torch (`set_hc_implementation`)."""
         with without_autocast(self.residual):
             tensors = query.to(compute_dtype(self.residual.dtype)), self.residual, *self.values
+            if self._is_read_by_kernels():
+                first, *others = self.values
+                last = torch.cat(others, dim=-2) if len(others) > 1 else next(iter(others), None)
+                return _FusedRead.apply(form == "sum", eps, *tensors[:2], first, last)
             recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             if recorded and not torch.jit.is_tracing():  # which can't hold a Function
                 return _Read.apply(form == "sum", eps, *tensors)
             # Dynamo would call it with a context, as one without `setup_context`
             return _Read.forward(form == "sum", eps, *tensors)
+
+    def _is_read_by_kernels(self) -> bool:
+        if torch.jit.is_tracing() or is_transformed():
+            return False
+        # the kernels hold a row at a time, as of one stream
+        return implementation(self.residual.unsqueeze(-2), _run_one, MAX_TRITON_SIZE) == "triton"
 
 
 class AttentionResidual(Connection):
@@ -180,6 +195,47 @@ class _Read(torch.autograd.Function):
             of_values.append(of_value.addcmul_(by_query, query).addcmul_(by_value, value, value=-1))
         of_values = [of_value.to(value.dtype) for of_value, value in zip(of_values, values, strict=True)]
         return None, None, of_query, grad_output if ctx.adds_residual else None, *of_values
+
+
+class _FusedRead(torch.autograd.Function):
+    """h, `[B, S, D]`, by the fused kernels. The backward keeps the values, and the scores and norms of each token."""
+
+    @staticmethod
+    def forward(ctx, adds_residual, eps, query, residual, first, last):
+        from .attnres_triton import read_forward
+
+        read, *of_softmax = read_forward(adds_residual, eps, query, residual, first, last)
+        ctx.adds_residual, ctx.eps = adds_residual, eps
+        ctx.save_for_backward(query, first, last, *of_softmax)
+        return read
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        from .attnres_triton import read_backward
+
+        query, first, last, *of_softmax = ctx.saved_tensors
+        with without_autocast(grad_output):
+            if needs_autograd():
+
+                def read(query, *values):
+                    residual, present = torch.zeros_like(grad_output), (v for v in values if v is not None)
+                    return (_Read.forward(ctx.adds_residual, ctx.eps, query, residual, *present),)
+
+                of_query, of_first, of_last = gradients(read, (query, first, last), (grad_output,))
+            else:
+                of_first, of_last, of_query = read_backward(
+                    ctx.adds_residual, query, first, last, *of_softmax, grad_output
+                )
+        of_residual = grad_output if ctx.adds_residual else None
+        return None, None, of_query, of_residual, of_first, None if last is None else of_last
+
+
+def _run_one(device: torch.device) -> None:
+    """Read small values by the kernels."""
+    from .attnres_triton import read_forward
+
+    residual, values = torch.zeros(1, 1, 16, device=device), torch.zeros(1, 1, 2, 16, device=device)
+    read_forward(True, 1e-6, residual[0, 0], residual, values, None)
 
 
 def _scores(values: list[torch.Tensor], query: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:

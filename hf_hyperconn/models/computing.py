@@ -47,7 +47,7 @@ _has_dispatch_key = getattr(torch._C, "_dispatch_tls_is_dispatch_key_included", 
 
 
 def set_hc_implementation(name: str) -> None:
-    """Choose what computes static, dynamic and manifold-constrained hyper-connections from here on, in the process.
+    """Choose what computes hyper-connections (static, dynamic, mHC, iHC) and attention residuals in this process.
 
     name: "torch"; "triton", the fused kernels, which need a GPU (or `TRITON_INTERPRET=1`) and never fall back; or
         "auto", the kernels on a GPU. The environment variable `HF_HYPERCONN_IMPLEMENTATION` sets it at start.

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_hyperconn.models import computing
 from hf_hyperconn.models import hc_triton as triton_kernels
+from hf_hyperconn.models.attention_residuals import _run_one as run_one_attention
 from hf_hyperconn.models.hc_step import _run_one
 from hf_hyperconn.models.hyper_connections import HyperConnection
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldHyperConnection
@@ -84,7 +85,7 @@ def test_modes_of_other_threads_end_when_they_like():
     assert any(name.endswith("step_forward") for name in seen.names)
 
 
-@pytest.mark.parametrize("run_one", [_run_one, run_one_manifold])
+@pytest.mark.parametrize("run_one", [_run_one, run_one_manifold, run_one_attention])
 def test_the_first_kernel_is_tried_unseen(run_one):
     """An exported program would hold what is seen."""
     with Seen() as seen:
@@ -104,9 +105,9 @@ def test_memory_that_was_full_is_no_reason(monkeypatch):
     assert computing._why_kernels_fail(torch.device(DEVICE), _run_one) is None
 
 
-@pytest.mark.parametrize("connection", ["dhc", "mhc"])
+@pytest.mark.parametrize("connection", [{}, {"connection": "mhc"}, {"connection": "attnres", "hc_mult": 1}])
 def test_traces(connection):
-    model = hc_llama(num_hidden_layers=1, connection=connection).to(DEVICE).eval()
+    model = hc_llama(num_hidden_layers=1, **connection).to(DEVICE).eval()
     model.set_attn_implementation("eager")
     tokens = torch.arange(6, device=DEVICE)[None]
     with torch.no_grad():
