@@ -191,7 +191,7 @@ def main(arguments: list[str]) -> None:
             if recipe.held_out_files:
                 held_out = pack(load_texts(recipe.held_out_files), "text", tokenizer, recipe.sequence_length)
         model = load_model(recipe)
-    if args.torch_compile:  # layer by layer: all but the first and the last share one graph
+    if args.torch_compile:  # layer by layer: they share one graph
         os.environ.setdefault("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "true")
     has_connections = hasattr(model.config, "hc_mult")
     trainer = HCTrainer(

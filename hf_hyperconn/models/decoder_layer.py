@@ -50,7 +50,7 @@ class HyperConnectionDecoderLayer(Base):
     cut_from: the `CutFrom` of the branches that were cut; None without any.
     cache_names: the name of the cache in the model and in the branches; None where they are the same.
     predicting_norm: the norm of the layer that dynamic coefficients take a copy of; None for an RMSNorm of torch.
-    is_first, is_last: whether it expands the streams and reads them out; `place_layers` keeps them right.
+    is_first, is_last: whether its `forward` expands the streams and reads them out; `place_layers` keeps them right.
     """
 
     input_layernorm: Any
@@ -148,6 +148,12 @@ class HyperConnectionDecoderLayer(Base):
             return (self.lent_readout[0] if self.lent_readout else self.hc_head)(streams)
         return self.sub_layers[-1][0].reduce_streams(streams, self.config.hc_readout)
 
+    def expand(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Return the first streams, `[B, S, N, D]`, of hidden states `[B, S, D]`."""
+        if self.config.norm is not None:
+            hidden_states = self.embedding_scale(hidden_states)
+        return self.sub_layers[0][0].expand_streams(self._widen(hidden_states))
+
     def with_base_layout(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return hidden states `[B, S, D]` with the strides that they have in the base."""
         return hidden_states.mT.contiguous().mT if self.channels_first else hidden_states
@@ -203,24 +209,68 @@ class HyperConnectionDecoderLayer(Base):
 
     def _take(self, hidden_states: torch.Tensor, connection: Connection) -> Written:
         """Return streams as the first connection of the layer takes them; the first layer expands hidden states."""
-        has_streams = self.are_streams(hidden_states)  # also in a first layer that stands further up once more
-        if not has_streams and not self.is_first:
+        if self.are_streams(hidden_states):  # also in a first layer that stands further up once more
+            return connection.take(self._widen(hidden_states))
+        if not self.is_first:
             raise ValueError(
                 f"decoder layer {self.layer_idx} received hidden states of shape {tuple(hidden_states.shape)}, but "
                 f"takes the streams [batch, sequence, streams, size] of the layer before it. Stages of a pipeline "
                 f"exchange hidden states: use tensor parallelism instead."
             )
-        if not has_streams and self.config.norm is not None:
-            hidden_states = self.embedding_scale(hidden_states)
-        if self.widened is not None and getattr(self, self.widened):
-            hidden_states = hidden_states.to(torch.float32)
-        return connection.take(hidden_states if has_streams else connection.expand_streams(hidden_states))
+        return connection.take(self.expand(hidden_states))
+
+    def _widen(self, states: torch.Tensor) -> torch.Tensor:
+        """Return hidden states or streams in float32, where the layer has its streams in it."""
+        return states.to(torch.float32) if self.widened is not None and getattr(self, self.widened) else states
 
 
-def place_layers(layers: nn.ModuleList, config, count: int | None = None) -> None:
+class BetweenEnds:
+    """The compiled code of one layer, between expanding and reading out.
+
+    A graph is made for each layer that does something else. With these outside, all layers share one.
+
+    layer: the decoder layer.
+    compiled: its compiled code, of `layer.compile()` or `torch.compile(layer)`.
+    expands, reads_out: whether the layer is the first and the last of its stack; `place_layers` keeps them right.
+    """
+
+    def __init__(self, layer: HyperConnectionDecoderLayer, compiled: Callable):
+        self.layer, self.compiled = layer, compiled
+        self.expands = self.reads_out = False
+
+    def __call__(self, hidden_states: torch.Tensor, *args, **kwargs) -> Any:
+        """Run the layer on hidden states or streams, as its `forward` does. Its graph takes contiguous streams."""
+        layer = self.layer
+        if self.expands and not layer.are_streams(hidden_states):
+            hidden_states = layer.expand(hidden_states).contiguous()
+        outputs = self.compiled(hidden_states, *args, **kwargs)
+        streams, *others = (outputs,) if layer.returned is None else outputs
+        if not self.reads_out or not layer.are_streams(streams):
+            return outputs
+        read = layer.with_base_layout(layer.read_out(streams))
+        return read if layer.returned is None else (read, *others)
+
+
+def compiled_alone(layer: Any) -> BetweenEnds | None:
+    """Return the compiled code of a layer that is compiled apart from its model; None for another."""
+    wrapped = getattr(layer, "_orig_mod", None)  # by torch.compile
+    place = "_compiled_call_impl" if wrapped is None else "forward"
+    compiled = getattr(layer, place)
+    if compiled is not None and not isinstance(compiled, BetweenEnds):
+        compiled = BetweenEnds(layer if wrapped is None else wrapped, compiled)
+        setattr(layer, place, compiled)
+    return compiled
+
+
+def place_layers(layers: nn.ModuleList, config, count: int | None = None, are_recorded: bool = False) -> None:
     """Mark the first and the last of the layers that run now: layers may have been removed or added.
 
+    Layers that are compiled one by one share a graph: `BetweenEnds` expands and reads out. Both stay in `forward`
+    where they have parameters, which hooks may bring only for `forward`, where hidden states are recorded, and where
+    the whole model is compiled, which calls `forward`.
+
     count: the number of layers that run, None for all; an early exit runs fewer.
+    are_recorded: whether hooks record the hidden states of layers.
 
     Raises `ValueError` when no layer can expand the streams, or read them out once.
     """
@@ -244,13 +294,19 @@ def place_layers(layers: nn.ModuleList, config, count: int | None = None) -> Non
             "the last decoder layer present has no readout: that was in a layer that has been removed. "
             "Set `hc_head` of the layer to that module."
         )
+    outside = not are_recorded and not torch.compiler.is_compiling()
     for layer in running:
         if not hasattr(layer, "is_first"):
             continue  # something that passes the streams on
-        if layer.is_first != (layer is first):
-            layer.is_first = layer is first
-        if layer.is_last != (layer is last):
-            layer.is_last = layer is last
+        expands, reads_out = layer is first, layer is last
+        if (compiled := compiled_alone(layer)) is not None:
+            compiled.expands = expands and outside and config.norm is None
+            compiled.reads_out = reads_out and outside and readout_of(config) is None
+            expands, reads_out = expands and not compiled.expands, reads_out and not compiled.reads_out
+        if layer.is_first != expands:
+            layer.is_first = expands
+        if layer.is_last != reads_out:
+            layer.is_last = reads_out
     lent = () if readout is None or last is layers[-1] else (readout,)
     if getattr(last, "lent_readout", lent) != lent:
         last.lent_readout = lent
@@ -272,7 +328,9 @@ def reduce_recorded_streams(forward):
             return_dict = getattr(self.config, "return_dict", True)
         may_exit_early = names_count and self.layer_classes[0].count == "num_hidden_layers"
         self.keep_every_layer()
-        place_layers(self.decoder_layers, self.config, self.config.num_hidden_layers if may_exit_early else None)
+        count = self.config.num_hidden_layers if may_exit_early else None
+        are_recorded = bool(kwargs.get("output_hidden_states", getattr(self.config, "output_hidden_states", False)))
+        place_layers(self.decoder_layers, self.config, count, are_recorded)
         warn_of_training(self.decoder_layers)
         outputs = forward(self, *args, return_dict=True, **kwargs)
         are_streams = self.layer_classes[0].are_streams
