@@ -154,15 +154,15 @@ def test_branch_outputs_of_another_dtype():
 
 
 def test_the_kernels_ran(monkeypatch):
-    """When they are asked for, three launches a layer forward, and five backward, two of them for projections."""
+    """When they are asked for, three launches a layer forward, and seven backward, four of them for parameters."""
     tokens = torch.arange(5, device=DEVICE)[None]
     model = hc_llama(num_hidden_layers=2).to(DEVICE)
     model(tokens)  # on a GPU, the first connection tries a kernel
-    launched = launches_of(("_forward", "_backward", "_projection"), triton_kernels, monkeypatch)
+    launched = launches_of(("_forward", "_backward", "_parameters", "_total"), triton_kernels, monkeypatch)
     loss = model(tokens, labels=tokens).loss
     assert launched == ["_forward"] * 6
     loss.backward()
-    assert sorted(launched[6:]) == ["_backward"] * 6 + ["_projection"] * 4
+    assert sorted(launched[6:]) == ["_backward"] * 6 + ["_parameters"] * 4 + ["_total"] * 4
 
 
 @pytest.mark.parametrize("dtype", few((torch.float32, torch.bfloat16, torch.float16), torch.bfloat16))
