@@ -1,26 +1,26 @@
-"""Count what a connection costs the processor in eager mode, where its kernels are launched.
+"""Time what a connection costs the processor in eager mode, where its kernels are launched.
 
     python -m benchmarks.host_time [--before CHECKOUT]
 
-The Triton kernels are replaced by functions that do nothing, so that only the processor's work is left: Python, torch's
-dispatcher, autograd and memory. Models of 8 layers of width 64 see four tokens, whose arithmetic takes no time to speak
-of. Timed are a forward without gradients, and a training step, which is a forward and its backward. The figure of a
-connection is its model's time minus the plain model's, over the 16 connections; the plain model's is over as many
-sub-layers. Times are those of one thread of the processor (`time.thread_time`), medians of calls in turn.
+The Triton kernels are replaced by functions that do nothing, so that only the processor's work is left: Python,
+torch's dispatcher, autograd and memory. Models of 8 layers of width 64 see four tokens, whose arithmetic takes no time
+to speak of. Timed are a forward without gradients, and a training step, which is a forward and its backward. The
+figure of a connection is its model's time minus the plain model's, over the 16 connections; the plain model's is over
+as many sub-layers. Times are those of one thread (`time.thread_time`), medians of calls in turn.
 
 Peers are layers of the same Llama with the connections of hyper-connections (PyPI) and of Transformers' DeepSeek-V4.
-They have no kernels. Every operation of theirs runs on the processor here, on a few values. A GPU's host would spend
-about as much to launch it, so nothing was taken off. Nor does the table have what launching a Triton kernel takes.
-Launches of both kinds, and torch's operations that launch a kernel on a GPU, are counted beside the times.
+They have no kernels, and compute their few values on the processor. To launch them on a GPU would take about as long,
+so nothing is taken off. What Triton takes to launch a kernel is in no figure: add it to ours for each launch.
+Launches of kernels, and torch's operations that launch one on a GPU, are counted beside the times.
 
-With --before the same is measured of another checkout of this repository, in a process of its own in turn with ours.
-Writes benchmarks/results/host_time.json.
+With --before another checkout is measured, too, each in processes of its own, in turn. Writes
+benchmarks/results/host_time.json.
 """
 
 import argparse
 import json
-import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -37,7 +37,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
 
 from benchmarks.llamas import PLAIN
-from benchmarks.timing import in_a_process, medians_ms, write
+from benchmarks.timing import file_name, medians_ms, write
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, set_hc_implementation
 from hf_hyperconn.models import computing, hc_triton, mhc_triton
 
@@ -53,7 +53,9 @@ SHAPE = {
 KINDS = {"DHC×4": "dhc", "SHC×4": "shc", "mHC×4": "mhc", "iHC×4": "ihc"}
 PEERS = {"hyper-connections (PyPI), DHC×4": "lucidrains", "Transformers' DeepSeek-V4, mHC×4": "deepseek_v4"}
 SUB_LAYERS = 2 * LAYERS
-REPEATS, ROUNDS = 60, 3
+REPEATS, ROUNDS = 25, 2
+FIGURES = ("forward_ms", "step_ms", "kernels", "operations")
+RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"  # with the package of this folder
 
 
 class Kernel:
@@ -192,7 +194,7 @@ def measure(cases: list[str], repeats: int = REPEATS) -> dict[str, dict[str, flo
     counted = [launches(step) for _, step in every]
     found = {}
     for k, case in enumerate((PLAIN, *cases)):
-        row = dict(zip(("forward_ms", "step_ms", "kernels", "operations"), (*taken[2 * k : 2 * k + 2], *counted[k])))
+        row = dict(zip(FIGURES, (*taken[2 * k : 2 * k + 2], *counted[k]), strict=True))
         base = found.get(PLAIN)
         found[case] = row if base is None else {name: value - base[name] for name, value in row.items()}
     return {case: {name: value / SUB_LAYERS for name, value in row.items()} for case, row in found.items()}
@@ -205,30 +207,33 @@ def _medians(measured: list[dict[str, dict[str, float]]]) -> dict[str, dict[str,
     }
 
 
+def _measured_in(checkout: Path) -> dict[str, dict[str, float]]:
+    """Return a measurement of the package in a checkout, by this file."""
+    command = [sys.executable, "-c", RUN, str(Path(__file__).resolve()), "--print", *KINDS, *PEERS]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"measuring {checkout} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--before", metavar="CHECKOUT", type=Path, help="another checkout to measure in turn with this"
-    )
-    parser.add_argument("--print", action="store_true", help="print one measurement and write nothing")
+    parser.add_argument("--before", metavar="CHECKOUT", type=Path, help="another checkout, measured in turn")
+    parser.add_argument("--print", metavar="CASE", nargs="+", help="print one measurement of these and write nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.print:
-        print(json.dumps(measure([*KINDS, *PEERS])))
+        print(json.dumps(measure(arguments.print)))
         return
-    here = Path(__file__).resolve().parents[1]
-    checkouts = {"after": here} | ({} if arguments.before is None else {"before": arguments.before.resolve()})
+    checkouts = {"after": Path(__file__).resolve().parents[1]}
+    if arguments.before is not None:
+        checkouts["before"] = arguments.before.resolve()
     measured: dict[str, list] = {name: [] for name in checkouts}
     for _ in range(ROUNDS):
         for name, checkout in checkouts.items():
             measured[name].append(_measured_in(checkout))
-    result = {"layers": LAYERS, "hidden_size": SIZE, "tokens": TOKENS, "streams": STREAMS}
-    write("host_time.json", {**result, **{name: _medians(every) for name, every in measured.items()}})
-
-
-def _measured_in(checkout: Path) -> dict[str, dict[str, float]]:
-    """Return one measurement of the package in a checkout, by this file."""
-    raise NotImplementedError
+    shape = {"layers": LAYERS, "hidden_size": SIZE, "tokens": TOKENS, "streams": STREAMS}
+    write(file_name("host_time"), {**shape, **{name: _medians(every) for name, every in measured.items()}})
 
 
 if __name__ == "__main__":

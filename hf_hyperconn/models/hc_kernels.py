@@ -256,8 +256,8 @@ def _parameters(
         others = tl.zeros((R_PAD,), tl.float32)
         for start in range(first, end, T):
             tokens = (start + part)[:, None]
-            inside = (tokens < end) & (place < row_size)[None, :]
-            others += tl.sum(tl.load(grads + tokens * row_size + place[None, :], mask=inside, other=0.0), axis=0)
+            is_value = (tokens < end) & (place < row_size)[None, :]
+            others += tl.sum(tl.load(grads + tokens * row_size + place[None, :], mask=is_value, other=0.0), axis=0)
         tl.store(of_others + chunk * row_size + place, others, mask=place < row_size)
 
 
