@@ -118,7 +118,7 @@ def host_time_table(result: dict) -> str:
     for case in result["after"]:
         runs = [result[name][case] for name in ("before", "after") if name in result]
         times = [" → ".join(f"{run[way]:.2f}" for run in runs) + " ms" for way in ("forward_ms", "step_ms")]
-        counts = [" → ".join(f"{run[what]:.0f}" for run in runs) for what in ("kernels", "operations")]
+        counts = [" → ".join(str(round(run[what])) for run in runs) for what in ("kernels", "operations")]
         rows.append([f"{case}, a sub-layer" if case == "plain" else case, *times, *counts])
     return markdown(["", "forward", "training step", "launches of kernels", "torch's operations"], rows)
 
