@@ -269,7 +269,7 @@ def _step_forward(
 
 
 def _backward_results(grad_streams, branch_output, values, fn):
-    """Return places for the gradients: of S and each token's coefficients when it reads, of b' and f when it writes."""
+    """Return places for gradients: of S and each token's coefficients if it reads; of b' and f if it writes."""
     *tokens, n, _ = grad_streams.shape
     results = []
     if values is not None:
