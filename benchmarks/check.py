@@ -3,9 +3,10 @@
     python -m benchmarks.check           # a minute; exits with 1 when a ratio is above what is accepted
     python -m benchmarks.check --write   # measures ten times and accepts that, in benchmarks/results/check.json
 
-A connection's forward with backward against adding one branch output to n streams; a decoded token with connections
-against without, its time and its operations; conversion against `cp -r`. All are ratios of CPU time (or of counts) on
-one thread of a CPU, which other programs on the machine disturb less than time on the wall.
+A connection's forward with backward against adding one branch output to n streams; what a connection with fused
+kernels costs the host in a training step, against a plain sub-layer, and its launches; a decoded token with
+connections against without, its time and its operations; conversion against `cp -r`. All are ratios of CPU time (or
+of counts) on one thread of a CPU, which other programs on the machine disturb less than time on the wall.
 
 check.json has the lowest, the median and the highest of ten measurements in a row, made while other programs kept the
 two cores busy: the highest was up to 9 percent above the lowest, of conversions 18. On other days and machines SHC
@@ -26,11 +27,12 @@ import torch
 
 from benchmarks import connections, conversion, decoding
 from benchmarks.llamas import PLAIN, build
-from benchmarks.timing import RESULTS, keep_memory, medians_ms, write
+from benchmarks.timing import RESULTS, in_a_process, keep_memory, medians_ms, write
 
 COMMITTED = RESULTS / "check.json"
 CONNECTIONS = ("SHC", "DHC")
 DECODED = ("DHC×4", "mHC×4")
+KERNELS = ("DHC×4", "SHC×4", "mHC×4")
 SHAPE = {**decoding.SHAPE, "hidden_size": 256, "intermediate_size": 688}  # of a model whose products weigh little
 CONNECTION_REPEATS = 40
 GIGABYTES = 1.0
@@ -45,6 +47,14 @@ def connection_ratios() -> dict[str, float]:
     both = [connections.calls(function, torch.float32)[1] for function in functions]
     least, *taken = medians_ms(both, CONNECTION_REPEATS, clock=time.process_time)
     return {f"connection, {name}": milliseconds / least for name, milliseconds in zip(CONNECTIONS, taken, strict=True)}
+
+
+def host_ratios() -> dict[str, float]:
+    """Return the host time of a connection's training step against a plain sub-layer's, and its launches."""
+    found = in_a_process("benchmarks.host_time", "--print", *KERNELS, environment={})
+    plain = found.pop(PLAIN)
+    times = {f"host time, {case}": row["step_ms"] / plain["step_ms"] for case, row in found.items()}
+    return times | {f"launches, {case}": row["kernels"] for case, row in found.items()}
 
 
 @torch.no_grad()
@@ -72,7 +82,12 @@ def conversion_ratios() -> dict[str, float]:
     return {"conversion": converted / copied}
 
 
-MEASUREMENTS: tuple[Callable[[], dict[str, float]], ...] = (connection_ratios, decoding_ratios, conversion_ratios)
+MEASUREMENTS: tuple[Callable[[], dict[str, float]], ...] = (
+    connection_ratios,
+    host_ratios,
+    decoding_ratios,
+    conversion_ratios,
+)
 
 
 def spread(measured: list[dict[str, float]]) -> dict[str, dict[str, float]]:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels
 
-Forward, backward and the gradient of the projection, each in a CUDA graph of its own, so that launching takes no time.
+Forward, backward and the gradients of parameters, each in a CUDA graph of its own, so that launching takes no time.
 Writes benchmarks/results/kernels_cuda.json: microseconds, and the speed of a copy in GB/s.
 """
 
@@ -50,26 +50,30 @@ def row(tokens: int, n: int, size: int, dtype: torch.dtype) -> dict:
         return values(1, tokens, *shape).to(dtype)
 
     streams, output, grad_streams, grad_input = rows(n, size), rows(size), rows(n, size), rows(size)
-    written, grad_beta = values(1, tokens, n, n + 2, scale=0.3), values(1, tokens, n)
+    written, beta, grad_beta = (
+        values(1, tokens, n * (2 * n + 4), scale=0.3),
+        values(1, tokens, n),
+        values(1, tokens, n),
+    )
     static, fn, scale = (values(n, n + 1, scale=0.3), values(n, scale=0.3)), values(n + 2, size, scale=size**-0.5), 0.3
     settings = fn, None, torch.full((1,), scale, device="cuda"), torch.full((1,), scale, device="cuda")
+    parts, weight = (fn[:-1].t().contiguous(), fn[-1].contiguous()), values(size)
+    write = streams, written, beta, output
 
-    def forward() -> tuple[torch.Tensor, ...]:
-        return operators._step_forward(streams, written, output, *static, *settings, 1e-6, False, True)
+    def forward() -> list[torch.Tensor]:
+        return operators._step_forward(*write, *static, *settings, 1e-6, False, True)
 
-    _, _, coefficients, predicted, deviation, _ = forward()
+    _, _, read, _ = forward()
 
-    def backward() -> tuple[torch.Tensor, ...]:
-        read = coefficients, predicted, deviation, None
-        grads = grad_streams, grad_input, grad_beta
-        return operators._step_backward(streams, written, output, *settings, *read, False, True, *grads)
+    def backward() -> list[torch.Tensor]:
+        return operators._step_backward(*write, *settings, read, False, True, grad_streams, grad_input, grad_beta)
 
-    grad_predicted = backward()[2]
+    grads = backward()[1]
 
-    def projection() -> torch.Tensor:
-        return operators._projection_backward(streams, written, output, deviation, None, grad_predicted)
+    def parameters() -> list[torch.Tensor]:
+        return operators._parameters_backward(*write, read, grads, *parts, weight, None, False)
 
-    taken = {kernel.__name__: microseconds(kernel) for kernel in (forward, backward, projection)}
+    taken = {kernel.__name__: microseconds(kernel) for kernel in (forward, backward, parameters)}
     return {"tokens": tokens, "streams": n, "hidden_size": size, "dtype": str(dtype)[6:], "us": taken}
 
 

@@ -18,7 +18,10 @@ from benchmarks.timing import RESULTS, fill, markdown
 REPOSITORY = RESULTS.parents[1]
 PAGES = tuple(REPOSITORY / page for page in ("docs/performance.md", "docs/serving.md"))
 PLOT = RESULTS / "connections.png"
-MODULES = ("connections", "attention_residuals", "kernels", "kinds", "models", "compilation", "decoding", "exports")
+MODULES = (
+    *("connections", "attention_residuals", "kernels", "host_time", "kinds", "models"),
+    *("compilation", "decoding", "exports"),
+)
 ADD = "residual, n streams"
 DTYPES = ("float32", "bfloat16")
 WAYS = list(product(DTYPES, ("eager", "compiled")))
@@ -121,6 +124,17 @@ def exports_table(result: dict) -> str:
     return markdown(["", *engines], rows)
 
 
+def host_time_table(result: dict) -> str:
+    """Return Markdown: what a connection costs the host, before and now, and what it launches."""
+    rows = []
+    for case in result["after"]:
+        runs = [result[name][case] for name in ("before", "after") if name in result]
+        times = [" → ".join(f"{run[way]:.2f}" for run in runs) + " ms" for way in ("forward_ms", "step_ms")]
+        counts = [" → ".join(str(round(run[what])) for run in runs) for what in ("kernels", "operations")]
+        rows.append([f"{case}, a sub-layer" if case == "plain" else case, *times, *counts])
+    return markdown(["", "forward", "training step", "launches of kernels", "torch's operations"], rows)
+
+
 def overhead_table(result: dict) -> str:
     """Return Markdown: what hyper-connections cost the first shape, as multiples of the plain model."""
     shape = result["rows"][0]["shape"]
@@ -172,6 +186,7 @@ def render(text: str) -> str:
         "kinds": ("kinds", kinds_table),
         "models": ("models", models_table),
         "overhead": ("models", overhead_table),
+        "host time": ("host_time", host_time_table),
         "compilation": ("compilation", compilation_table),
         "decoding": ("decoding", decoding_table),
         "exports": ("exports", exports_table),

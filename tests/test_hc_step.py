@@ -92,7 +92,7 @@ def test_large_means_do_not_cancel(kernels, mean):
     grads = [torch.randn(1, 5, 2, D), torch.randn(1, 5, D), torch.randn(1, 5, 2)]
 
     def run(dtype):
-        parameters = module.to(dtype).coefficient_parameters(dtype)
+        parameters = module.to(dtype).coefficient_parameters(dtype).folded()
         parameters = CoefficientParameters(*(value.detach() for value in parameters[:6]), *parameters[6:])
         arguments = (streams.to(dtype), None, None, parameters)
         _, result = kernels.step_forward(*arguments)

@@ -22,7 +22,7 @@ PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas-bl
 # arguments that are pointers to streams or rows, in their dtype; other pointers are to float32
 VALUES = ("streams", "output", "next_streams", "branch_input", "rounding", "grad", "grad_input", "grad_output")
 VALUES += ("residual", "first", "last", "first_grad", "last_grad")
-NOT_SPECIALIZED = ("token_count", "tokens_a_chunk", "iters", "first_count", "last_count")
+NOT_SPECIALIZED = ("token_count", "tokens_a_chunk", "chunks", "iters", "first_count", "last_count")
 STEPS = {  # the halves of a step, for the kernels that it launches
     "read": {"WRITES": False, "READS": True, "DYNAMIC": True},
     "write and read": {"WRITES": True, "READS": True, "DYNAMIC": True},
@@ -55,9 +55,10 @@ def compiled(kernel, constants: dict, dtype: str, options: dict):
 
 def of_a_step(name: str, n: int, dtype: str, **flags: bool):
     """A kernel of DHC and SHC for n streams of D = 2048."""
-    kernel, sizes = getattr(hc_triton, name), hc_triton._sizes
-    constants = {**(hc_triton._projection_sizes if name == "_projection" else sizes)(n, 2048), **flags}
-    return compiled(kernel, constants, dtype, {**hc_triton._OPTIONS, "num_warps": constants["num_warps"]})
+    sizes = {"_parameters": hc_triton._parameter_sizes, "_total": hc_triton._total_sizes}.get(name, hc_triton._sizes)
+    constants = {**sizes(n, 2048), **flags, "WEIGHT": True}
+    options = {**hc_triton._OPTIONS, "num_warps": constants["num_warps"]}
+    return compiled(getattr(hc_triton, name), constants, dtype, options)
 
 
 def of_mhc(name: str, n: int, dtype: str, mixes: bool):
@@ -95,7 +96,7 @@ def check(result, folder: Path, most_spilled: int) -> None:
 @pytest.mark.parametrize("step", few(STEPS, "write and read"))
 def test_steps_compile(step, n, tmp_path):
     flags = {**STEPS[step], "OFFSET": False, "CENTRED": False, "TANH": True}
-    for name in ("_forward", "_backward", *(["_projection"] if flags["DYNAMIC"] else [])):
+    for name in ("_forward", "_backward", *(["_parameters", "_total"] if flags["DYNAMIC"] else [])):
         check(of_a_step(name, n, "bf16", **flags), tmp_path, SPILLED)
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from .connection import compute_dtype
-from .hc_torch import CoefficientParameters
+from .hc_torch import ConnectionParameters
 from .hyper_connections import HyperConnection
 
 
@@ -51,8 +51,8 @@ class AltUpConnection(HyperConnection):
         """Return A `[K, K+1]` and b `[K]` in the compute dtype of streams `[B, S, K, D]`."""
         return self._coefficients(compute_dtype(streams.dtype))
 
-    def coefficient_parameters(self, dtype: torch.dtype) -> CoefficientParameters:
-        return CoefficientParameters(*self._coefficients(dtype))
+    def coefficient_parameters(self, dtype: torch.dtype) -> ConnectionParameters:
+        return ConnectionParameters(*self._coefficients(dtype))
 
     def _coefficients(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         prediction, correction = self.prediction.to(dtype), self.correction.to(dtype, copy=True)

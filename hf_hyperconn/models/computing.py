@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, reduce
 from importlib.util import find_spec
 from operator import add
@@ -124,6 +125,8 @@ def _why_kernels_fail(device: torch.device, run_one: Callable) -> str | None:
     A kernel that fails is tried again. While a CUDA graph is captured none can be tried.
     """
     failures = _failures.get((device, run_one))
+    if failures is not None and not failures:
+        return None
     may_try = not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
     if may_try and (failures is None or 0 < len(failures) < _TRIES):
         failure = _try_kernels(device, run_one)
@@ -287,13 +290,15 @@ def operator(name: str, make_results: Callable) -> Callable[[Callable], Operator
     return partial(Operator, name, make_results)
 
 
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None), bool, int, float))
+
+
 def _is_recorded(arguments: tuple) -> bool:
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
     if _len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch():
         return True
-    plain = torch.Tensor, torch.nn.Parameter
-    return any(isinstance(value, torch.Tensor) and type(value) not in plain for value in arguments)
+    return not _PLAIN.issuperset(map(type, arguments))
 
 
 def by_token(tensor: torch.Tensor | None, inner: int) -> torch.Tensor | None:
@@ -303,6 +308,25 @@ def by_token(tensor: torch.Tensor | None, inner: int) -> torch.Tensor | None:
     tensor = tensor.reshape(-1, *tensor.shape[tensor.dim() - inner :])
     to_last_stream = (tensor.shape[-2] - 1) * tensor.stride(-2) if inner == 2 else 0  # 32 bits in the kernels
     return tensor if tensor.stride(-1) == 1 and to_last_stream < 2**31 else tensor.contiguous()
+
+
+def token_rows(tensor: torch.Tensor | None, inner: int) -> Any:
+    """Return a tensor whose tokens lie at one stride, as of `by_token`, and its strides but the last, which is 1."""
+    if tensor is None:
+        return None, *(0,) * inner
+    if tensor.is_contiguous() and (size := tensor.shape[-1]) * tensor.shape[-2] < 2**31:
+        return (tensor, size) if inner == 1 else (tensor, size * tensor.shape[-2], size)
+    tensor = by_token(tensor, inner)
+    return tensor, *tensor.stride()[:-1]
+
+
+_NOTHING = nullcontext()
+
+
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager:
+    """Return a context in which the current GPU is the tensor's."""
+    index = tensor.get_device()
+    return _NOTHING if index < 0 or index == torch.cuda.current_device() else torch.cuda.device(index)
 
 
 def refuse_shape(branch_output: torch.Tensor | None, streams: torch.Tensor) -> None:

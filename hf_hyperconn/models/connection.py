@@ -168,7 +168,7 @@ def clamp_infinities(branch_output: torch.Tensor, dtype: torch.dtype) -> torch.T
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that streams of `dtype` are computed in: float32, or float64 for float64."""
-    return torch.promote_types(dtype, torch.float32)
+    return dtype if dtype == torch.float32 else torch.promote_types(dtype, torch.float32)
 
 
 def without_autocast(tensor: torch.Tensor) -> AbstractContextManager:

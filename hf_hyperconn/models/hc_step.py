@@ -21,8 +21,16 @@ import torch
 from torch.nn import functional as F
 
 from .computing import implementation, needs_autograd, uses_matrix_products
-from .connection import Streams, as_new_output, broadcast_output, without_autocast
-from .hc_torch import BY_MATRIX_PRODUCTS, BY_SUMS, CoefficientParameters, Read, StepFunctions, gradients_by_autograd
+from .connection import Streams, Writer, as_new_output, broadcast_output, without_autocast
+from .hc_torch import (
+    BY_MATRIX_PRODUCTS,
+    BY_SUMS,
+    CoefficientParameters,
+    ConnectionParameters,
+    Read,
+    StepFunctions,
+    gradients_by_autograd,
+)
 
 MAX_TRITON_VALUES = 2**15  # of a token's streams, N and D padded to powers of two: more don't fit into registers
 
@@ -62,45 +70,52 @@ class StepCarry:
         return UnwrittenStreams(self.streams, self.coefficients, broadcast_output(branch_output, (*tokens, size)))
 
 
+def read_by_step(streams: Streams, parameters: ConnectionParameters) -> tuple[torch.Tensor, Writer]:
+    """Return the branch input `[B, S, D]` and the carry of a step that reads, after it has written."""
+    if implementation(streams.values, _run_one, MAX_TRITON_VALUES) == "triton":
+        from .hc_triton import read_by_kernels
+
+        return read_by_kernels(streams, parameters)
+    if not isinstance(streams, UnwrittenStreams):  # written by another implementation
+        streams = Streams(streams.written())
+    written, branch_input, coefficients = step(streams, parameters.folded())
+    return branch_input, StepCarry(written, coefficients)
+
+
 def step(streams: Streams, parameters: CoefficientParameters | None = None) -> tuple[torch.Tensor, ...]:
     """Return H and, when there are parameters to read it by, the branch input `[B, S, D]` and the coefficients."""
     write = (streams.coefficients, streams.branch_output) if isinstance(streams, UnwrittenStreams) else (None, None)
-    name = implementation(streams.values, _run_one, MAX_TRITON_VALUES)
     if not torch.is_grad_enabled() or torch.jit.is_tracing():  # a trace can't hold a Function
-        functions = _step_functions(name, streams.values.device)
-        return _outputs(*functions.step_forward(streams.values, *write, parameters))
+        return _outputs(*_step_functions(streams.values.device).step_forward(streams.values, *write, parameters))
     tensors = (None,) * 6 if parameters is None else parameters[:6]
     settings = None if parameters is None else parameters[6:]
-    return _Step.apply(name, settings, streams.values, *write, *tensors)
+    return _Step.apply(settings, streams.values, *write, *tensors)
 
 
 def _outputs(streams: torch.Tensor, read: Read | None) -> tuple[torch.Tensor, ...]:
     return (streams,) if read is None else (streams, read.branch_input, read.coefficients)
 
 
-def _step_functions(name: str, device: torch.device) -> StepFunctions:
-    """Return the functions of an implementation, "torch" or "triton", on a device."""
-    if name == "triton":
-        from .hc_triton import BY_KERNELS
-
-        return BY_KERNELS
+def _step_functions(device: torch.device) -> StepFunctions:
     return BY_MATRIX_PRODUCTS if uses_matrix_products(device) else BY_SUMS
 
 
 def _run_one(device: torch.device) -> None:
     """Read small streams by the kernels."""
-    parameters = CoefficientParameters(torch.zeros(2, 3, device=device), torch.zeros(2, device=device))
-    _step_functions("triton", device).step_forward(torch.zeros(1, 1, 2, 16, device=device), None, None, parameters)
+    from .hc_triton import read_by_kernels
+
+    parameters = ConnectionParameters(torch.zeros(2, 3, device=device), torch.zeros(2, device=device))
+    read_by_kernels(Streams(torch.zeros(1, 1, 2, 16, device=device)), parameters)
 
 
 class _Step(torch.autograd.Function):
     """A step. It returns the streams that it hands on and, when it reads, the branch input and the coefficients."""
 
     @staticmethod
-    def forward(ctx, name, settings, streams, coefficients, branch_output, *tensors):
-        ctx.name, ctx.settings = name, settings
+    def forward(ctx, settings, streams, coefficients, branch_output, *tensors):
+        ctx.settings = settings
         parameters = None if settings is None else CoefficientParameters(*tensors, *settings)
-        functions = _step_functions(name, streams.device)
+        functions = _step_functions(streams.device)
         next_streams, read = functions.step_forward(streams, coefficients, branch_output, parameters)
         if coefficients is None:
             next_streams = streams.view_as(streams)
@@ -114,13 +129,13 @@ class _Step(torch.autograd.Function):
         with without_autocast(grad_streams):
             if needs_autograd():
                 grads = grad_streams, grad_input, grad_coefficients
-                return None, None, *gradients_by_autograd(ctx.settings, ctx.saved_tensors[:9], grads)
+                return None, *gradients_by_autograd(ctx.settings, ctx.saved_tensors[:9], grads)
             streams, coefficients, branch_output, *saved = ctx.saved_tensors
             parameters, read, grad_beta = None, None, None
             if ctx.settings is not None:
                 parameters, read = CoefficientParameters(*saved[:6], *ctx.settings), Read(None, *saved[6:])
                 grad_beta = None if parameters.fn is None else grad_coefficients[..., -1]
-            step_backward = _step_functions(ctx.name, grad_streams.device).step_backward
+            step_backward = _step_functions(grad_streams.device).step_backward
             arguments = streams, coefficients, branch_output, parameters, read, grad_streams, grad_input, grad_beta
             grads = step_backward(*arguments, ctx.needs_input_grad[_FN])
             of_parameters = (None,) * 6
@@ -129,10 +144,10 @@ class _Step(torch.autograd.Function):
                 if parameters.fn is None:  # then b has no token dimensions, nor has its gradient
                     of_parameters = of_parameters[0], grad_coefficients[:, -1], *of_parameters[2:]
             of_coefficients = None if coefficients is None else _grad_of_written(grads.written_beta, coefficients)
-        return None, None, grads.streams, of_coefficients, grads.branch_output, *of_parameters
+        return None, grads.streams, of_coefficients, grads.branch_output, *of_parameters
 
 
-_FN = 7  # the place of `fn` among the arguments of `_Step.forward` after ctx
+_FN = 6  # the place of `fn` among the arguments of `_Step.forward` after ctx
 
 
 def _grad_of_written(grad_beta: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:

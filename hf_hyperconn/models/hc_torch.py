@@ -9,7 +9,7 @@ for all tokens, without token dimensions.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -49,6 +49,47 @@ class CoefficientParameters(NamedTuple):
         """Return the predicted term of the coefficients before it is scaled."""
         logits = predicted if self.offset is None else predicted + self.offset
         return logits.tanh() if self.tanh else logits
+
+
+class ConnectionParameters(NamedTuple):
+    """What a connection computes its coefficients with: its own tensors, in the compute dtype, and settings.
+
+    static_alpha: `[N, N+1]`. static_beta: `[N]`.
+    alpha_fn, beta_fn: `[D, N+1]` and `[D]`; None for static coefficients, which have nothing of what follows.
+    weight, bias: of the norm, `[D]`, each or None.
+    alpha_scale, beta_scale: `[1]`.
+    eps, centred, tanh: as of `CoefficientParameters`.
+    """
+
+    static_alpha: torch.Tensor
+    static_beta: torch.Tensor
+    alpha_fn: torch.Tensor | None = None
+    beta_fn: torch.Tensor | None = None
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    alpha_scale: torch.Tensor | None = None
+    beta_scale: torch.Tensor | None = None
+    eps: float = 0.0
+    centred: bool = False
+    tanh: bool = True
+
+    def to(self, dtype: torch.dtype) -> "ConnectionParameters":
+        """Return the same with tensors of a dtype."""
+        tensors: Any = (x if x is None or x.dtype == dtype else x.to(dtype) for x in self[:8])
+        return ConnectionParameters._make((*tensors, *self[8:]))
+
+    def folded(self) -> CoefficientParameters:
+        """Return the same with one `fn` that has the norm's parameters in it."""
+        if self.alpha_fn is None:
+            return CoefficientParameters(self.static_alpha, self.static_beta)
+        fn = torch.cat([self.alpha_fn.transpose(0, 1), self.beta_fn.unsqueeze(0)])
+        return CoefficientParameters(
+            self.static_alpha,
+            self.static_beta,
+            fn if self.weight is None else fn * self.weight,
+            None if self.bias is None else (fn * self.bias).sum(-1),
+            *self[6:],
+        )
 
 
 class Read(NamedTuple):
@@ -244,16 +285,16 @@ def gradients_by_autograd(
     """
     of_streams, of_input, of_coefficients = grads
     if settings is None:
-        of_write = gradients(lambda *write: (_addition(*write),), tensors[1:3], (of_streams,))
+        of_write = gradients(lambda *write: (addition(*write),), tensors[1:3], (of_streams,))
         return [of_streams, *of_write, *(None,) * 6]
 
     def step(streams, coefficients, branch_output, *parameters):
-        return _write_and_read(streams, coefficients, branch_output, CoefficientParameters(*parameters, *settings))
+        return write_and_read(streams, coefficients, branch_output, CoefficientParameters(*parameters, *settings))
 
     return gradients(step, tensors, (of_streams, of_input, of_coefficients[..., -1]))
 
 
-def _write_and_read(
+def write_and_read(
     streams: torch.Tensor,
     coefficients: torch.Tensor | None,
     branch_output: torch.Tensor | None,
@@ -265,7 +306,7 @@ def _write_and_read(
     """
     if coefficients is not None:
         dtype = torch.promote_types(streams.dtype, branch_output.dtype)
-        streams = (_Mixed.apply(streams, coefficients) + _addition(coefficients, branch_output)).to(dtype)
+        streams = (_Mixed.apply(streams, coefficients) + addition(coefficients, branch_output)).to(dtype)
     values, used = streams.to(parameters.static_alpha.dtype), parameters.static()
     if parameters.fn is not None:
         centred = values - values.mean(-1, keepdim=True) if parameters.centred else values
@@ -274,7 +315,7 @@ def _write_and_read(
     return _mixed(used, values), _weighted_sum(used[..., 0], values).to(streams.dtype), used[..., -1]
 
 
-def _addition(coefficients: torch.Tensor, branch_output: torch.Tensor) -> torch.Tensor:
+def addition(coefficients: torch.Tensor, branch_output: torch.Tensor) -> torch.Tensor:
     """Return b (outer) f, `[B, S, N, D]`, in the dtype of the coefficients."""
     output = clamp_infinities(branch_output.to(coefficients.dtype), branch_output.dtype)
     return coefficients[..., -1:] * output.unsqueeze(-2)

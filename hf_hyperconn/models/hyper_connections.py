@@ -29,8 +29,8 @@ from torch import nn
 from .computing import is_transformed, products_on
 from .connection import Connection, Streams, Writer, compute_dtype, without_autocast
 from .connection_weights import in_float32
-from .hc_step import StepCarry, step
-from .hc_torch import CoefficientParameters
+from .hc_step import read_by_step
+from .hc_torch import ConnectionParameters
 from .norm_forms import NormForm, form_of
 
 
@@ -138,39 +138,30 @@ class HyperConnection(Connection):
         tokens = streams.shape[:-2]
         return alpha.expand(*tokens, *alpha.shape[-2:]), beta.expand(*tokens, *beta.shape[-1:])
 
-    def coefficient_parameters(self, dtype: torch.dtype) -> CoefficientParameters | None:
+    def coefficient_parameters(self, dtype: torch.dtype) -> ConnectionParameters | None:
         """Return the parameters that a step computes `coefficients` with, in `dtype`; None when it must call the norm.
 
         A step calls a norm that it does not know, or whose weight is elsewhere until its own hooks bring it.
         """
-        static = (self.static_alpha.to(dtype), self.static_beta.to(dtype))
+        static = self.static_alpha, self.static_beta
         if self.norm is None:
-            return CoefficientParameters(*static)
+            return ConnectionParameters(*static).to(dtype)
         form = self.norm_form
         if form is None or (norm_parameters := form.parameters_of(self.norm)) is None:
             return None
         weight, bias = norm_parameters
-        if weight is not None and weight.device != self.static_alpha.device:
+        if weight is not None and weight.device != static[0].device:
             return None
-        fn = torch.cat([self.dynamic_alpha_fn.transpose(0, 1), self.dynamic_beta_fn.unsqueeze(0)]).to(dtype)
-        return CoefficientParameters(
-            *static,
-            fn=fn if weight is None else fn * weight.to(dtype),
-            offset=None if bias is None else (fn * bias.to(dtype)).sum(-1),
-            alpha_scale=self.dynamic_alpha_scale.to(dtype),
-            beta_scale=self.dynamic_beta_scale.to(dtype),
-            eps=form.eps,
-            centred=form.centred,
-            tanh=self.tanh,
-        )
+        fn = self.dynamic_alpha_fn, self.dynamic_beta_fn
+        scales = self.dynamic_alpha_scale, self.dynamic_beta_scale
+        return ConnectionParameters(*static, *fn, weight, bias, *scales, form.eps, form.centred, self.tanh).to(dtype)
 
     def forward(self, streams: Streams) -> tuple[torch.Tensor, Writer]:
         if not is_transformed():
             with without_autocast(streams.values):
                 parameters = self.coefficient_parameters(compute_dtype(streams.values.dtype))
                 if parameters is not None:
-                    written, branch_input, coefficients = step(streams, parameters)
-                    return branch_input, StepCarry(written, coefficients)
+                    return read_by_step(streams, parameters)
         return super().forward(streams)
 
     def extra_repr(self) -> str:

@@ -147,6 +147,7 @@ class _Width(torch.autograd.Function):
 
         branch_input, read, write, mix, predicted, deviation = width_forward(streams, fn, base, scale, *settings)
         ctx.settings = settings
+        ctx.set_materialize_grads(False)  # or the mix would get a gradient of zeros
         ctx.save_for_backward(streams, fn, base, scale, read, mix, predicted, deviation)
         ctx.mark_non_differentiable(mix)
         return streams.view_as(streams), branch_input, write, mix
@@ -156,19 +157,24 @@ class _Width(torch.autograd.Function):
         from .mhc_triton import projection_backward, width_backward
 
         streams, fn, base, scale, *saved = ctx.saved_tensors
+        # of outputs that nothing was made of
+        if grad_streams is None:
+            grad_streams = torch.zeros_like(streams)
+        if grad_input is None:
+            grad_input = torch.zeros_like(streams[..., 0, :])
+        if grad_write is None:
+            grad_write = torch.zeros_like(saved[0])
         if needs_autograd():
             grads = (grad_streams, grad_input, grad_write)
             with without_autocast(grad_streams):
                 return None, *gradients(partial(_width, ctx.settings), (streams, fn, base, scale), grads)
-        predicted, n = saved[2], streams.shape[-2]
         with without_autocast(grad_streams):
-            of_streams, of_logits, of_products = width_backward(
+            of_streams, of_others, of_products = width_backward(
                 streams, fn, base, scale, *ctx.settings, *saved, grad_streams, grad_input, grad_write
             )
             of_fn = projection_backward(streams, of_products) if ctx.needs_input_grad[2] else None
-            of_base = of_logits.flatten(0, -2).sum(0)
-            groups = (of_logits * predicted).flatten(0, -2).sum(0).split([n, n, n * n][: len(scale)])
-        return None, of_streams, of_fn, of_base, torch.stack([group.sum() for group in groups])
+            of_others = of_others.flatten(0, -2).sum(0)
+        return None, of_streams, of_fn, *of_others.split_with_sizes([len(base), len(scale)])
 
 
 class _Depth(torch.autograd.Function):

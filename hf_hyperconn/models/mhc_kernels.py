@@ -264,7 +264,7 @@ def _dot_backward(
 
 @triton.jit(do_not_specialize=["token_count", "iters"])
 def _coefficients_backward(
-    predicted, deviation, base, scale, grad_read, grad_write, grad_mix, grad_logits, of_products, of_values,
+    predicted, deviation, base, scale, grad_read, grad_write, grad_mix, of_parameters, of_products, of_values,
     token_count, size, iters, eps,
     N: tl.constexpr, N_PAD: tl.constexpr, M: tl.constexpr, MIXES: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
@@ -272,6 +272,7 @@ def _coefficients_backward(
     mask = tokens < token_count
     factor = tl.load(deviation + tokens, mask=mask, other=0.0)
     along = tl.zeros((T,), tl.float32)
+    of_parameters += tokens * (M + (3 if MIXES else 2))  # a row of M logits and of the scales
 
     one = tl.arange(0, N_PAD)[:, None]
     inside = (one < N) & mask[None, :]
@@ -288,7 +289,8 @@ def _coefficients_backward(
         grad *= gate * (1.0 - gate)
         of_prediction = tl.load(scale + group) * grad
         along += tl.sum(of_prediction * prediction, axis=0)
-        tl.store(grad_logits + place, grad, mask=inside)
+        tl.store(of_parameters[None, :] + group * N + one, grad, mask=inside)
+        tl.store(of_parameters + M + group, tl.sum(grad * prediction, axis=0), mask=mask)
         tl.store(of_products + place, of_prediction * factor[None, :], mask=inside)
 
     if MIXES:
@@ -310,7 +312,8 @@ def _coefficients_backward(
         grad = softmax * (grad - tl.sum(grad * softmax, axis=1)[:, None, :])
         of_prediction = tl.load(scale + 2) * grad
         along += tl.sum(tl.sum(of_prediction * prediction, axis=0), axis=0)
-        tl.store(grad_logits + place, grad, mask=inside)
+        tl.store(of_parameters[None, None, :] + 2 * N + old * N + new, grad, mask=inside)
+        tl.store(of_parameters + M + 2, tl.sum(tl.sum(grad * prediction, axis=0), axis=0), mask=mask)
         tl.store(of_products + place, of_prediction * factor[None, None, :], mask=inside)
 
     tl.store(of_values + tokens, -factor * factor * along / size / N, mask=mask)

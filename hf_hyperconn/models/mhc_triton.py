@@ -5,9 +5,11 @@ Streams are `[B, S, N, D]` with any strides. Coefficients are float32: reads and
 `[B, S, N, N]`, H_res by rows; for iHC an empty tensor. Predictions, `[B, S, M]`, are the normed streams times `fn`.
 """
 
+from functools import cache
+
 import torch
 
-from .computing import by_token, operator, operator_namespace, refuse_shape
+from .computing import on_device_of, operator, operator_namespace, refuse_shape, token_rows
 from .mhc_kernels import (
     _coefficients,
     _coefficients_backward,
@@ -29,6 +31,7 @@ _OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 _COEFFICIENT_OPTIONS = {**_OPTIONS, "num_warps": 1}
 
 
+@cache
 def _sizes(n: int, size: int, mixes: bool) -> dict[str, dict[str, int | bool]]:
     """Return the constants that each kernel is compiled for."""
     padded, m = triton.next_power_of_2(n), n * n + 2 * n if mixes else 2 * n
@@ -46,11 +49,6 @@ def _sizes(n: int, size: int, mixes: bool) -> dict[str, dict[str, int | bool]]:
         "read_backward": {**streams, **mix, "M": m, "T": 64 // padded, "BLOCK": min(64, whole)},
         "projection_backward": {**rows, "T": 8, "BLOCK": min(4096 // m_padded, whole)},
     }
-
-
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides from token to token and, of streams, from stream to stream."""
-    return tensor.stride()[:-1]
 
 
 def _width_results(
@@ -77,24 +75,22 @@ def width_forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The branch input `[B, S, D]`, reads, writes, mix, predictions, and the norm's 1 / sqrt(...) `[B, S]`."""
     results = _width_results(streams, mixes)
-    h, n, d = by_token(streams, 2), *streams.shape[-2:]
-    count = h.shape[0]
-    if h.numel() == 0:
+    n, d = streams.shape[-2:]
+    if streams.numel() == 0:
         return results
+    (h, *h_strides), count = token_rows(streams, 2), streams.numel() // (n * d)
     branch_input, read, write, mix, predicted, deviation = results
     fn, base, scale, sizes = fn.contiguous(), base.contiguous(), scale.contiguous(), _sizes(n, d, mixes)
     products, squares = (deviation.new_empty(count, n, *shape) for shape in ((fn.shape[0],), ()))
-    with torch.cuda.device_of(h):
+    with on_device_of(h):
         _project[triton.cdiv(count, sizes["project"]["T"]), n](
-            h, *_strides(h), fn, products, squares, count, d, **sizes["project"], **_OPTIONS
+            h, *h_strides, fn, products, squares, count, d, **sizes["project"], **_OPTIONS
         )
         _coefficients[(triton.cdiv(count, sizes["coefficients"]["T"]),)](
             products, squares, base, scale, read, write, mix, predicted, deviation, count, d, iters, eps,
             **sizes["coefficients"], **_COEFFICIENT_OPTIONS,
         )  # fmt: skip
-        _read[_grid(count, d, sizes["read"])](
-            h, *_strides(h), read, branch_input, count, d, **sizes["read"], **_OPTIONS
-        )
+        _read[_grid(count, d, sizes["read"])](h, *h_strides, read, branch_input, count, d, **sizes["read"], **_OPTIONS)
     return results
 
 
@@ -105,8 +101,9 @@ def _grid(count: int, size: int, sizes: dict[str, int | bool]) -> tuple[int, int
 def _width_backward_results(
     streams: torch.Tensor, predicted: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    grad_streams = torch.empty(streams.shape, dtype=streams.dtype, device=streams.device)
-    return grad_streams, torch.empty_like(predicted), torch.empty_like(predicted)
+    m = predicted.shape[-1]
+    of_parameters = predicted.new_empty((*predicted.shape[:-1], m + (3 if m > 2 * streams.shape[-2] else 2)))
+    return streams.new_empty(streams.shape), of_parameters, torch.empty_like(predicted)
 
 
 @operator(f"{_NAMESPACE}::width_backward", _width_backward_results)
@@ -126,28 +123,34 @@ def width_backward(
     grad_input: torch.Tensor,
     grad_write: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of streams, of logits and of products with `fn`, `[B, S, M]`, from that of the mixed streams."""
+    """The gradients of streams, of each token's logits and scales, and of products with `fn`, `[B, S, M]`.
+
+    Those of logits and scales are one row, `[B, S, M + 3]`, for iHC `[B, S, M + 2]`.
+
+    grad_streams: the gradient of the mixed streams.
+    """
     refuse_shape(grad_input, streams)
     results = _width_backward_results(streams, predicted)
-    h, of_h, of_x, n, d = by_token(streams, 2), by_token(grad_streams, 2), by_token(grad_input, 1), *streams.shape[-2:]
-    count = h.shape[0]
-    if h.numel() == 0:
+    n, d = streams.shape[-2:]
+    if streams.numel() == 0:
         return results
-    new_grad_streams, grad_logits, of_products = results
+    (h, *h_strides), count = token_rows(streams, 2), streams.numel() // (n * d)
+    (of_h, *of_h_strides), (of_x, *of_x_strides) = token_rows(grad_streams, 2), token_rows(grad_input, 1)
+    new_grad_streams, of_parameters, of_products = results
     fn, base, scale, sizes = fn.contiguous(), base.contiguous(), scale.contiguous(), _sizes(n, d, mixes)
     grad_read, grad_mix, of_values = torch.empty_like(read), torch.empty_like(mix), torch.empty_like(deviation)
-    with torch.cuda.device_of(h):
+    with on_device_of(h):
         _dot_backward[(triton.cdiv(count, sizes["dot_backward"]["T"]),)](
-            h, *_strides(h), of_h, *_strides(of_h), of_x, *_strides(of_x), grad_read, grad_mix, count, d,
+            h, *h_strides, of_h, *of_h_strides, of_x, *of_x_strides, grad_read, grad_mix, count, d,
             **sizes["dot_backward"], **_OPTIONS,
         )  # fmt: skip
         _coefficients_backward[(triton.cdiv(count, sizes["coefficients"]["T"]),)](
             predicted, deviation, base, scale, grad_read, grad_write.contiguous(), grad_mix,
-            grad_logits, of_products, of_values, count, d, iters, eps,
+            of_parameters, of_products, of_values, count, d, iters, eps,
             **sizes["coefficients"], **_COEFFICIENT_OPTIONS,
         )  # fmt: skip
         _read_backward[_grid(count, d, sizes["read_backward"])](
-            h, *_strides(h), fn, read, mix, of_products, of_values, of_h, *_strides(of_h), of_x, *_strides(of_x),
+            h, *h_strides, fn, read, mix, of_products, of_values, of_h, *of_h_strides, of_x, *of_x_strides,
             new_grad_streams, count, d, **sizes["read_backward"], **_OPTIONS,
         )  # fmt: skip
     return results
@@ -161,15 +164,15 @@ def _projection_results(streams: torch.Tensor, of_products: torch.Tensor) -> tor
 @operator(f"{_NAMESPACE}::projection_backward", _projection_results)
 def projection_backward(streams: torch.Tensor, of_products: torch.Tensor) -> torch.Tensor:
     """The gradient of `fn`, `[M, N D]`, from that of the products."""
-    h, n, d, m = by_token(streams, 2), *streams.shape[-2:], of_products.shape[-1]
-    sizes = _sizes(n, d, m > 2 * n)["projection_backward"]
-    tokens_a_chunk = triton.cdiv(triton.cdiv(h.shape[0], _CHUNKS), sizes["T"]) * sizes["T"]
-    chunks = triton.cdiv(h.shape[0], max(1, tokens_a_chunk))
+    (h, *h_strides), n, d, m = token_rows(streams, 2), *streams.shape[-2:], of_products.shape[-1]
+    count, sizes = streams.numel() // (n * d), _sizes(n, d, m > 2 * n)["projection_backward"]
+    tokens_a_chunk = triton.cdiv(triton.cdiv(count, _CHUNKS), sizes["T"]) * sizes["T"]
+    chunks = triton.cdiv(count, max(1, tokens_a_chunk))
     partial = torch.empty((chunks, m, n * d), dtype=torch.float32, device=streams.device)
     if chunks > 0:
-        with torch.cuda.device_of(h):
+        with on_device_of(h):
             _projection_backward[triton.cdiv(d, sizes["BLOCK"]), n, chunks](
-                h, *_strides(h), of_products, partial, h.shape[0], tokens_a_chunk, d, **sizes, **_OPTIONS
+                h, *h_strides, of_products, partial, count, tokens_a_chunk, d, **sizes, **_OPTIONS
             )
     return partial.sum(0)
 
@@ -186,14 +189,14 @@ def depth_forward(
     """The next streams, in the dtype that `streams + branch_output` would have."""
     refuse_shape(branch_output, streams)
     results = _depth_results(streams, branch_output)
-    h, f = by_token(streams, 2), by_token(branch_output, 1)
-    if h.numel() > 0:
-        _, n, size = h.shape
-        sizes = _sizes(n, size, mixes)["write"]
-        with torch.cuda.device_of(h):
-            _write[_grid(h.shape[0], h.shape[-1], sizes)](
-                h, *_strides(h), write.contiguous(), mix.contiguous(), f, *_strides(f), results, h.shape[0],
-                h.shape[-1], **sizes, **_OPTIONS,
+    if streams.numel() > 0:
+        (h, *h_strides), (f, *f_strides) = token_rows(streams, 2), token_rows(branch_output, 1)
+        n, size = streams.shape[-2:]
+        count, sizes = streams.numel() // (n * size), _sizes(n, size, mixes)["write"]
+        with on_device_of(h):
+            _write[_grid(count, size, sizes)](
+                h, *h_strides, write.contiguous(), mix.contiguous(), f, *f_strides, results, count, size,
+                **sizes, **_OPTIONS,
             )  # fmt: skip
     return results
 
@@ -210,13 +213,13 @@ def depth_backward(
     """The gradients of writes and branch output from that of the next streams, which is that of the mixed streams."""
     refuse_shape(branch_output, grad)
     results = _depth_backward_results(grad, branch_output)
-    of_next, f = by_token(grad, 2), by_token(branch_output, 1)
-    if of_next.numel() > 0:
-        count, n, d = of_next.shape
-        sizes = _sizes(n, d, False)["write_backward"]
-        with torch.cuda.device_of(of_next):
+    if grad.numel() > 0:
+        (of_next, *strides), (f, *f_strides) = token_rows(grad, 2), token_rows(branch_output, 1)
+        n, d = grad.shape[-2:]
+        count, sizes = grad.numel() // (n * d), _sizes(n, d, False)["write_backward"]
+        with on_device_of(of_next):
             _write_backward[(triton.cdiv(count, sizes["T"]),)](
-                of_next, *_strides(of_next), write.contiguous(), f, *_strides(f), *results, count, d,
+                of_next, *strides, write.contiguous(), f, *f_strides, *results, count, d,
                 **sizes, **_OPTIONS,
             )  # fmt: skip
     return results

@@ -128,8 +128,10 @@ def test_not_contiguous(kind):
 
 def test_streams_that_lie_too_far_apart_for_32_bits():
     far = torch.empty_strided((1, 7, 4, 64), (7 * 64, 64, 2**30, 1), device="meta")
-    assert triton_kernels.by_token(far[:, :, :2], 2).stride() == (64, 2**30, 1)
-    assert triton_kernels.by_token(far, 2).is_contiguous()
+    near, *strides = triton_kernels.token_rows(far[:, :, :2], 2)
+    assert [*strides, near.stride(-1)] == [64, 2**30, 1]
+    copy, *strides = triton_kernels.token_rows(far, 2)
+    assert copy.is_contiguous() and strides == [4 * 64, 64]
 
 
 def test_parameters_of_any_layout():
@@ -154,15 +156,15 @@ def test_branch_outputs_of_another_dtype():
 
 
 def test_the_kernels_ran(monkeypatch):
-    """When they are asked for, three launches a layer forward, and five backward, two of them for projections."""
+    """When they are asked for, three launches a layer forward, and seven backward, four of them for parameters."""
     tokens = torch.arange(5, device=DEVICE)[None]
     model = hc_llama(num_hidden_layers=2).to(DEVICE)
     model(tokens)  # on a GPU, the first connection tries a kernel
-    launched = launches_of(("_forward", "_backward", "_projection"), triton_kernels, monkeypatch)
+    launched = launches_of(("_forward", "_backward", "_parameters", "_total"), triton_kernels, monkeypatch)
     loss = model(tokens, labels=tokens).loss
     assert launched == ["_forward"] * 6
     loss.backward()
-    assert sorted(launched[6:]) == ["_backward"] * 6 + ["_projection"] * 4
+    assert sorted(launched[6:]) == ["_backward"] * 6 + ["_parameters"] * 4 + ["_total"] * 4
 
 
 @pytest.mark.parametrize("dtype", few((torch.float32, torch.bfloat16, torch.float16), torch.bfloat16))

@@ -24,22 +24,23 @@ def test_operators_are_sound():
     """PyTorch's own check of custom operators: schemas, fake tensors, and tracing with dynamic shapes."""
     first, streams = connections(3, 64, "layer", True)[0], torch.randn(2, 5, 3, 64, device=DEVICE)
     parameters = first.coefficient_parameters(torch.float32)
-    tensors, (eps, centred, tanh) = tuple(t.detach() for t in parameters[:6]), parameters[6:]
+    tensors, (eps, centred, tanh) = tuple(t.detach() for t in parameters[:8]), parameters[8:]
+    folded = tuple(t.detach() for t in parameters.folded()[:6])
     output = torch.randn(2, 5, 64, device=DEVICE)
 
     def check_operator(operator, arguments):
         torch.library.opcheck(operator.operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
     forward, backward = triton_kernels._step_forward, triton_kernels._step_backward
-    check_operator(forward, (streams, None, None, *tensors, eps, centred, tanh))
-    _, _, coefficients, predicted, deviation, mean = forward(streams, None, None, *tensors, eps, centred, tanh)
-    check_operator(forward, (streams, coefficients, output, *tensors, eps, centred, tanh))
-    saved = (coefficients, predicted, deviation, mean)
+    check_operator(forward, (streams, None, None, None, *folded, eps, centred, tanh))
+    _, values, beta = forward(streams, None, None, None, *folded, eps, centred, tanh)
+    write = streams, values, beta, output
+    check_operator(forward, (*write, *folded, eps, centred, tanh))
     grads = (torch.randn_like(streams), output, torch.randn(2, 5, 3, device=DEVICE))
-    arguments = (streams, coefficients, output, *tensors[2:], *saved, centred, tanh, *grads)
+    arguments = (*write, *folded[2:], values, centred, tanh, *grads)
     check_operator(backward, arguments)
-    arguments = (streams, coefficients, output, deviation, mean, coefficients)
-    check_operator(triton_kernels._projection_backward, arguments)
+    of_tokens = backward(*arguments)[1]
+    check_operator(triton_kernels._parameters_backward, (*write, values, of_tokens, *tensors[2:6], centred))
 
 
 class Seen(TorchDispatchMode):
@@ -61,7 +62,7 @@ def test_operators_are_called_where_they_are_seen():
     with Seen() as seen:
         found.append(results(modules, streams.clone(), torch.float32))
     found.append(results(modules, streams.clone(), torch.float32))
-    for operator in ("step_forward", "step_backward", "projection_backward"):
+    for operator in ("step_forward", "step_backward", "parameters_backward"):
         assert any(name.endswith(operator) for name in seen.names), operator
     assert all(torch.equal(mine, other) for mine, other in zip(*found, strict=True))
 
@@ -135,7 +136,8 @@ def test_export():
 def test_no_recompilation_for_another_length():
     modules = connections(4, 2048, "rms", True)
     results(modules, torch.randn(1, 4096, 4, 2048, device=DEVICE), torch.bfloat16)
-    kernels = (triton_kernels._forward, triton_kernels._backward, triton_kernels._projection)
+    names = "_forward", "_backward", "_parameters", "_total"
+    kernels = [getattr(triton_kernels, name) for name in names]
     before = [sum(len(cache[0]) for cache in kernel.device_caches.values()) for kernel in kernels]
     for tokens in (1, 2, 16, 100, 1025):
         results(modules, torch.randn(1, tokens, 4, 2048, device=DEVICE), torch.bfloat16)
@@ -186,12 +188,12 @@ def test_a_branch_output_is_broadcast_before_a_kernel_reads_it(shape, mixes):
 
 def test_operators_refuse_a_branch_output_of_another_shape():
     streams, output = torch.zeros(2, 3, 2, 24, device=DEVICE), torch.zeros(24, device=DEVICE)
-    coefficients = torch.zeros(2, 4, device=DEVICE)
+    values, beta = torch.zeros(6, device=DEVICE), torch.zeros(2, 3, 2, device=DEVICE)
     message = r"must be of shape \(2, 3, 24\) \(got \(24,\)\)"
     with pytest.raises(ValueError, match=message):
-        triton_kernels.step_forward(streams, coefficients, output, None)
+        triton_kernels._step_forward(streams, values, beta, output, *[None] * 6, 0.0, False, False)
     with pytest.raises(ValueError, match=message):
-        triton_kernels.step_backward(None, coefficients, output, None, None, streams, None, None, False)
+        triton_kernels._step_backward(None, values, beta, output, *[None] * 5, False, False, streams, None, None)
     write, mix = torch.zeros(2, 3, 2, device=DEVICE), torch.zeros(2, 3, 2, 2, device=DEVICE)
     with pytest.raises(ValueError, match=message):
         depth_forward(streams, write, mix, True, output)
