@@ -206,7 +206,7 @@ def test_what_it_refuses(place, stories, texts, tmp_path):
 
 def test_pipelines_are_refused(stories):
     for config in ({"pp_size": 2}, pytest.importorskip("transformers.distributed").DistributedConfig(pp_size=2)):
-        with pytest.raises(ValueError, match="pp_size=2 was asked for.*Use fsdp_size or tp_size"):
+        with pytest.raises(ValueError, match="pp_size must be 1 .got 2.*Use fsdp_size or tp_size"):
             HCLlamaForCausalLM.from_pretrained(stories, distributed_config=config)
 
 

@@ -250,7 +250,7 @@ def test_code_that_nothing_imports_any_more_is_not_lost(out):
     facts["files"]["unused.py"] = sha256(b"of the conversion").hexdigest()
     record.write_text(json.dumps(facts))
     (out / "unused.py").write_text("mine")
-    with pytest.raises(ConversionError, match="unused.py is not what the conversion wrote"):
+    with pytest.raises(ConversionError, match="unused.py is not as the conversion wrote it"):
         refresh(out)
     (out / "unused.py").write_text("of the conversion")
     assert "unused.py" in refresh(out).removed

@@ -196,7 +196,7 @@ def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
                 reason = f"is {list(shapes[key])} where its config says {list(expected[key])}"
             raise UnsupportedCheckpointError(
                 f"this {name} is not as Transformers builds it from its config: {key} {reason}. "
-                f"Merge or remove adapters and wrappers first, and make the config say what the model is."
+                f"Merge or remove adapters and wrappers first, and make the config fit the model."
             )
     targets = dict(converted.named_modules(remove_duplicate=False))
     sources = dict(model.named_modules(remove_duplicate=False))
@@ -206,7 +206,7 @@ def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
             raise UnsupportedCheckpointError(
                 f"{path or 'the model'} has {obstacle}, which a conversion of this {name} would lose. Convert first, "
                 f"and do that to the converted model; after training in mixed precision, "
-                f"accelerator.unwrap_model(model, keep_fp32_wrapper=False) removes what that added."
+                f"accelerator.unwrap_model(model, keep_fp32_wrapper=False) removes its additions."
             )
     for path, source in sources.items():
         _share(source, targets[path])

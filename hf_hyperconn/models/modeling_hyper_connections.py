@@ -117,9 +117,9 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         sizes = distributed_config if isinstance(distributed_config, dict) else vars(distributed_config)
         if (sizes.get("pp_size") or 1) > 1:
             raise ValueError(
-                f"pp_size={sizes['pp_size']} was asked for. Transformers' pipeline hands [batch, sequence, hidden] on "
-                f"from stage to stage; between layers of {cls.__name__} there are [batch, sequence, streams, hidden]. "
-                f"Use fsdp_size or tp_size."
+                f"pp_size must be 1 (got {sizes['pp_size']}). Transformers' pipeline hands [batch, sequence, hidden] "
+                f"on from stage to stage. Between layers of {cls.__name__} there are [batch, sequence, streams, "
+                f"hidden]. Use fsdp_size or tp_size."
             )
         return super().prepare_distribute_model(distributed_config, *args, **kwargs)
 

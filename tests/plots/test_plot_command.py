@@ -129,7 +129,7 @@ def test_pictures_of_a_text_beside_the_base_of_other_forms(model_type, tmp_path,
     encoder = main([*command, "--stack", "encoder", "-o", str(tmp_path / "encoder.png")])
     assert (encoder, (tmp_path / "encoder.png").exists()) == ((0, True) if model_type == "t5" else (1, False))
     if encoder:
-        assert "stack 'encoder' was asked for; HCGPT2Model has one list of layers" in capsys.readouterr().err
+        assert "stack must be None in HCGPT2Model (got 'encoder')" in capsys.readouterr().err
 
 
 def test_a_model_that_takes_no_text(tmp_path, refusal):
@@ -279,6 +279,6 @@ def test_a_base_is_refused(llama_folder, refusal):
     assert "is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert" in refusal(
         llama_folder, "--kind", "connections"
     )
-    assert f"there is no folder '{llama_folder / 'nowhere'}'. Give that of a checkpoint" in refusal(
+    assert f"there is no folder '{llama_folder / 'nowhere'}'. Give the folder of a checkpoint" in refusal(
         llama_folder / "nowhere"
     )

@@ -53,7 +53,7 @@ SPOILED = {
     ),
     "damaged": (
         lambda folder: flip_last_byte(next(iter(shards(folder).values()))),
-        "is not what the conversion wrote",
+        "is not as the conversion wrote it",
     ),
     "unverified": (
         lambda folder: change_record(folder, verification=None),
