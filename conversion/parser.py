@@ -23,7 +23,7 @@ SHELLS = {"bash": "", "zsh": "autoload -U +X compinit bashcompinit && compinit &
 class Parser(argparse.ArgumentParser):
     """A parser of the whole command line or of one command, whose errors have its own usage."""
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+    def parse_known_args(self, args=None, namespace=None):
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             known = [option for action in self._actions for option in action.option_strings]

@@ -47,7 +47,7 @@ def tell(text: str) -> None:
 def begin(command: str, subject: str) -> None:
     """Tell a terminal which command begins, because its imports may take seconds."""
     if sys.stderr.isatty():
-        tell(f"{command:<14}{subject}")
+        tell(f"{command:<14}{subject}".rstrip())
 
 
 def printable(text: str) -> str:

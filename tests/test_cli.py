@@ -139,12 +139,12 @@ def test_a_plan_warns_of_what_may_not_be_meant(llama_folder, tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["convert", str(llama_folder), out, "-n", "100", "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert "warning        --hc-mult is 100, and the papers measure up to 8 streams." in printed
+    assert "warning        hc_mult is 100, and the papers measure up to 8 streams." in printed
     assert f"warning        '{llama_folder}' has no tokenizer. Copy one into '{out}'" in printed
     base = shutil.copytree(llama_folder, tmp_path / "base")
     (base / "vocab.txt").write_text("")
     assert main(["convert", str(base), out, "-n", "8", "--verify", "off"]) == 0
-    assert "--hc-mult" not in (said := capsys.readouterr().err)
+    assert "hc_mult" not in (said := capsys.readouterr().err)
     assert "no tokenizer" not in said
 
 

@@ -72,7 +72,7 @@ class ConversionPlan:
         n, found = self.fields["hc_mult"], []
         if n > MEASURED and self.fields["connection"] != "frac":
             found.append(
-                f"--hc-mult is {n}, and the papers measure up to {MEASURED} streams. Activations of the residual "
+                f"hc_mult is {n}, and the papers measure up to {MEASURED} streams. Activations of the residual "
                 f"stream need {n} times the memory."
             )
         if "vocab_size" in self.base.config and not any(map(is_of_tokenizer, self.companions)):

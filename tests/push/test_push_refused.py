@@ -127,8 +127,7 @@ def test_a_gated_base_does_not_become_public_by_oversight(hub, base, folder, tmp
             push_checkpoint(folder, "me/gated")
         assert str(error.value) == (
             f"the base 'org/gated' is gated, and 'me/gated' would be public. Give --private, or a README.md whose "
-            f"metadata carries the base's terms over (missing or different: {fields}); `hf-hyperconn card` writes "
-            f"what is missing."
+            f"metadata carries the base's terms over (missing or different: {fields}); `hf-hyperconn card` adds them."
         )
         assert writes(hub) == []
 
