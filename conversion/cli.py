@@ -232,7 +232,7 @@ def _put(options: argparse.Namespace, facts: dict, text: str, *, as_is: bool = F
 
 def _parsers() -> tuple[Parser, dict[str, Parser]]:
     """Return the parser of the command line, and the parser of each command."""
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("--json", action="store_true", help="print the result as JSON")
     common.add_argument("-q", "--quiet", action="store_true", help="print the result and errors only")
     common.add_argument("-v", "--verbose", action="store_true", help="show the traceback of an error")

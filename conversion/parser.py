@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import NoReturn
 
@@ -43,7 +44,7 @@ def did_you_mean(word: str, known: list[str]) -> str:
     return "".join(f". Did you mean {near}?" for near in get_close_matches(word, known, n=1))
 
 
-def completion(shell: str, commands: dict[str, argparse.ArgumentParser]) -> str:
+def completion(shell: str, commands: Mapping[str, argparse.ArgumentParser]) -> str:
     """Return the text that lets a shell complete commands, options and choices, and files elsewhere.
 
     shell: a key of `SHELLS`. That of zsh reads bash's.

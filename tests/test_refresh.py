@@ -237,7 +237,9 @@ def test_code_of_a_trained_model_is_not_lost(name, out, old):
     with (out / name).open("a") as file:
         file.write("# mine\n")
     before = contents(out)
-    with pytest.raises(ConversionError, match=r"whether somebody has changed .*\.py.* is not recorded. Save what you"):
+    with pytest.raises(
+        ConversionError, match=r"whether somebody has changed .*\.py.* is not recorded. Save a copy of it"
+    ):
         refresh(out)
     assert contents(out) == before
     assert refresh(out, accept_changes=True).changed

@@ -169,7 +169,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         report: Any = super()
         report._adjust_missing_and_unexpected_keys(loading_info)
         name, where, new = _loaded.get()
-        connections = {key for key in self.state_dict() if is_of_connection(key)}
+        connections = {key for key, _ in self.named_parameters() if is_of_connection(key)}
         if not connections or not connections <= loading_info.missing_keys:
             return
         if not _loads_a_base.get():

@@ -258,7 +258,7 @@ def test_one_stream_of_keel(tmp_path, refusal):
         (["--text", "nowhere.txt"], "there is no text file 'nowhere.txt'."),
         (["--kind", "connections", "-o", "x.txt"], "'x.txt' should end with one of .png, .pdf, .svg."),
         (["-o", __file__], "is a file, and no picture. Give a folder, or a file that ends with one of .png, .pdf"),
-        (["--against", "base"], "--against base is only used for the picture of similarity, which was not asked for."),
+        (["--against", "base"], "--against base requires the picture of similarity."),
     ],
 )
 def test_what_is_refused(options, message, folder, monkeypatch, refusal):

@@ -245,7 +245,7 @@ def close(hub):
     hub.server_close()
 
 
-AGAIN = "Run the same command again; what was uploaded stays there."
+AGAIN = "Run the same command again. Uploaded files stay there."
 REFUSED = {
     "nobody": (
         lambda hub: None,
