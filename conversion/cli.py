@@ -15,10 +15,11 @@ from .checkpoint.record import ClosedFolderError, files_now, record_comparison
 from .estimate import DTYPES, estimate_training
 from .inspection import inspect_checkpoint
 from .interrupts import hearing_interrupts
+from .parser import SHELLS, Parser, completion
 from .planning.plan import LINKS, plan_conversion
 from .plot import PICTURES
 from .push import carry_out_push, plan_push
-from .terminal import open_streams, put, tell
+from .terminal import begin, open_streams, put, tell
 from .verify import MODES, fault_of_mode, verify_checkpoint
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
@@ -67,6 +68,9 @@ EXAMPLES = {
     "demo": """
   hf-hyperconn demo --steps 100
 """,
+    "completion": """
+  source <(hf-hyperconn completion bash)
+""",
 }
 
 
@@ -78,9 +82,12 @@ def main(arguments: list[str] | None = None) -> int:
     open_streams()
     options = None
     try:
-        options = _parser().parse_args(arguments)
+        parser, _ = _parsers()
+        options = parser.parse_args(arguments)
         if options.quiet:
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+        elif options.run is not _completion:
+            begin(options.command, getattr(options, "model", None) or options.folder or "")
         with hearing_interrupts():
             options.run(options)
         return OK
@@ -142,7 +149,7 @@ def _verify(options: argparse.Namespace) -> None:
     if options.against is None:
         of_a_base = {"--revision": options.revision, "--layers": options.layers, "--mode full": options.mode == "full"}
         if option := next((option for option, given in of_a_base.items() if given), None):
-            raise HyperConnError(f"{option} is of a comparison with the base: give --against MODEL, or leave it out.")
+            raise HyperConnError(f"{option} requires --against MODEL. Give both, or neither.")
     folder = Path(options.folder)
     files = files_now(folder)
     report = verify_checkpoint(
@@ -226,6 +233,12 @@ def _demo(options: argparse.Namespace) -> None:
     run_demo(options.folder, steps=options.steps, say=_speaker(options))
 
 
+def _completion(options: argparse.Namespace) -> None:
+    _, commands = _parsers()
+    text = completion(options.shell, commands)
+    _put(options, {"completion": text}, text)
+
+
 RESUMABLE = (_convert, _push)
 
 
@@ -238,17 +251,18 @@ def _put(options: argparse.Namespace, facts: dict, text: str, *, as_is: bool = F
     put(json.dumps(facts, indent=2, default=str) if options.json else text, as_is=as_is)  # metadata may hold dates
 
 
-def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
+def _parsers() -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser of the command line, and the parser of each command."""
+    common = Parser(add_help=False)
     common.add_argument("--json", action="store_true", help="print the result as JSON")
     common.add_argument("-q", "--quiet", action="store_true", help="print the result and errors only")
     common.add_argument("-v", "--verbose", action="store_true", help="show the traceback of an error")
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="hf-hyperconn", description="Hyper-Connections for Transformers checkpoints.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"hf-hyperconn {hf_hyperconn.__version__}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
     for name, (run, add_arguments, text) in COMMANDS.items():
         command = subparsers.add_parser(
             name,
@@ -261,7 +275,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.set_defaults(run=run)
         add_arguments(command)
-    return parser
+    return parser, dict(subparsers.choices)
 
 
 def _add_convert(convert: argparse.ArgumentParser) -> None:
@@ -346,9 +360,7 @@ def _add_push(push: argparse.ArgumentParser) -> None:
     push.add_argument("--private", action="store_true", help="make the repo private")
     push.add_argument("--create-pr", action="store_true", help="open a pull request instead of committing")
     push.add_argument("--revision", metavar="BRANCH", help="branch to commit to, created if missing (default: main)")
-    push.add_argument(
-        "--dry-run", action="store_true", help="list what would happen to every file, and change nothing"
-    )
+    push.add_argument("--dry-run", action="store_true", help="list the fate of every file, and change nothing")
     push.add_argument(
         "--include",
         metavar="PATTERN",
@@ -365,7 +377,7 @@ def _add_push(push: argparse.ArgumentParser) -> None:
 
 def _add_refresh(refresh: argparse.ArgumentParser) -> None:
     refresh.add_argument("folder", metavar="DIR", help="folder of the checkpoint; its weights stay as they are")
-    refresh.add_argument("--dry-run", action="store_true", help="print what would change, and change nothing")
+    refresh.add_argument("--dry-run", action="store_true", help="print the changes, and make none")
     refresh.add_argument(
         "--accept-changes", action="store_true", help="also replace code that has changed since it was written"
     )
@@ -374,6 +386,10 @@ def _add_refresh(refresh: argparse.ArgumentParser) -> None:
 def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("folder", metavar="DIR", nargs="?", help="where to keep the models (default: they are not kept)")
     demo.add_argument("--steps", type=_positive, default=300, metavar="K", help="training steps (default: 300)")
+
+
+def _add_completion(command: argparse.ArgumentParser) -> None:
+    command.add_argument("shell", choices=SHELLS, help="the shell that reads the output")
 
 
 def _positive(text: str) -> int:
@@ -387,8 +403,8 @@ COMMANDS = {
     "convert": (_convert, _add_convert, "convert a checkpoint, exactly, to one with n residual streams"),
     "estimate": (_estimate, _add_estimate, "estimate memory and time of training, before converting"),
     "verify": (_verify, _add_verify, "check a converted checkpoint, against its base if given"),
-    "inspect": (_inspect, _add_inspect, "show what a converted checkpoint is and what its connections cost"),
-    "plot": (_plot, _add_plot, "draw what the connections of a converted checkpoint do"),
+    "inspect": (_inspect, _add_inspect, "show the facts of a converted checkpoint and the cost of its connections"),
+    "plot": (_plot, _add_plot, "draw the connections of a converted checkpoint"),
     "card": (_card, _add_card, "write or update the model card of a checkpoint"),
     "push": (_push, _add_push, "push a checkpoint to the Hub, in one commit"),
     "refresh": (_refresh, _add_refresh, "update the code of an older folder to this release"),
@@ -397,4 +413,5 @@ COMMANDS = {
         _add_demo,
         "train a tiny Llama, convert it, verify it and train both further; offline, in minutes",
     ),
+    "completion": (_completion, _add_completion, "print a script by which a shell completes options and choices"),
 }

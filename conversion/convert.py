@@ -113,6 +113,8 @@ def carry_out(
         raise ConversionError(fault)
     if verify != "off":
         refuse_unfit(plan.base)
+    for warning in plan.warnings:
+        say(f"warning       {warning}")
     with _open_workspace(plan) as work:
         with _file_errors(work.parent):
             _bring_shards(plan, work, meanwhile=lambda: _write_hyper_connections(plan, work))

@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
-from transformers.utils import logging
 
 from hf_hyperconn.errors import ConversionError, HyperConnError
 from hf_hyperconn.registration import register_auto_classes
 
+from .checkpoint.loading import while_loading
 from .convert import convert_checkpoint
 from .terminal import put
 
@@ -52,7 +52,6 @@ def run_demo(folder: str | None = None, *, steps: int = 300, say: Callable[[str]
     differ from its base.
     """
     register_auto_classes()
-    logging.disable_progress_bar()
     try:
         if folder is not None:
             Path(folder).mkdir(parents=True)
@@ -70,7 +69,8 @@ def _demonstrate(place: Path, steps: int, say: Callable[[str], None]) -> None:
     base = byte_llama()
     say(f"1. a Llama of {base.num_parameters():,} parameters, trained on the standard library's source")
     _train([base], training, steps, learning_rate=3e-3, seed=1)
-    base.save_pretrained(place / "base")
+    with while_loading():
+        base.save_pretrained(place / "base")
     byte_tokenizer().save_pretrained(place / "base")
 
     say(f"2. converted to DHC×{STREAMS} and verified")
@@ -80,7 +80,8 @@ def _demonstrate(place: Path, steps: int, say: Callable[[str], None]) -> None:
     say("   " + _generate_elsewhere(converted).replace("\n", "\n   "))
 
     say("4. both trained further, on the same data")
-    models = [LlamaForCausalLM.from_pretrained(place / "base"), AutoModelForCausalLM.from_pretrained(converted)]
+    with while_loading():
+        models = [LlamaForCausalLM.from_pretrained(place / "base"), AutoModelForCausalLM.from_pretrained(converted)]
     before = [_loss(model, held_out) for model in models]
     _train(models, training, max(steps // 2, 1), learning_rate=1e-3, seed=2)
     after = [_loss(model, held_out) for model in models]

@@ -147,7 +147,7 @@ def inspection_of(checkpoint: Checkpoint) -> Inspection:
     flops = base_flops(config, {name: tensor.shape for name, tensor in weights.tensors.items()})
     if flops == 0:
         raise UnsupportedCheckpointError(
-            f"the weights of {checkpoint.name!r} are those of connections alone. Give a complete checkpoint."
+            f"the weights of {checkpoint.name!r} are connections alone. Give a complete checkpoint."
         )
     base, commit = base_of(config, record)
     added_flops = connection_flops(config)

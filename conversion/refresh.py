@@ -158,10 +158,12 @@ def _refuse_edited(checkpoint: Checkpoint, given: str | Path, kept: set[str], be
 
     changes, _ = find_changes(checkpoint, as_converted=False, digest_of=digest_of)
     edits = [str(change) for change in changes if change.name not in kept]
-    edits += [f"{name} is not what the conversion wrote" for name in sorted(beyond) if digest_of(name) != beyond[name]]
+    edits += [
+        f"{name} is not as the conversion wrote it" for name in sorted(beyond) if digest_of(name) != beyond[name]
+    ]
     if edits:
         raise ConversionError(
-            f"'{given}' is not as it was written: {'; '.join(edits)}. Save what you need of it, and "
+            f"'{given}' is not as it was written: {'; '.join(edits)}. Save a copy of it, and "
             f"replace it with --accept-changes."
         )
 
@@ -171,8 +173,8 @@ def _refuse_unrecorded(source: Source, given: str | Path, texts: Mapping[str, by
     names = [name for name, text in texts.items() if name in source.files and source.path(name).read_bytes() != text]
     if names:
         raise ConversionError(
-            f"whether somebody has changed {named(tuple(sorted(names)))} of '{given}' is not recorded. Save what you "
-            f"need of it, and replace it with --accept-changes."
+            f"whether somebody has changed {named(tuple(sorted(names)))} of '{given}' is not recorded. Save a "
+            f"copy of it, and replace it with --accept-changes."
         )
 
 

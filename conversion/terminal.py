@@ -1,11 +1,13 @@
 """Printing of the command line: results to stdout, the rest to stderr, also when nobody reads them."""
 
 import os
+import re
 import sys
 from typing import TextIO
 
 from hf_hyperconn.errors import HyperConnError
 
+COLORS = {"error": 31, "warning": 33}  # by the first word of a line: red, yellow
 NAMED = 3  # files that a message names before it counts
 
 
@@ -37,14 +39,28 @@ def put(text: str, *, as_is: bool = False) -> None:
 def tell(text: str) -> None:
     """Print a message to stderr, or nowhere if that fails."""
     try:
-        _write(sys.stderr, printable(text))
+        _write(sys.stderr, _colored(printable(text)))
     except OSError:
         _to_nowhere(sys.stderr)
+
+
+def begin(command: str, subject: str) -> None:
+    """Tell a terminal which command begins, because its imports may take seconds."""
+    if sys.stderr.isatty():
+        tell(f"{command:<14}{subject}".rstrip())
 
 
 def printable(text: str) -> str:
     """Escape invisible characters, which can change other text or drive a terminal; lines stay."""
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+
+
+def _colored(text: str) -> str:
+    """Color the first word of an error or a warning on a terminal, unless NO_COLOR is set."""
+    word = re.match("|".join(COLORS), text)
+    if word is None or not sys.stderr.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return f"\033[{COLORS[word[0]]}m{word[0]}\033[0m{text[word.end() :]}"
 
 
 def named(names: tuple[str, ...]) -> str:

@@ -8,11 +8,12 @@ from importlib import import_module
 from pathlib import Path
 
 from ._version import __version__
-from .families.family import family_of_class
+from .families.family import LISTED, class_names, family_of_class
 from .families.modules import install
 
 _EXPORTS = {
     "HyperConnection": "models.hyper_connections",
+    "HyperConnectionConfig": "models.configuration_hyper_connections",
     "HCMonitorCallback": "training.monitor",
     "HCTrainer": "training.trainer",
     "HCTrainerMixin": "training.trainer",
@@ -41,7 +42,8 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    """Return the names of all exports, and of the classes of the usual families; any other family has classes, too."""
+    return sorted({*__all__, *(name for model_type in LISTED for name in class_names(model_type))})
 
 
 install()

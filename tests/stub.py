@@ -48,7 +48,6 @@ def _imports() -> list[str]:
     ]
     mixins = [
         "from .models.configuration_composite import HyperConnectionCompositeConfig",
-        "from .models.configuration_hyper_connections import HyperConnectionConfig",
         "from .models.modeling_hyper_connections import HyperConnectionPreTrainedModel",
     ]
     return [*named, *exported, *mixins]

@@ -22,7 +22,7 @@ from .families import FAMILIES
 
 CODE, RECORD = "modeling_hyper_connections.py", "hyperconn_conversion.json"
 RELEASE = f"hf_hyperconn {hf_hyperconn.__version__}'s"
-WRITTEN = "is not what the conversion wrote"
+WRITTEN = "is not as the conversion wrote it"
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_code_is_held_against_the_record_and_the_package(out):
     report = verify_checkpoint(out)
     assert report.passed
     (change,) = report.changes
-    assert str(change) == f"{CODE} is what is recorded of the conversion, but differs from {RELEASE}, which made it"
+    assert str(change) == f"{CODE} is as recorded of the conversion, but differs from {RELEASE}, which made it"
 
     versions = {**record["versions"], "hf_hyperconn": "0.0.1"}
     edit(out / RECORD, versions=versions)

@@ -7,11 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
 import hf_hyperconn
 from hf_hyperconn.conversion import cli, convert
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.errors import ConversionError
+
+from .conftest import llama_config
 
 SCRIPT = Path(sys.executable).with_name("hf-hyperconn")
 
@@ -92,16 +96,101 @@ def test_wrong_usage(arguments, capsys):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "usage", "meant"),
+    [
+        (["convrt", "a"], "[-h] [--version] COMMAND", "convert"),
+        (["convert", "a", "--conection", "shc"], "convert", "--connection"),
+        (["convert", "a", "--start", "histroy"], "convert", "history"),
+        (["verify", "a", "--aganist=b"], "verify", "--against"),
+    ],
+)
+def test_a_word_that_is_nearly_right_is_named(arguments, usage, meant, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: hf-hyperconn {usage} ")
+    assert said.endswith(f". Did you mean {meant}?\n")
+
+
+def test_a_word_that_is_near_none_gets_no_suggestion(capsys):
+    with pytest.raises(SystemExit):
+        main(["convert", "a", "b", "c", "--zzz"])
+    assert capsys.readouterr().err.endswith("error: unrecognized arguments: c --zzz\n")
+
+
+def test_a_shell_completes_commands_options_and_choices(capsys):
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    for words, completed in (
+        ("ver", "verify"),
+        ("convert --conn", "--connection"),
+        ("convert --start ''", "copies history"),
+        ("plot -- --aga", "--against"),
+        ("convert ./", ""),
+    ):
+        line = f"COMP_WORDS=(hf-hyperconn {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _hf_hyperconn"
+        shell = ["bash", "-c", f'{script}{line}; echo "${{COMPREPLY[*]}}"']
+        assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == f"{completed}\n"
+    assert main(["completion", "zsh"]) == 0
+    assert "bashcompinit" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_plan_warns_of_what_may_not_be_meant(llama_folder, tmp_path, capsys):
+    out = str(tmp_path / "out")
+    assert main(["convert", str(llama_folder), out, "-n", "100", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "warning        hc_mult is 100, and the papers measure up to 8 streams." in printed
+    assert f"warning        '{llama_folder}' has no tokenizer. Copy one into '{out}'" in printed
+    base = shutil.copytree(llama_folder, tmp_path / "base")
+    (base / "vocab.txt").write_text("")
+    assert main(["convert", str(base), out, "-n", "8", "--verify", "off"]) == 0
+    assert "hc_mult" not in (said := capsys.readouterr().err)
+    assert "no tokenizer" not in said
+
+
+def other_llama(place: Path) -> Path:
+    """Another base of the same sizes."""
+    torch.manual_seed(1)
+    LlamaForCausalLM(llama_config()).save_pretrained(place / "other")
+    return place / "other"
+
+
+def test_another_base_is_named_beside_the_recorded_one(llama_folder, tmp_path, capsys):
+    out, other = str(tmp_path / "out"), str(other_llama(tmp_path))
+    assert main(["convert", str(llama_folder), out, "--verify", "off"]) == 0
+    assert main(["verify", out, "--against", other]) == 3
+    named = f"The record names another base: '{llama_folder.name}' (got '{other}')."
+    assert capsys.readouterr().err.endswith(f"{named}\n")
+
+
+def test_a_terminal_gets_a_first_line_and_colors(llama_folder, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["inspect", "./nowhere"]) == 1
+    first, error = capsys.readouterr().err.splitlines()
+    assert first == "inspect       ./nowhere"
+    assert error.startswith("\x1b[31merror\x1b[0m: ")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["inspect", "./nowhere", "-q"]) == 1
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ")
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["verify", "{}", "--revision", "main"], "--revision is of a comparison with the base: give --against MODEL"),
-        (["verify", "{}", "--mode", "full"], "--mode full is of a comparison with the base: give --against MODEL"),
-        (["verify", "{}", "--layers", "1"], "--layers is of a comparison with the base: give --against MODEL"),
+        (["verify", "{}", "--revision", "main"], "--revision requires --against MODEL"),
+        (["verify", "{}", "--mode", "full"], "--mode full requires --against MODEL"),
+        (["verify", "{}", "--layers", "1"], "--layers requires --against MODEL"),
         (
             ["verify", "{}", "--against", "{}", "--mode", "structure", "--layers", "1"],
-            "with 'structure' no layers are",
+            "layers must be None with mode 'structure'",
         ),
-        (["convert", "{}", "--verify", "off", "--layers", "1"], "with 'off' no layers are run: leave one of them out"),
+        (
+            ["convert", "{}", "--verify", "off", "--layers", "1"],
+            "layers must be None with mode 'off', which runs none (got 1)",
+        ),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(arguments, said, llama_folder, tmp_path, capsys, monkeypatch):
@@ -112,7 +201,7 @@ def test_options_that_would_do_nothing_are_refused(arguments, said, llama_folder
 
 
 def test_layers_that_would_not_be_run_are_refused_of_functions_too(llama_folder, tmp_path):
-    with pytest.raises(ConversionError, match="with 'structure' no layers are run"):
+    with pytest.raises(ConversionError, match="layers must be None with mode 'structure'"):
         convert.convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure", layers=1)
     with pytest.raises(ConversionError, match="mode must be 'auto', 'full', 'structure' or 'off'"):
         convert.convert_checkpoint(str(llama_folder), tmp_path / "out", verify="fast")

@@ -215,7 +215,7 @@ def test_an_expert_of_another_shape_is_refused_in_one_line(tmp_path):
     assert ended.returncode == 1
     assert "fake_tensor" not in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert "are not those of its config.json" in ended.stderr.splitlines()[-1]
+    assert "do not fit its config.json" in ended.stderr.splitlines()[-1]
 
 
 def test_a_conversion_of_what_is_no_number_is_named(source, capsys):

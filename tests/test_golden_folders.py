@@ -131,7 +131,7 @@ def test_changed_code_is_not_lost(tmp_path):
     with (folder / "hyper_connections.py").open("a") as file:
         file.write("# mine\n")
     before = contents(folder)
-    with pytest.raises(ConversionError, match="hyper_connections.py is not what the conversion wrote"):
+    with pytest.raises(ConversionError, match="hyper_connections.py is not as the conversion wrote it"):
         refresh(folder)
     assert contents(folder) == before
     refresh(folder, accept_changes=True)

@@ -46,10 +46,14 @@ def test_what_is_converted_in_inference_mode_can_be_trained(mode, llama, ids):
 
 
 def test_convert_model_refuses(llama):
-    with pytest.raises(UnsupportedCheckpointError, match="got a HCLlamaForCausalLM; give it a Transformers model"):
+    with pytest.raises(UnsupportedCheckpointError, match="got HCLlamaForCausalLM, which has connections already"):
         convert_model(convert_model(llama))
-    with pytest.raises(UnsupportedCheckpointError, match="got a Linear"):
+    with pytest.raises(UnsupportedCheckpointError, match="got Linear"):
         convert_model(torch.nn.Linear(2, 2))
+    with pytest.raises(UnsupportedCheckpointError, match="got 'base'.*from_pretrained.*hf-hyperconn convert MODEL"):
+        convert_model("base")
+    with pytest.raises(TypeError, match=r"got 4 beside it.*convert_model\(model, hc_mult=4\)"):
+        convert_model(llama, 4)
 
 
 @pytest.fixture

@@ -237,7 +237,9 @@ def test_code_of_a_trained_model_is_not_lost(name, out, old):
     with (out / name).open("a") as file:
         file.write("# mine\n")
     before = contents(out)
-    with pytest.raises(ConversionError, match=r"whether somebody has changed .*\.py.* is not recorded. Save what you"):
+    with pytest.raises(
+        ConversionError, match=r"whether somebody has changed .*\.py.* is not recorded. Save a copy of it"
+    ):
         refresh(out)
     assert contents(out) == before
     assert refresh(out, accept_changes=True).changed
@@ -250,7 +252,7 @@ def test_code_that_nothing_imports_any_more_is_not_lost(out):
     facts["files"]["unused.py"] = sha256(b"of the conversion").hexdigest()
     record.write_text(json.dumps(facts))
     (out / "unused.py").write_text("mine")
-    with pytest.raises(ConversionError, match="unused.py is not what the conversion wrote"):
+    with pytest.raises(ConversionError, match="unused.py is not as the conversion wrote it"):
         refresh(out)
     (out / "unused.py").write_text("of the conversion")
     assert "unused.py" in refresh(out).removed

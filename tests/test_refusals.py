@@ -36,7 +36,7 @@ def refusal(tmp_path, capsys):
 def test_other_model_type(source, refusal):
     message = refusal(configure(source, model_type="albert"))
     assert "can't be converted: AlbertModel has no list of layers whose classes" in message
-    assert "docs/families.md lists what can be converted" in message
+    assert "docs/families.md lists the model types" in message
     message = refusal(configure(source, model_type="unheard-of"))
     assert "has no model type 'unheard-of'" in message
 

@@ -89,7 +89,8 @@ def test_loading_a_base_leaves_the_verbosity_and_is_quiet(llama_folder, monkeypa
     HCLlamaForCausalLM.from_prenorm(llama_folder)
     assert "attn_hc" not in caplog.text
     AutoModelForCausalLM.from_pretrained(llama_folder, config=HCLlamaConfig.from_prenorm(llama_config()))
-    assert "attn_hc" in caplog.text  # only from_prenorm takes it that they are new
+    assert "attn_hc" not in caplog.text
+    assert "The connections (dhc, hc_mult=4) are new" in caplog.text  # from_prenorm need not say so
 
 
 def _forbidden(*args):

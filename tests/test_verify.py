@@ -103,7 +103,7 @@ def test_says_that_base_weights_are_not_compared(llama_folder, tmp_path):
     assert main(["verify", str(out), "--against", str(llama_folder), "--mode", "structure"]) == 0
     assert verify_checkpoint(out).notes == ()
     edit_tensors(out / BASE, lambda tensors: tensors["model.norm.weight"].add_(1))
-    assert verify_checkpoint(out).failure == f"{BASE} is not what the conversion wrote"
+    assert verify_checkpoint(out).failure == f"{BASE} is not as the conversion wrote it"
 
 
 @pytest.mark.parametrize("how", ["replaced", "edited", "edited behind a link", "held"])
@@ -138,7 +138,7 @@ def test_finds_a_damaged_file_without_the_base(llama_folder, tmp_path):
     content = bytearray((out / BASE).read_bytes())
     content[-5] ^= 1
     (out / BASE).write_bytes(content)
-    assert verify_checkpoint(out).failure == f"{BASE} is not what the conversion wrote"
+    assert verify_checkpoint(out).failure == f"{BASE} is not as the conversion wrote it"
 
 
 def test_fails_a_changed_base_tensor(out, llama_folder, capsys):

@@ -1,9 +1,9 @@
 """The model types that are tested, those of every kind of layer first."""
 
+from hf_hyperconn.families.family import LISTED
+
 TESTED = (
-    *("llama", "mistral", "qwen2", "qwen3", "smollm3", "seed_oss", "phi3", "starcoder2", "gemma", "gemma2"),
-    *("olmo", "olmo2", "olmo3", "granite", "olmoe", "mixtral", "qwen2_moe", "qwen3_moe"),
-    *("gpt_oss", "deepseek_v3"),
+    *LISTED,
     *("afmoe", "apertus", "arcee", "aria_text", "axk1", "axk2", "bitnet", "chinese_clip_vision_model"),
     *("clip_text_model", "clip_vision_model", "codegen", "cosmos3_edge_text", "ctrl", "cwm", "deepseek_v2"),
     *("deepseek_v32", "deit", "diffllama", "dinov2", "dinov2_with_registers", "dinov3_vit", "dots1"),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from huggingface_hub import ModelCard, ModelCardData
 
 NOTICE = "Notice"
+SITE = "https://hf-hyperconn.github.io/hf_hyperconn"  # the documentation
 
 # `model_cards` lies beside `conversion`, in a checkout and in the installed package
 TEMPLATE = Path(__file__).resolve().parents[2] / "model_cards" / "template.md"
@@ -100,7 +101,7 @@ def write_card(
         raise CardError("results of the base are shown beside the model's. Give these too, with --results.")
     folder = Path(folder)
     if not os.path.isdir(folder):
-        raise CardError(f"there is no folder '{folder}'. Give that of a checkpoint with hyper-connections.")
+        raise CardError(f"there is no folder '{folder}'. Give the folder of a checkpoint with hyper-connections.")
     evaluation = read_evaluation(results) if results is not None else None
     base_evaluation = read_evaluation(base_results) if base_results is not None else None
     if leads_out(folder, readme := folder / README):
@@ -190,6 +191,7 @@ def _values(facts: Facts, evaluation: Evaluation | None, base_evaluation: Evalua
         "settings": ", ".join(kind.settings(inspection.fields)),
         "streams": kind.streams(inspection.fields),
         "handed_on": kind.handed_on(inspection.fields),
+        "site": SITE,
         "exactness": f"bit for bit{' in 16 bits and within rounding in float32' * kind.is_rounded}",
         "auto_class": auto_class(facts.head),
         "generates": facts.head in facts.checkpoint.family.source.generative,

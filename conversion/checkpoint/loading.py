@@ -180,7 +180,7 @@ def _nested(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
 
 @contextmanager
 def while_loading() -> Iterator[None]:
-    """Keep Transformers' loading reports and torch's traces from the terminal.
+    """Keep Transformers' loading reports and bars and torch's traces from the terminal.
 
     Ctrl-C is held meanwhile, as weights are loaded on several threads.
     """

@@ -45,6 +45,7 @@ SECTION = re.compile(
     re.DOTALL,
 )
 LARGEST_CARD, LARGEST_METADATA = 10_000_000, 256_000  # bytes, and characters of YAML, which is slow to read
+MODEL_ID = re.compile(r'^model_id = ".*$', re.MULTILINE)  # the line of the quick start that names the model
 HEADING = re.compile(r"^(?=#{1,6} )", re.MULTILINE)
 
 # the first line of the comment in a README.md by Transformers' Trainer, which asks for its own removal
@@ -79,7 +80,7 @@ def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
         raise CardError(f"can't read '{path}': {error.strerror}. Allow that, or remove it.") from error
     except (ValueError, TypeError, AttributeError, YAMLError, RecursionError) as error:
         raise CardError(
-            f"the metadata of '{path}' can't be read: {error}. Fix what is between its two lines of '---', or "
+            f"the metadata of '{path}' can't be read: {error}. Fix the text between its two lines of '---', or "
             f"remove the file."
         ) from error
 
@@ -176,10 +177,20 @@ def stamp(text: str) -> str:
     """Add digests to the sections of a text that was just generated."""
 
     def marked(section: re.Match) -> str:
-        text = section["text"]
-        return f"<!-- hf-hyperconn: {section['name']} {_digest(text)} -->\n{text}{CLOSED}\n"
+        return _marked(section["name"], section["text"])
 
     return _with_sections(re.sub(r"\n{3,}", "\n\n", text), marked)
+
+
+def addressed(text: str, repo_id: str) -> str:
+    """Name a repo of the Hub in the quick start of a card, unless a person has edited that section."""
+
+    def named(section: re.Match) -> str:
+        if section["name"] != "quick-start" or section["digest"] != _digest(section["text"]):
+            return section[0]
+        return _marked(section["name"], MODEL_ID.sub(lambda line: f'model_id = "{repo_id}"', section["text"]))
+
+    return _with_sections(text, named)
 
 
 def merge(old: str, new: str) -> tuple[str, tuple[str, ...]]:
@@ -258,6 +269,11 @@ def _by_headings(text: str) -> list[tuple[str, str]]:
     """Return each heading, and the text from it up to the next one."""
     blocks = [block for block in HEADING.split(text) if block.startswith("#")]
     return [(block.partition("\n")[0].lstrip("# ").rstrip(), block) for block in blocks]
+
+
+def _marked(name: str, text: str) -> str:
+    """Return a section between its marks, with the digest of its text."""
+    return f"<!-- hf-hyperconn: {name} {_digest(text)} -->\n{text}{CLOSED}\n"
 
 
 def _digest(text: str) -> str:

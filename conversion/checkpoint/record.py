@@ -54,7 +54,7 @@ def read_record(source: Source) -> dict | None:
     record = read_json(source, RECORD)
     if fault := _fault(record):
         raise UnsupportedCheckpointError(
-            f"{RECORD} of {source.name!r} is not what the converter writes ({fault}). Convert the base again."
+            f"{RECORD} of {source.name!r} is not as the converter writes it ({fault}). Convert the base again."
         )
     return record
 

@@ -46,6 +46,11 @@ def belongs(name: str) -> bool:
     return listed or LICENCE.fullmatch(name) is not None
 
 
+def is_of_tokenizer(name: str) -> bool:
+    """Tell whether a file is of a tokenizer, by its name."""
+    return any(_matches(name, pattern) for pattern in TOKENIZER)
+
+
 def belongs_to_module(name: str) -> bool:
     """Tell whether a file goes with the module of sentence-transformers in its folder."""
     own = name.rpartition("/")[2]

@@ -20,7 +20,9 @@ QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_con
 NOT_PACKED = ("F64", "F32", "F16", "BF16", "C64", "BOOL", "I64", "U64")
 SCALES = ("scale", "absmax", "quant_map", "qzeros", "scb", "zero_point")
 
-LOAD_IT = "Load it with Transformers to see what it lacks: what that can't load is not read here, either."
+LOAD_IT = (
+    "Load it with Transformers to see its fault: a checkpoint that Transformers can't load is not read here, either."
+)
 REMEDIES = {
     "missing": f"Copy or download it again, or name in {CONFIG} the class that was saved (architectures).",
     "unknown": "If the model doesn't need that tensor, load it with Transformers, save it with save_pretrained, "
@@ -136,7 +138,7 @@ def refuse_unfit(base: Checkpoint, because: str = "") -> None:
 
     if fault := fault_by_headers(base):
         raise UnsupportedCheckpointError(
-            f"the weights of {base.name!r} are not those of its {CONFIG}: {because}{fault}. {_remedy(fault, base)}"
+            f"the weights of {base.name!r} do not fit its {CONFIG}: {because}{fault}. {_remedy(fault, base)}"
         )
 
 

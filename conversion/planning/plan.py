@@ -20,6 +20,7 @@ from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.checkpoint_files import INDEX, read_written_config, refuse_links_out, refuse_other_weights
 from ..checkpoint.connection_options import described, fields_of_conversion
 from ..checkpoint.readme import README
+from ..checkpoint.repository_files import is_of_tokenizer
 from ..checkpoint.sizes import fault_of_sizes, more_than_layers
 from ..checkpoint.source import CONFIG, Source, open_source
 from ..files.reading import is_size
@@ -29,11 +30,12 @@ from .companions import check_no_code, check_split_of_text, companions_of, left_
 from .output_folder import OutputFolder, plan_output_folder
 
 LINKS = ("copy", "hard", "symlink")
+MEASURED = 8  # streams, the most in the papers
 
 # model types whose layers are no chain of branches, each added to a residual stream of weight one
 OTHER_RESIDUALS = {"minimax": "scales", **dict.fromkeys(("bert", "distilbert", "roberta"), "norms")}
 
-SEE_FAMILIES = "docs/families.md lists what can be converted."
+SEE_FAMILIES = "docs/families.md lists the model types."
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,21 @@ class ConversionPlan:
     def base_bytes(self) -> int:
         """Return the size of the base's weight files."""
         return sum(self.base.source.files[name] for name in self.shards)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return facts that a user may not have intended."""
+        n, found = self.fields["hc_mult"], []
+        if n > MEASURED and self.fields["connection"] != "frac":
+            found.append(
+                f"hc_mult is {n}, and the papers measure up to {MEASURED} streams. Activations of the residual "
+                f"stream need {n} times the memory."
+            )
+        if "vocab_size" in self.base.config and not any(map(is_of_tokenizer, self.companions)):
+            found.append(
+                f"{self.base.name!r} has no tokenizer. Copy one into '{self.out}', or load it from elsewhere."
+            )
+        return tuple(found)
 
     @property
     def hc_parameters(self) -> int:
@@ -133,6 +150,7 @@ class ConversionPlan:
             "code": list(self.code),
             "companions": list(self.companions),
             "left": list(self.left),
+            "warnings": list(self.warnings),
             "link": self.link,
             "bytes_needed": self.bytes_needed,
             "bytes_free": self.bytes_free,
@@ -157,6 +175,7 @@ class ConversionPlan:
             *([("left behind", " ".join(self.left))] if self.left else []),
             *([("renames", f"the old one to {self.output.path.name}.replaced-<time>")] * self.output.is_replaced),
             ("output", f"{self.out}: needs {gigabytes(self.bytes_needed)}, {gigabytes(self.bytes_free)} free"),
+            *(("warning", warning) for warning in self.warnings),
         ]
         head = (
             f"Plan: {source.name}{commit} ({self.base.family.model_type}, {layers} layers, "

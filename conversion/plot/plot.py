@@ -48,7 +48,7 @@ def draw(
     nothing can be written to `out`, or matplotlib is missing.
     """
     if not os.path.isdir(folder):
-        raise HyperConnError(f"there is no folder '{folder}'. Give that of a checkpoint with hyper-connections.")
+        raise HyperConnError(f"there is no folder '{folder}'. Give the folder of a checkpoint with hyper-connections.")
     checkpoint = open_conversion(folder)
     if not kind_of(checkpoint.config).has_matrices:
         raise HyperConnError(
@@ -61,8 +61,7 @@ def draw(
     files = _files(Path(folder), pictures, kind == "all", out)
     if against is not None and "similarity" not in pictures:
         raise HyperConnError(
-            f"--against {against} is only used for the picture of similarity, which was not asked for. "
-            f"Give --text FILE, and --kind similarity or all."
+            f"--against {against} requires the picture of similarity. Give --text FILE, and --kind similarity or all."
         )
     for path in files.values():
         _refuse_place(path)
@@ -185,7 +184,7 @@ def _inputs(
     if (main_input := checkpoint.family.observed(model).main_input_name) != "input_ids":
         raise HyperConnError(
             f"the model in '{name}' takes {main_input}, not text. Draw its static weights, without --text, or run it "
-            f"on what it takes by hf_hyperconn.analysis.study (docs/analysis.md)."
+            f"on its own inputs by hf_hyperconn.analysis.study (docs/analysis.md)."
         )
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LENGTH
     batches = tokens_of(text, checkpoint.source, tokenizer, min(LENGTH, longest))

@@ -12,7 +12,7 @@ from hf_hyperconn.errors import PushError, VerificationError
 from ..checkpoint.checkpoint import Checkpoint, open_conversion
 from ..checkpoint.checkpoint_files import INDEX, WEIGHTS, refuse_links_out
 from ..checkpoint.model_code import code_files
-from ..checkpoint.readme import README, read_card
+from ..checkpoint.readme import README, addressed, read_card
 from ..checkpoint.record import base_on_the_hub, is_verified, shards_without_digest
 from ..checkpoint.repository_files import NOT_FOR_A_REPO, belongs, belongs_to_module, may_be_added
 from ..checkpoint.source import CONFIG, Source
@@ -67,6 +67,14 @@ class CheckedFolder:
                 self._digests[name] = hashlib.sha256(self._contents[name]).hexdigest()
         return self._digests[name]
 
+    def name_repo(self, repo_id: str) -> None:
+        """Name the repo in the quick start of the card that goes up; the folder's own card stays as it is."""
+        if README in self.names:
+            self.digest(README)
+            content = addressed(self._contents[README].decode(), repo_id).encode()
+            self._contents[README], self._digests[README] = content, hashlib.sha256(content).hexdigest()
+            self.source.files[README] = len(content)
+
     def equals(self, name: str, sibling: "RepoSibling") -> bool:
         """Return whether a file of the Hub has the content of the folder's."""
         from huggingface_hub.utils.sha import git_hash
@@ -100,7 +108,7 @@ def open_checked(folder: Path, include: Iterable[str], accept_changes: bool, say
     Raises as `push_checkpoint` does.
     """
     if not os.path.isdir(folder):
-        raise PushError(f"there is no folder '{folder}'. Give that of a conversion or of a saved model.")
+        raise PushError(f"there is no folder '{folder}'. Give the folder of a conversion or of a saved model.")
     if Path(os.path.realpath(folder)).name.endswith(".incomplete"):
         raise PushError(f"'{folder}' is an unfinished conversion. Run the same `hf-hyperconn convert` again.")
     report = verify_checkpoint(folder, mode="structure", accept_changes=True)

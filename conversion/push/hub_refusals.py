@@ -8,7 +8,7 @@ from hf_hyperconn.errors import HyperConnError, PushError
 
 from ..checkpoint.source import LOCAL
 
-AGAIN = "Run the same command again; what was uploaded stays there."
+AGAIN = "Run the same command again. Uploaded files stay there."
 
 
 @contextmanager

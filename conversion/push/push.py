@@ -176,6 +176,7 @@ def plan_push(
     if repo_id.count("/") != 1:
         raise PushError(f"the repo {repo_id!r} was given; give owner/name.")
     checked = open_checked(Path(folder), include, accept_changes, say)
+    checked.name_repo(repo_id)
 
     from huggingface_hub import HfApi
 
@@ -266,7 +267,7 @@ def _check_publication(folder: CheckedFolder, base: "ModelInfo | None", repo_id:
             raise PushError(
                 f"the base {folder.base!r} {state}, and {repo_id!r} would be public. Give --private, or a README.md "
                 f"whose metadata carries the base's terms over (missing or different: "
-                f"{', '.join(dict.fromkeys(lacking))}); `hf-hyperconn card` writes what is missing."
+                f"{', '.join(dict.fromkeys(lacking))}); `hf-hyperconn card` adds them."
             )
         if base and base.gated:
             say(f"gated base    a card doesn't gate a repo: switch gating on in the settings of {repo_id!r}")

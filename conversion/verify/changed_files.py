@@ -68,7 +68,7 @@ def find_changes(
         if name not in source.files:
             notes.append(f"{name}, which the conversion copied, is missing")
         elif digest_of(name) != expected:
-            change = FileChange(name, "is not what the conversion wrote", name in (CONFIG, INDEX))
+            change = FileChange(name, "is not as the conversion wrote it", name in (CONFIG, INDEX))
             changes.append(change) if as_converted else notes.append(str(change))
     if GENERATE in source.files:
         change = FileChange(GENERATE, "is code that `generate` would run", True)
@@ -97,19 +97,19 @@ def _code_changes(
         digest, expected = digest_of(name), recorded.get(name)
         if digest == ours:
             if as_converted and expected not in (None, digest):
-                changes.append(FileChange(name, f"is not what the conversion wrote, but {PACKAGE}'s", True))
+                changes.append(FileChange(name, f"is not as the conversion wrote it, but {PACKAGE}'s", True))
         elif expected not in (None, digest):
-            changes.append(FileChange(name, f"is not what the conversion wrote, nor {PACKAGE}'s", as_converted))
+            changes.append(FileChange(name, f"is not as the conversion wrote it, nor {PACKAGE}'s", as_converted))
         elif is_of_another:
             of_another.append(name)
         elif expected is None:
             changes.append(FileChange(name, f"differs from {PACKAGE}'s", False))
         else:
-            finding = f"is what is recorded of the conversion, but differs from {PACKAGE}'s, which made it"
+            finding = f"is as recorded of the conversion, but differs from {PACKAGE}'s, which made it"
             changes.append(FileChange(name, finding, False))
     note = (
-        f"code is of hf_hyperconn {package} and Transformers {transformers}, and differs from that of {PACKAGE} and "
-        f"Transformers {release()}: {', '.join(of_another)} (`hf-hyperconn refresh` brings it up to date)"
+        f"code is of hf_hyperconn {package} and Transformers {transformers}, and differs from the code of {PACKAGE} "
+        f"and Transformers {release()}: {', '.join(of_another)} (`hf-hyperconn refresh` brings it up to date)"
     )
     return changes, [note] if of_another else []
 

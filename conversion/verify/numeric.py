@@ -206,7 +206,7 @@ def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
         case "pixel_values" if hasattr(config, "image_size"):
             return {"pixel_values": _image(config, model, generator)}, 0
     raise VerificationError(
-        f"{type(model).__name__} takes {model.main_input_name}, and what to give it is not known here, so {INSTEAD}"
+        f"{type(model).__name__} needs {model.main_input_name}, which verification can't make, so {INSTEAD}"
     )
 
 

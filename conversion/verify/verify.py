@@ -1,6 +1,7 @@
 """The command `verify`: a hyper-connection checkpoint by itself, by its record and beside its base."""
 
 import hashlib
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,7 @@ def fault_of_mode(mode: str, layers: int | None, modes: tuple[str, ...] = MODES)
     if mode not in modes:
         return f"mode must be {one_of(modes)} (got {mode!r})."
     if layers is not None and mode in ("structure", "off"):
-        return f"layers={layers} was asked for, but with {mode!r} no layers are run: leave one of them out."
+        return f"layers must be None with mode {mode!r}, which runs none (got {layers}). Leave one of them out."
     return None
 
 
@@ -147,7 +148,7 @@ def verify_checkpoint(
     target = open_conversion(folder)
     if reason := inequivalence(target.config):
         raise UnsupportedCheckpointError(
-            f"'{folder}' was trained from scratch: no base computes what it does ({reason}), so there is nothing to "
+            f"'{folder}' was trained from scratch: no base gives the same outputs ({reason}), so there is nothing to "
             f"verify."
         )
     weights, record = target.weights, target.record
@@ -178,11 +179,21 @@ def verify_checkpoint(
     base = Checkpoint(against, read_written_config(against), target.family)
     refuse_other_weights(against, base.written)
     report = _compare_tensors(report, target, base, changed_file, fresh)
+    if report.failure and record and (other := _recorded_base(record, against)):
+        return replace(report, failure=f"{report.failure}. {other}")
     if report.failure or mode == "structure":
         return report
     if _tokens_if_resized(target, base, trained):
         return replace(report, notes=(*report.notes, "logits not compared: they are of other tokens than the base's"))
     return _compare_outputs(report, target, base, mode, layers)
+
+
+def _recorded_base(record: dict, against: Source) -> str | None:
+    """Name the base in a record beside another that was given; None where both have the same name."""
+    recorded, commit = record["base"]["model"], record["base"]["commit"]
+    if recorded in (against.name, Path(os.path.realpath(against.name)).name):
+        return None
+    return f"The record names another base: {recorded!r}{f' at {commit}' if commit else ''} (got {against.name!r})"
 
 
 def _compare_outputs(
@@ -270,7 +281,7 @@ def _damage(target: Source, record: dict | None) -> str | None:
     for shard in record["base_shards"] if record else ():
         name, expected = shard["file"], shard["sha256"]
         if name not in target.files or (expected is not None and _digest(target, name) != expected):
-            return f"{name} is not what the conversion wrote"
+            return f"{name} is not as the conversion wrote it"
     return None
 
 

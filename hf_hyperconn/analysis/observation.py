@@ -235,6 +235,6 @@ def with_layers(model: Any, stack: str | None = None) -> Any:
     stacks = stacks_of(model)
     if stack is not None and stack not in stacks:
         raise HyperConnError(
-            f"stack {stack!r} was asked for; {type(model).__name__} has {', '.join(stacks) or 'one list of layers'}."
+            f"stack must be {' or '.join(stacks) or None} in {type(model).__name__} (got {stack!r}). Give another."
         )
     return getattr(getattr(model, "base_model", model), stack or stacks[-1]) if stacks else model

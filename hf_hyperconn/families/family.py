@@ -18,6 +18,11 @@ from .reading.read_family import fields_of_stacks, read_family
 from .reading.source_files import table
 from .reading.stacks import TEXT
 
+# the families whose classes `dir(hf_hyperconn)` names
+LISTED = (
+    *("llama", "mistral", "qwen2", "qwen3", "smollm3", "seed_oss", "phi3", "starcoder2", "gemma", "gemma2"),
+    *("olmo", "olmo2", "olmo3", "granite", "olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3"),
+)
 # of several Auto classes that find a class with other models in it
 PREFERRED_HEADS = ("ForImageTextToText", "ForSpeechSeq2Seq", "ForSeq2SeqLM")
 # the first that a family has is that of a checkpoint whose config names no class
@@ -193,6 +198,15 @@ def family_of_class(name: str) -> Family | None:
         if base in (f"{family.name}Config", *family.heads.values()):
             return family
     return None
+
+
+def class_names(model_type: str) -> tuple[str, ...]:
+    """Return the names of a family's hyper-connection classes; none where the installed Transformers lacks it."""
+    try:
+        family = find_family(model_type)
+    except UnsupportedCheckpointError:
+        return ()
+    return tuple(dict.fromkeys((f"HC{family.name}Config", *family.architectures.values())))
 
 
 def refuse_other_stacks(name: str, model_type: str | None, stack: str | None) -> None:

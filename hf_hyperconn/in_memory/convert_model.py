@@ -1,5 +1,6 @@
 """Conversion of a model that is already loaded."""
 
+import os
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +21,7 @@ from .hand_settings import LOST, SetByHand
 from .running_code import LIBRARIES, package_of, patched, running_code
 
 if TYPE_CHECKING:
-    from typing import Unpack
+    from typing import Never, Unpack
 
 Model = TypeVar("Model", bound=nn.Module)
 # Transformers' own, for recorded outputs and `enable_input_require_grads`, which a conversion gets anew
@@ -31,7 +32,7 @@ CARRIED = ("_gradient_checkpointing_func", "_loss_function")
 
 def convert_model(
     model: Model,
-    *,
+    *others: "Never",
     stack: str | None = None,
     **fields: "Unpack[GivenFields]",
 ) -> Model:
@@ -48,9 +49,15 @@ def convert_model(
         "vision_tower", another than the language model. None for the usual ones, which are both of an encoder-decoder.
     fields: `connection`, `hc_mult` and others of `HyperConnectionConfig`; see its `from_prenorm` for None.
 
-    Raises `ValueError` for fields that no conversion has. Raises `UnsupportedCheckpointError` for another kind of
-    model, a quantized, spread or offloaded one, or one whose modules have been replaced, wrapped, patched or hooked.
+    Raises `TypeError` for fields without their names, and `ValueError` for fields that no conversion has. Raises
+    `UnsupportedCheckpointError` for another kind of model, a quantized, spread or offloaded one, or one whose modules
+    have been replaced, wrapped, patched or hooked.
     """
+    if others:
+        raise TypeError(
+            f"convert_model accepts one argument without a name, the model (got {others[0]!r:.40} beside it). Name "
+            f"the others, as in convert_model(model, hc_mult=4)."
+        )
     if reason := unknown(fields) or unread(fields):
         raise ValueError(f"{reason}.")
     return convert_with_fields(model, dict(fields), stack)
@@ -104,10 +111,18 @@ def _refuse_unusual(model: Any) -> None:
     Raises `UnsupportedCheckpointError`.
     """
     name, of_diffusers = type(model).__name__, is_of_diffusers(model)
-    if not (isinstance(model, PreTrainedModel) or of_diffusers) or hasattr(config_of(model), "base_model_type"):
+    if isinstance(model, str | os.PathLike):
         raise UnsupportedCheckpointError(
-            f"convert_model got a {name}; give it a Transformers model on one residual stream, or a diffusion "
-            f"transformer of diffusers."
+            f"model must be a loaded model (got {os.fspath(model)!r:.200}). Load it by Transformers' from_pretrained "
+            f"and convert that, or convert the checkpoint on the command line: hf-hyperconn convert MODEL."
+        )
+    if not (isinstance(model, PreTrainedModel) or of_diffusers):
+        raise UnsupportedCheckpointError(
+            f"model must be a model of Transformers or a diffusion transformer of diffusers (got {name}). Give one."
+        )
+    if hasattr(config_of(model), "base_model_type"):
+        raise UnsupportedCheckpointError(
+            f"model must have one residual stream (got {name}, which has connections already). Give its base."
         )
     if getattr(model, "hf_quantizer", None) is not None:
         raise UnsupportedCheckpointError(f"this {name} is quantised; load it in full precision and convert that.")
@@ -181,7 +196,7 @@ def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
                 reason = f"is {list(shapes[key])} where its config says {list(expected[key])}"
             raise UnsupportedCheckpointError(
                 f"this {name} is not as Transformers builds it from its config: {key} {reason}. "
-                f"Merge or remove adapters and wrappers first, and make the config say what the model is."
+                f"Merge or remove adapters and wrappers first, and make the config fit the model."
             )
     targets = dict(converted.named_modules(remove_duplicate=False))
     sources = dict(model.named_modules(remove_duplicate=False))
@@ -191,7 +206,7 @@ def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
             raise UnsupportedCheckpointError(
                 f"{path or 'the model'} has {obstacle}, which a conversion of this {name} would lose. Convert first, "
                 f"and do that to the converted model; after training in mixed precision, "
-                f"accelerator.unwrap_model(model, keep_fp32_wrapper=False) removes what that added."
+                f"accelerator.unwrap_model(model, keep_fp32_wrapper=False) removes its additions."
             )
     for path, source in sources.items():
         _share(source, targets[path])

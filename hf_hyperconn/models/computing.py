@@ -64,9 +64,7 @@ def set_hc_implementation(name: str) -> None:
             f"to set_hc_implementation, or in HF_HYPERCONN_IMPLEMENTATION."
         )
     if name == "triton" and not _TRITON_IS_INSTALLED:
-        raise RuntimeError(
-            'implementation "triton" was asked for, but Triton is not installed. Run: pip install triton'
-        )
+        raise RuntimeError('implementation "triton" requires Triton, which is not installed. Run: pip install triton')
     _setting = name
     _failures.clear()
 
@@ -90,7 +88,7 @@ def implementation(
     has_device = on_gpu or (_setting == "triton" and _TRITON_INTERPRETS)
     obstacle = _triton_obstacle(streams, has_device, run_one, most_values)
     if _setting == "triton" and obstacle is not None:
-        raise RuntimeError(f'implementation "triton" was asked for, but {obstacle}. Use "auto" or "torch" there.')
+        raise RuntimeError(f'implementation "triton" cannot run: {obstacle}. Use "auto" or "torch" there.')
     name = "triton" if obstacle is None else "torch"
     message = f"hyper-connections are computed by {name}{f', because {obstacle}' if obstacle else ''}."
     if not torch.compiler.is_compiling() and message not in _logged:

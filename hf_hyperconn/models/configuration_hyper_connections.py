@@ -3,6 +3,7 @@
 
 import os
 from dataclasses import dataclass
+from inspect import cleandoc, getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -54,6 +55,14 @@ class ShippedConfig(Base):
                 f"all fields are {', '.join(FIELDS)}."
             )
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def get_config_dict(cls, *args, **kwargs):
+        """Read a config.json. A base's counts as one of this class, whose connections have their defaults."""
+        config, kwargs = super().get_config_dict(*args, **kwargs)
+        if config.get("model_type") == cls.base_model_type:
+            config["model_type"] = cls.model_type
+        return config, kwargs
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
@@ -150,6 +159,12 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
     """
 
     hc_format: int = 1
+
+    def __init_subclass__(cls, *args, **kwargs):
+        super().__init_subclass__(*args, **kwargs)
+        if own := vars(cls).get("__doc__"):
+            meanings = str(getdoc(HyperConnectionConfig)).partition("\n\n")[2]
+            cls.__doc__ = f"{cleandoc(own)}\n\n{meanings}"
 
     @property
     def of_layers(self):

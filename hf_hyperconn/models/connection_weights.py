@@ -198,8 +198,9 @@ def warn_of_old_places(model: nn.Module) -> None:
             if any(getattr(connection, name, None) != getattr(new, name, None) for name in BY_PLACE):
                 logger.warning(
                     f"sub-layer {connection.sub_layer} is sub-layer {k} of {len(connections)} now, as layers have "
-                    f"been removed or moved, and this kind of connection computes something else there: what is "
-                    f"saved, loaded again, will not be this model. Train it on from there, or keep all layers."
+                    f"been removed or moved, and this kind of connection computes something else there: the "
+                    f"saved model, loaded again, will differ from this one. Train it on from there, or keep all "
+                    f"layers."
                 )
                 break
 

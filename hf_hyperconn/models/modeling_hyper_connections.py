@@ -10,7 +10,7 @@ hyper-connections (`adopt`).
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import wraps
@@ -22,12 +22,12 @@ from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedConfig,
 from transformers.utils import logging
 
 from .chosen_code import readout_of, refuse_others, replace_norms
-from .connection_fields import FIELDS, GivenFields, unread
+from .connection_fields import FIELDS, GivenFields, fault_of_start, inequivalence, unread
 from .connection_weights import InitialWeights, warn_of_narrow, warn_of_old_places
 from .decoder_layer import HyperConnectionDecoderLayer
 from .pipeline_stages import hand_streams_on, refuse_generating_in_stages
 from .shipped_code import code_of, modules_in, source_in
-from .sub_layers import ADDED, READOUT, is_of_connection
+from .sub_layers import READOUT, is_of_connection
 from .transformers_seam import (
     declare,
     dtypes_in,
@@ -38,8 +38,11 @@ from .transformers_seam import (
 
 logger = logging.get_logger(__name__)
 
-# whether this thread is loading a base, whose checkpoint has no connections
+OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+# whether this thread is in `from_prenorm`, where connections are new
 _loads_a_base: ContextVar[bool] = ContextVar("_loads_a_base", default=False)
+# the checkpoint that this thread loads: its name, options of the Hub, and the names of connections that are new on it
+_loaded: ContextVar[tuple[Any, dict[str, Any], set[str]]] = ContextVar("_loaded", default=(None, {}, set()))
 # one for all copies of this file, as of several folders in a process
 _loading = vars(transformers).setdefault("_hf_hyperconn_loading", threading.RLock())
 
@@ -106,8 +109,6 @@ class HyperConnectionPreTrainedModel(InitialWeights):
             self.__dict__.pop(name, None)
         if readout_of(self.config.of_layers) is not None:
             self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), READOUT}
-        if _loads_a_base.get():
-            self._keys_to_ignore_on_load_missing = {*(self._keys_to_ignore_on_load_missing or ()), ADDED.pattern}
         self.add_model_tags(["hyper-connections", "hf-hyperconn", f"hc-x{self.config.of_layers.hc_mult}"])
         super().post_init()
 
@@ -167,15 +168,42 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         load: Any = super()._load_pretrained_model
         return load(model, state_dict, checkpoint_files, *args, **kwargs)
 
+    def _adjust_missing_and_unexpected_keys(self, loading_info) -> None:
+        """Leave new connections on a base out of Transformers' report of missing weights, and say how they start."""
+        report: Any = super()
+        report._adjust_missing_and_unexpected_keys(loading_info)
+        name, where, new = _loaded.get()
+        connections = {key for key, _ in self.named_parameters() if is_of_connection(key)}
+        if not connections or not connections <= loading_info.missing_keys:
+            return
+        if not _loads_a_base.get():
+            model_type = None
+            with suppress(OSError, ValueError):  # without a config.json
+                model_type = PreTrainedConfig.get_config_dict(name, **where)[0].get("model_type")
+            if model_type != self.config.base_model_type:
+                return
+            logger.warning(_start_on(name, vars(self.config.of_layers)))
+        new |= connections
+        loading_info.missing_keys = loading_info.missing_keys - connections
+
     @classmethod
     def from_pretrained(cls: type[Model], *args, **kwargs) -> Model:
-        """Load a model, one thread after the other.
+        """Load a model, one thread after the other; a base gets new connections.
 
         While Transformers builds a model, it exchanges functions and the default dtype that all threads use. Two
         threads at once may leave these exchanged, such as a `tie_weights` that does nothing.
         """
+        name = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        where, new = {option: kwargs[option] for option in OF_THE_HUB if option in kwargs}, set[str]()
         with _loading:
-            return super().from_pretrained(*args, **kwargs)
+            token = _loaded.set((name, where, new))
+            try:
+                loaded: Any = super().from_pretrained(*args, **kwargs)
+            finally:
+                _loaded.reset(token)
+        if kwargs.get("output_loading_info"):
+            loaded[1]["missing_keys"] = new.union(loaded[1]["missing_keys"])
+        return loaded
 
     @overload
     @classmethod
@@ -227,20 +255,27 @@ class HyperConnectionPreTrainedModel(InitialWeights):
                 "Save a conversion first (hf-hyperconn convert) and load that."
             )
         model.materialise_connections(model.device)
-        new = {name for name, _ in model.named_parameters() if is_of_connection(name)}
-        info["missing_keys"] = new.union(info["missing_keys"])
         result: Any = (model, info) if with_info else model
         return result
 
 
 def _load_config(name: str | os.PathLike, kwargs: dict[str, Any]) -> PreTrainedConfig:
     """Load the config of a base, and move its fields out of the arguments of `from_pretrained`."""
-    hub = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-    where = {option: kwargs[option] for option in hub if option in kwargs}
+    where = {option: kwargs[option] for option in OF_THE_HUB if option in kwargs}
     config = AutoConfig.from_pretrained(name, **where)
     of_loading = ("dtype", "torch_dtype", "quantization_config", *where)
     fields = {field: kwargs.pop(field) for field in [*kwargs] if field not in of_loading and hasattr(config, field)}
     return AutoConfig.from_pretrained(name, **where, **fields) if fields else config
+
+
+def _start_on(base: str | os.PathLike, config: Mapping[str, Any]) -> str:
+    """Say how connections with these fields start on a base."""
+    fault = inequivalence(config) or fault_of_start(config)
+    start = "at the equivalent initialization" if fault is None else "as for training from scratch"
+    return (
+        f"{str(base)!r} is a base without connections. Its weights were loaded. The connections "
+        f"({config['connection']}, hc_mult={config['hc_mult']}) are new: they start {start}."
+    )
 
 
 class HyperConnectionModel(Base):
@@ -315,6 +350,12 @@ def connected(built: Callable) -> Callable:
 
     @wraps(built)
     def __init__(self, config, *args, **kwargs):
+        if not hasattr(config, "of_layers"):
+            name, wanted = type(self).__name__, type(self).config_class.__name__
+            raise TypeError(
+                f"config must be of class {wanted} (got {type(config).__name__}). "
+                f"Load a base by {name}.from_prenorm(BASE), or start anew by {name}({wanted}.from_prenorm(config))."
+            )
         self.register_parts(config)
         built(self, config, *args, **kwargs)
         self.connect()

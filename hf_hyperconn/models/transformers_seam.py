@@ -47,7 +47,7 @@ LORA_TABLE = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
 def names_are_gone(error: ImportError) -> ImportError:
     """Return the error for classes of a model's code that Transformers no longer has."""
     return ImportError(
-        f"Transformers {transformers.__version__} no longer has what this model's code is made from ({error}). "
+        f"Transformers {transformers.__version__} lacks a class of this model's code ({error}). "
         f"Install the release that config.json names as transformers_version; or bring the code up to date, by "
         f"`pip install hf_hyperconn` and `hf-hyperconn refresh` of the folder."
     )
@@ -90,7 +90,7 @@ def share_tokenizer(model_type: str, base_model_type: str) -> None:
         overruled.add(model_type)
 
 
-@convenience("Trainer and pipelines may not know what a hyper-connection model is made for")
+@convenience("Trainer and pipelines may not know the task of a hyper-connection model")
 def share_class_names(model_type: str, base_model_type: str) -> None:
     """Put a type's classes in the tables by which Trainer shifts smoothed labels and pipelines know their models."""
     from transformers.models.auto import modeling_auto

@@ -62,7 +62,7 @@ def test_a_fresh_conversion_says_what_it_is(converted):
     assert "| layers run | 3 of 3 |" in text
     assert "Llama 3.2 Community License" in (converted / "Notice").read_text(encoding="utf-8")
     assert sections(text).keys() == {
-        *("summary", "quick-start", "changes", "conversion", "limitations", "licence", "citation")
+        *("summary", "quick-start", "purpose", "changes", "conversion", "limitations", "licence", "citation")
     }
 
 

@@ -129,7 +129,7 @@ def test_pictures_of_a_text_beside_the_base_of_other_forms(model_type, tmp_path,
     encoder = main([*command, "--stack", "encoder", "-o", str(tmp_path / "encoder.png")])
     assert (encoder, (tmp_path / "encoder.png").exists()) == ((0, True) if model_type == "t5" else (1, False))
     if encoder:
-        assert "stack 'encoder' was asked for; HCGPT2Model has one list of layers" in capsys.readouterr().err
+        assert "stack must be None in HCGPT2Model (got 'encoder')" in capsys.readouterr().err
 
 
 def test_a_model_that_takes_no_text(tmp_path, refusal):
@@ -258,7 +258,7 @@ def test_one_stream_of_keel(tmp_path, refusal):
         (["--text", "nowhere.txt"], "there is no text file 'nowhere.txt'."),
         (["--kind", "connections", "-o", "x.txt"], "'x.txt' should end with one of .png, .pdf, .svg."),
         (["-o", __file__], "is a file, and no picture. Give a folder, or a file that ends with one of .png, .pdf"),
-        (["--against", "base"], "--against base is only used for the picture of similarity, which was not asked for."),
+        (["--against", "base"], "--against base requires the picture of similarity."),
     ],
 )
 def test_what_is_refused(options, message, folder, monkeypatch, refusal):
@@ -279,6 +279,6 @@ def test_a_base_is_refused(llama_folder, refusal):
     assert "is a plain Llama, without hyper-connections. Convert it: hf-hyperconn convert" in refusal(
         llama_folder, "--kind", "connections"
     )
-    assert f"there is no folder '{llama_folder / 'nowhere'}'. Give that of a checkpoint" in refusal(
+    assert f"there is no folder '{llama_folder / 'nowhere'}'. Give the folder of a checkpoint" in refusal(
         llama_folder / "nowhere"
     )

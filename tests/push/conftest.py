@@ -10,6 +10,7 @@ import torch
 from huggingface_hub import constants
 from transformers import LlamaForCausalLM
 
+from hf_hyperconn.conversion.checkpoint.readme import README, addressed
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from tests.conftest import llama_config
 from tests.hub import files_in
@@ -78,12 +79,16 @@ def shards(folder: Path) -> dict[str, Path]:
 
 
 def assert_holds(hub: WritableHub, repo: str, folder: Path, names: set[str] | None = None, revision: str = "main"):
-    """Require that a repo holds the folder's files, byte for byte, and no others but the Hub's own."""
+    """Require that a repo holds the folder's files, byte for byte, and no others but the Hub's own.
+
+    Its card names the repo.
+    """
     pushed, local = files_in(hub.folder(repo, revision)), files_in(folder)
     assert pushed.pop(".gitattributes").read_text() == ATTRIBUTES
     assert pushed.keys() == (local.keys() if names is None else names)
     for name, file in pushed.items():
-        assert file.read_bytes() == local[name].read_bytes(), name
+        content = local[name].read_bytes()
+        assert file.read_bytes() == (addressed(content.decode(), repo).encode() if name == README else content), name
 
 
 def writes(hub: WritableHub) -> list[str]:

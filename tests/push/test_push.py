@@ -20,6 +20,8 @@ from transformers import (
 )
 
 from hf_hyperconn import HCLlamaForCausalLM, HCTrainer, convert_model
+from hf_hyperconn.conversion.card import write_card
+from hf_hyperconn.conversion.checkpoint.readme import README, addressed
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.push import push_checkpoint
@@ -54,8 +56,9 @@ def test_only_what_the_base_lacks_is_uploaded(hub, converted):
     hc = shards(converted)["hc"]
     assert hub.uploaded == [("me/new", sha256(hc), hc.stat().st_size)]
     assert list(result.copied) == base_shards
-    small = {name: file.stat().st_size for name, file in files_in(converted).items() if name not in base_shards}
-    assert result.uploaded == small
+    small = {name: file.stat().st_size for name, file in files_in(hub.folder("me/new")).items()}
+    assert result.uploaded.items() <= small.items()
+    assert small.keys() - result.uploaded.keys() == {*base_shards, ".gitattributes"}
     (commit,) = hub.committed
     sent = {operation["value"]["path"]: operation["key"] for operation in commit}
     assert {name for name, key in sent.items() if key == "lfsFile"} == {*base_shards, hc.name}
@@ -64,6 +67,30 @@ def test_only_what_the_base_lacks_is_uploaded(hub, converted):
     assert result.url == f"{hub.url}/me/new/commit/{result.commit}"
     assert hub.refs("me/new") == {"main": result.commit}
     assert not [line for line in said if line.startswith(("left here", "base weights"))]
+
+
+def test_a_card_names_the_repo_that_it_is_pushed_to(hub, folder):
+    local = (folder / README).read_bytes()
+    assert f'model_id = "{folder.name}"'.encode() not in local, "it has the name of the conversion"
+    push_checkpoint(folder, "me/named")
+    assert (folder / README).read_bytes() == local
+    pushed = hub.folder("me/named") / README
+    assert 'model_id = "me/named"\n' in pushed.read_text()
+    assert "<commit>" not in pushed.read_text()
+    again = push_checkpoint(folder, "me/named")
+    assert README in again.unchanged
+    # the digest is of the new text: `card` renews it, and another push names another repo
+    (folder / README).write_text(pushed.read_text())
+    assert 'model_id = "team/named"\n' in addressed(pushed.read_text(), "team/named")
+    assert write_card(folder).kept == ()
+    assert f'model_id = "{folder.name}"\n' in (folder / README).read_text()
+
+
+def test_a_quick_start_that_a_person_wrote_is_pushed_as_it_is(hub, folder):
+    text = (folder / README).read_text().replace("## Quick start", "## How to start")
+    (folder / README).write_text(text)
+    push_checkpoint(folder, "me/edited")
+    assert (hub.folder("me/edited") / README).read_text() == text
 
 
 def test_weights_may_be_links(hub, base, tmp_path):

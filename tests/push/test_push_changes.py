@@ -43,11 +43,11 @@ def test_a_change_is_not_published_unasked(case, hub, folder, capsys):
     change(folder)
     assert main(["push", str(folder), "me/changed"]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith(f"error: '{folder}' is not as it was written: {name} is not what the conversion wrote")
+    assert error.startswith(f"error: '{folder}' is not as it was written: {name} is not as the conversion wrote it")
     assert error.endswith("Check that, and publish it as it is with --accept-changes.")
     assert hub.requests == []
     assert main(["push", str(folder), "me/changed", "--accept-changes"]) == 0
-    assert f"changed       {name} is not what the conversion wrote" in capsys.readouterr().err
+    assert f"changed       {name} is not as the conversion wrote it" in capsys.readouterr().err
     assert_holds(hub, "me/changed", folder)
 
 
@@ -96,9 +96,7 @@ def test_code_of_another_release_is_published_as_it_was_converted(hub, folder):
     record = json.loads((folder / RECORD).read_text())
     files = {**record["files"], CODE: sha256(folder / CODE)}
     change_record(folder, files=files)
-    with pytest.raises(
-        PushError, match=f"{CODE} is what is recorded of the conversion, but differs from hf_hyperconn"
-    ):
+    with pytest.raises(PushError, match=f"{CODE} is as recorded of the conversion, but differs from hf_hyperconn"):
         push_checkpoint(folder, "me/release")
     change_record(folder, files=files, versions={**record["versions"], "hf_hyperconn": "99.0"})
     said = []
@@ -188,7 +186,7 @@ def test_a_malformed_record_is_refused_by_every_command(fault, hub, folder, caps
         assert (
             capsys.readouterr()
             .err.splitlines()[-1]
-            .endswith(f"{RECORD} of '{folder}' is not what the converter writes ({fault}). Convert the base again.")
+            .endswith(f"{RECORD} of '{folder}' is not as the converter writes it ({fault}). Convert the base again.")
         )
     assert writes(hub) == []
     assert {name: sha256(file) for name, file in files_in(folder).items()} == before

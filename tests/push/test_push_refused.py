@@ -53,7 +53,7 @@ SPOILED = {
     ),
     "damaged": (
         lambda folder: flip_last_byte(next(iter(shards(folder).values()))),
-        "is not what the conversion wrote",
+        "is not as the conversion wrote it",
     ),
     "unverified": (
         lambda folder: change_record(folder, verification=None),
@@ -127,8 +127,7 @@ def test_a_gated_base_does_not_become_public_by_oversight(hub, base, folder, tmp
             push_checkpoint(folder, "me/gated")
         assert str(error.value) == (
             f"the base 'org/gated' is gated, and 'me/gated' would be public. Give --private, or a README.md whose "
-            f"metadata carries the base's terms over (missing or different: {fields}); `hf-hyperconn card` writes "
-            f"what is missing."
+            f"metadata carries the base's terms over (missing or different: {fields}); `hf-hyperconn card` adds them."
         )
         assert writes(hub) == []
 
@@ -246,7 +245,7 @@ def close(hub):
     hub.server_close()
 
 
-AGAIN = "Run the same command again; what was uploaded stays there."
+AGAIN = "Run the same command again. Uploaded files stay there."
 REFUSED = {
     "nobody": (
         lambda hub: None,
