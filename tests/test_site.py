@@ -49,6 +49,11 @@ def test_a_page_has_the_blocks_that_github_shows(site, page):
     assert blocks(article(site, page)) == blocks(rendered)
 
 
+@pytest.mark.parametrize("page", [*pages(), *AT_THE_ROOT])
+def test_a_link_to_a_page_is_named_by_its_title(site, page):
+    assert not re.findall(r"<a [^>]*>[\w/]+\.md</a>", article(site, page))
+
+
 def test_what_is_exported_stands_in_the_reference(site):
     reference = "".join(path.read_text(encoding="utf-8") for path in (site / "api").glob("*.html"))
     for name in set(hf_hyperconn.__all__) - {"__version__"}:

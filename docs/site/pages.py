@@ -19,6 +19,7 @@ FROM_ELSEWHERE = {
     "benchmarks/results/continued_pretraining.png": "figures/benchmark_continued_pretraining.png",
 }
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
+NAMED_BY_FILE = re.compile(r"\[[\w/]+\.md\](?=\(([^)#\s]+\.md))")
 ESCAPED = re.compile(r"`[^`\n|]*(?:\\\|[^`\n|]*)+`")
 
 
@@ -32,7 +33,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Have links lead to the page of the site where there is one, and to the repository otherwise.
 
-    Strokes in the code of tables, which GitHub wants escaped and Python-Markdown does not, are made plain.
+    A link whose text is a file's name gets the page's title. Strokes in the code of tables, which GitHub wants escaped
+    and Python-Markdown does not, are made plain.
     """
     folder = Path(page.file.abs_src_path).resolve().parent
     depth = page.file.src_uri.count("/")
@@ -47,4 +49,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         kind = "tree" if (REPOSITORY / path).is_dir() else "blob"
         return f"{config.extra['social'][0]['link']}/{kind}/main/{path}"
 
-    return ESCAPED.sub(lambda code: code[0].replace("\\|", "|"), LINK.sub(target, markdown))
+    def titled(link: re.Match) -> str:
+        path = folder / link[1]
+        title = re.search(r"^# (.+)", path.read_text(encoding="utf-8"), re.M) if path.exists() else None
+        return f"[{title[1]}]" if title else link[0]
+
+    markdown = LINK.sub(target, NAMED_BY_FILE.sub(titled, markdown))
+    return ESCAPED.sub(lambda code: code[0].replace("\\|", "|"), markdown)

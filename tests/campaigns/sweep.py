@@ -125,45 +125,30 @@ def stacks_of(model_type: str) -> list[str]:
 
 def tables(record: dict) -> dict[str, str]:
     """Return all of the page that is made of the record."""
-    outcomes = record["outcomes"]
-    counts = Counter(kind for kind, _ in outcomes.values())
+    outcomes, stacks = record["outcomes"], record["stacks"]
+    counts, counts_of_stacks = (Counter(kind for kind, _ in found.values()) for found in (outcomes, stacks))
+    exact = defaultdict(list)
+    for name, (kind, _) in stacks.items():
+        if kind == "exact":
+            exact[FamilyName.of(name).own].append(f"`{FamilyName.of(name).stack}`")
     lines = [
         f"Transformers {record['transformers']} has {len(outcomes)} model types:",
         "",
-        "| count | |",
-        "|---|---|",
-        *(f"| {counts[kind]} | {title} |" for kind, title in TITLES.items()),
+        "| outcome | count | meaning |",
+        "|---|---|---|",
+        *(f"| {kind} | {counts[kind]} | {title} |" for kind, title in TITLES.items()),
         "",
-        "## Exact",
+        f"`--stack` has {len(stacks)} other choices: {counts_of_stacks['exact']} are exact, "
+        f"{counts_of_stacks['not compared']} were not compared, and {counts_of_stacks['refused']} are refused.",
         "",
-        ", ".join(f"`{model_type}`" for model_type, (kind, _) in outcomes.items() if kind == "exact") + ".",
+        "| model type | outcome | exact by `--stack` | reason |",
+        "|---|---|---|---|",
+        *(
+            f"| `{model_type}` | {kind} | {', '.join(exact[model_type])} | {_reason(why)} |"
+            for model_type, (kind, why) in outcomes.items()
+        ),
     ]
-    for kind, title in (("not compared", "Not compared"), ("refused", "Refused")):
-        reasons = defaultdict(list)
-        for model_type, (other, why) in outcomes.items():
-            if other == kind:
-                reasons[_reason(why)].append(f"`{model_type}`")
-        lines += ["", f"## {title}", "", "| why | model types |", "|---|---|"]
-        ordered = sorted(reasons.items(), key=lambda pair: (-len(pair[1]), pair[0]))
-        lines += [f"| {why} | {', '.join(types)} |" for why, types in ordered]
-    return {"sweep": "\n".join([*lines, *_stacks(record["stacks"])])}
-
-
-def _stacks(outcomes: dict) -> list[str]:
-    """Return the section on what `--stack` chooses."""
-    exact = defaultdict(list)
-    for name, (kind, _) in outcomes.items():
-        if kind == "exact":
-            exact[FamilyName.of(name).own].append(f"`{FamilyName.of(name).stack}`")
-    counts = Counter(kind for kind, _ in outcomes.values())
-    return [
-        *("", "## Exact by `--stack`", ""),
-        f"Of {len(outcomes)} other choices {counts['exact']} are exact, {counts['not compared']} were not compared, "
-        f"and {counts['refused']} are refused.",
-        "",
-        *("| model type | `--stack` |", "|---|---|"),
-        *(f"| `{model_type}` | {', '.join(stacks)} |" for model_type, stacks in exact.items()),
-    ]
+    return {"sweep": "\n".join(lines)}
 
 
 def _reason(why: str) -> str:
