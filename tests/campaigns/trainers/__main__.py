@@ -39,7 +39,7 @@ def record(case: Case, row: dict) -> None:
 def main() -> int:
     """Run the cases, print their rows, and write them when asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose tool or name holds this")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="cases whose tool or name holds one")
     parser.add_argument("--write", action="store_true", help="write docs/trainers.json and docs/trainers.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -47,13 +47,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hf_hyperconn_trainers_") as temporary:
         runs = Runs(Path(temporary).resolve())
         for case in CASES:
-            if options.only not in f"{case.tool}: {case.does}":
+            if not any(text in f"{case.tool}: {case.does}" for text in options.only):
                 continue
             row = runs.compare(case)
             all_ok &= row["ok"]
             print(f"{'ok    ' if row['ok'] else 'FAILED'} {case.tool}: {case.does}: {row['found']}", flush=True)
             if options.write:
                 record(case, row)
+        runs.close()
     return not all_ok
 
 

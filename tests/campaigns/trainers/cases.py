@@ -13,7 +13,7 @@ class Case:
     tool: a key of `tools.TOOLS`. does: what it does, for the table. options: of the tool's script.
     needs: what the conversion needs that its base doesn't, for the table; without it, `without` are the options, and
     `message` is part of what goes wrong. because: why the conversion is refused; `message` is part of the error.
-    ranks: how many processes. has_package: whether they can import this package.
+    ranks: how many processes form a group; 0 for none. has_package: whether they can import this package.
     """
 
     tool: str
@@ -23,7 +23,7 @@ class Case:
     without: dict = field(default_factory=dict, hash=False)
     because: str = ""
     message: str = ""
-    ranks: int = 1
+    ranks: int = 0
     has_package: bool = False
 
     @property
@@ -62,11 +62,14 @@ def deepspeed() -> list[Case]:
                 "`torch_autocast` instead of `bf16`, which rounds connections",
                 {**options, **bf16} if by == "Trainer" else {**options, "sections": BF16},
                 message="in bfloat16",
+                ranks=1,
             )
         )
     for stage in (1, 2):
         options = {"stage": stage, "by": "HCTrainer", "sections": BF16, "arguments": {"bf16": True}}
-        cases.append(Case("DeepSpeed", f"ZeRO-{stage} by `HCTrainer`, 1 rank, `bf16=True`", options, has_package=True))
+        cases.append(
+            Case("DeepSpeed", f"ZeRO-{stage} by `HCTrainer`, 1 rank, `bf16=True`", options, ranks=1, has_package=True)
+        )
     cases.append(
         Case(
             "DeepSpeed",
@@ -74,6 +77,7 @@ def deepspeed() -> list[Case]:
             {"stage": 2, "by": "HCTrainer", "sections": {"fp16": {"enabled": True}}, "arguments": {"fp16": True}},
             because="DeepSpeed casts every parameter, and no autocast in float16 learned",
             message="DeepSpeed's fp16 casts every parameter",
+            ranks=1,
             has_package=True,
         )
     )

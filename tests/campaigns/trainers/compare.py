@@ -4,9 +4,7 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -25,7 +23,8 @@ from tests.tolerances import ROUNDED_AS_THE_BASE
 from .cases import Case
 from .tools import TOOLS
 
-SECONDS, SAVED = 600, "Llama-3.2-1B-HCx4-trained"
+SAVED = "Llama-3.2-1B-HCx4-trained"
+IMPORTED = ("transformers.trainer", "transformers.models.llama.modeling_llama", "peft", "datasets")
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {% if message['role'] == 'assistant' %}{% generation %}"
     "{{ message['content'] }}{% endgeneration %}{% else %}{{ message['content'] }}{% endif %}\n{% endfor %}"
@@ -39,6 +38,7 @@ class Runs:
     def __init__(self, place: Path):
         """Make both folders in a place, where jobs are run, too."""
         self.place, self.base, self.conversion = place, place / "base", place / "conversion"
+        self.servers: dict[tuple[str, bool], subprocess.Popen] = {}
         torch.manual_seed(0)
         LlamaForCausalLM(BASES["Llama"]).save_pretrained(self.base)
         tokenizer = byte_tokenizer()
@@ -67,47 +67,50 @@ class Runs:
 
     def run(self, case: Case, folder: Path, options: dict) -> dict:
         """Return the answer of a tool's script; or `error`, what it printed last."""
-        place, tool = self.place / "job", TOOLS[case.tool]
+        place = self.place / "job"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         (place / "Llama-3.2-1B-HCx4").symlink_to(folder)  # as on the page
         job = {"options": {**options, "has_connections": folder == self.conversion}}
         (place / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        environment |= {**tool.variables, "HF_MODULES_CACHE": str(self.place / "modules"), "HF_HUB_OFFLINE": "1"}
-        environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        programs = tool.python().parent
-        environment["PATH"] = os.pathsep.join((str(programs), os.environ["PATH"]))
-        extensions = programs.parent / "extensions"  # a minute to compile; by whom it was interrupted left a lock
-        for lock in extensions.glob("*/lock"):
-            lock.unlink()
-        environment["TORCH_EXTENSIONS_DIR"] = str(extensions)
-        if case.has_package:
-            environment["PYTHONPATH"] = str(REPOSITORY)
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(case.ranks)]
-        script = Path(__file__).with_name(tool.script)
-        command = [tool.python(), *(launcher if case.tool == "DeepSpeed" else []), script, place / "job.json"]
-        with (place / "log").open("w+", encoding="utf-8") as log:
-            process = subprocess.Popen(
-                command, cwd=place, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                start_new_session=True,
-            )  # fmt: skip
-            try:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(SECONDS)
-            finally:
-                with suppress(ProcessLookupError):  # workers may outlive what started them
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            log.seek(0)
-            printed = log.read()
-        if process.returncode:
-            return {"error": printed[-5000:]}
+        server = self.server(case)
+        server.stdin.write(json.dumps({"place": str(place), "ranks": case.ranks}) + "\n")
+        server.stdin.flush()
+        if server.stdout.readline() != "0\n":
+            printed = "".join(log.read_text(encoding="utf-8", errors="replace")[-5000:] for log in place.glob("log*"))
+            return {"error": printed or "the tool's script does not start"}
         answer = json.loads((place / "answer.json").read_text(encoding="utf-8"))
         try:
             return {**answer, "distance": self.distance(folder, answer) if (place / SAVED).exists() else None}
         except OSError as error:
             return {"error": f"what was saved does not load: {error}"}
+
+    def server(self, case: Case) -> subprocess.Popen:
+        """Return the process that runs the jobs of a case's tool, started if it isn't there."""
+        name, tool = (case.tool, case.has_package), TOOLS[case.tool]
+        if name not in self.servers:
+            environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            environment |= {"HF_MODULES_CACHE": str(self.place / "modules"), "HF_HUB_OFFLINE": "1", **tool.variables}
+            environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            programs = tool.python().parent
+            environment["PATH"] = os.pathsep.join((str(programs), os.environ["PATH"]))
+            extensions = programs.parent / "extensions"  # of DeepSpeed, a minute to compile
+            for lock in extensions.glob("*/lock"):  # of a run that was interrupted
+                lock.unlink()
+            environment["TORCH_EXTENSIONS_DIR"] = str(extensions)
+            if case.has_package:
+                environment["PYTHONPATH"] = str(REPOSITORY)
+            script = Path(__file__).with_name(tool.script)
+            command = [tool.python(), script.with_name("warm.py"), script, *IMPORTED, *tool.modules]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            self.servers[name] = subprocess.Popen(command, env=environment, **pipes)
+        return self.servers[name]
+
+    def close(self) -> None:
+        """End the processes that run jobs."""
+        for server in self.servers.values():
+            server.stdin.close()
+            server.wait()
 
     def wrong(self, answer: dict, base: dict) -> str:
         """Return what is wrong with a conversion that was trained, in words; nothing, when all is well."""

@@ -11,10 +11,11 @@ INSTALL = ("install", "--no-compile", "--constraint", "constraints.txt")
 class Tool(Environment):
     """A tool that trains, or merges.
 
-    script: that runs it. variables: of its processes.
+    script: that runs it. modules: that the script imports. variables: of its processes.
     """
 
     script: str = ""
+    modules: tuple[str, ...] = ()
     is_shared: bool = True
     variables: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -49,20 +50,29 @@ AXOLOTL_NEEDS = (
     "tokenizers==0.23.1",
     "transformers==5.16.1",
     "trl==1.9.0",
+    "wandb==0.31.0",
 )
+TRL = tuple(f"trl.trainer.{name}_trainer" for name in ("sft", "dpo", "kto", "grpo", "reward"))
 TOOLS = {
     "DeepSpeed": Tool(
         folder="trainers/deepspeed",
         pip=((*INSTALL, "deepspeed==0.19.8"),),
         script="deepspeed_job.py",
+        modules=("deepspeed",),
         variables={"DS_ACCELERATOR": "cpu"},
     ),
-    "TRL": Tool(folder="trainers/trl", pip=((*INSTALL, "trl==1.16.0"),), script="trl_job.py"),
-    "Lightning": Tool(folder="trainers/lightning", pip=((*INSTALL, "lightning==2.6.6"),), script="lightning_job.py"),
+    "TRL": Tool(folder="trainers/trl", pip=((*INSTALL, "trl==1.16.0"),), script="trl_job.py", modules=TRL),
+    "Lightning": Tool(
+        folder="trainers/lightning",
+        pip=((*INSTALL, "lightning==2.6.6"),),
+        script="lightning_job.py",
+        modules=("lightning",),
+    ),
     "sentence-transformers, SetFit": Tool(
         folder="trainers/sentences",
         pip=((*INSTALL, "sentence-transformers==6.2.0", "setfit==1.2.0"),),
         script="sentences_job.py",
+        modules=("sentence_transformers", "setfit"),
     ),
     "mergekit": Tool(folder="trainers/mergekit", pip=((*INSTALL, "mergekit==0.1.5"),), script="mergekit_job.py"),
     "Optimizers": Tool(
