@@ -32,11 +32,12 @@ def test_no_engine_differed():
 
 
 def test_every_tool_did_what_the_page_says():
-    rows = {(tool, row["does"]): row for tool, found in trainers.FIGURES.read().items() for row in found["rows"]}
-    assert all(row["ok"] for row in rows.values())
-    assert {name: row["verdict"] for name, row in rows.items()} == {
-        (case.tool, case.does): case.verdict for case in CASES
-    }
+    verdicts = {(case.tool, case.does): case.verdict for case in CASES}
+    rows = [(tool, row) for tool, found in trainers.FIGURES.read().items() for row in found["rows"]]
+    assert len(rows) > 35
+    for tool, row in rows:
+        assert row["ok"]
+        assert row["verdict"] == verdicts[tool, row["does"]]
 
 
 def test_the_range_begins_where_support_does():

@@ -8,7 +8,7 @@ from hf_hyperconn import HCLlamaForCausalLM, hc_parameters
 from .campaigns.trainers.cases import Case
 from .campaigns.trainers.compare import SAVED, Runs
 
-ANSWER = {"losses": [7.0, 6.0, 5.0, 4.0], "distance": 0.0}
+ANSWER = {"losses": [7.0, 6.0, 5.0, 4.0], "distance": 0.0, "is_trained": True}
 
 
 @pytest.fixture(scope="module")

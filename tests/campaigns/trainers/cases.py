@@ -40,6 +40,11 @@ def snippet(word: str) -> str:
     return code
 
 
+def config(name: str) -> dict:
+    """Return a config of the examples."""
+    return json.loads(read(f"examples/configs/{name}"))
+
+
 BF16 = {"bf16": {"enabled": True}}
 
 
@@ -51,20 +56,15 @@ def deepspeed() -> list[Case]:
             for by in ("Trainer", "accelerate"):
                 name = f"ZeRO-{stage} by {by}, {ranks} rank{'s' * (ranks > 1)}"
                 cases.append(Case("DeepSpeed", f"{name}, float32", {"stage": stage, "by": by}, ranks=ranks))
-    for by, stage in (("Trainer", 2), ("Trainer", 3), ("accelerate", 2)):
-        options = {"stage": stage, "by": by}
-        bf16 = {"sections": BF16, "arguments": {"bf16": True}}
-        cases.append(
-            Case(
-                "DeepSpeed",
-                f"ZeRO-{stage} by {by}, 1 rank, bfloat16",
-                {**options, "sections": json.loads(read(f"examples/configs/zero{stage}.json"))},
-                "`torch_autocast` instead of `bf16`, which rounds connections",
-                {**options, **bf16} if by == "Trainer" else {**options, "sections": BF16},
-                message="in bfloat16",
-                ranks=1,
-            )
-        )
+    options = {"stage": 2, "by": "Trainer"}
+    autocast = {**options, "sections": config("zero2.json")}
+    rounding = {**options, "sections": BF16, "arguments": {"bf16": True}}
+    needs = "`torch_autocast` instead of `bf16`, which rounds connections"
+    name = "ZeRO-2 by Trainer, 1 rank, bfloat16"
+    cases.append(Case("DeepSpeed", name, autocast, needs, rounding, message="in bfloat16", ranks=1))
+    for by, stage in (("accelerate", 2), ("Trainer", 3)):
+        autocast = {"stage": stage, "by": by, "sections": config(f"zero{stage}.json")}
+        cases.append(Case("DeepSpeed", f"ZeRO-{stage} by {by}, 1 rank, `torch_autocast`", autocast, ranks=1))
     for stage in (1, 2):
         options = {"stage": stage, "by": "HCTrainer", "sections": BF16, "arguments": {"bf16": True}}
         cases.append(

@@ -81,7 +81,7 @@ class Runs:
             return {"error": printed or "the tool's script does not start"}
         answer = json.loads((place / "answer.json").read_text(encoding="utf-8"))
         try:
-            return {**answer, "distance": self.distance(folder, answer) if (place / SAVED).exists() else None}
+            return {**answer, "distance": self.distance(folder, answer) if answer["is_trained"] else None}
         except OSError as error:
             return {"error": f"what was saved does not load: {error}"}
 
@@ -116,7 +116,7 @@ class Runs:
         """Return what is wrong with a conversion that was trained, in words; nothing, when all is well."""
         if "error" in answer:
             return f"the conversion fails: {answer['error']}"
-        is_trained = answer["distance"] is not None
+        is_trained = answer["is_trained"]
         if is_trained and (wrong := self.wrong_connections()):
             return wrong
         losses = answer["losses"]

@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from pathlib import Path
 
 from job import LOSSES, OPTIONS, PLACE, TEXTS, write_answer
 from lighteval.__main__ import app
@@ -12,6 +13,8 @@ from lighteval.tasks.tasks import arc
 
 def main() -> None:
     """Evaluate, without the data set's repo."""
+    # lighteval downloads it on loading its tasks, and reads it in other ones
+    Path(arc.__file__).with_name("tinyBenchmarks.pkl").touch()
     data = PLACE / "arc"
     data.mkdir()
     choices = {"text": ["Yes", "No"], "label": ["A", "B"]}

@@ -84,5 +84,6 @@ def write_answer(
     if int(os.environ.get("RANK", 0)) == 0:
         torch.save(outputs, PLACE / "outputs.pt")
         versions = {name: version(name) for name in packages}
-        answer = {"losses": losses, "auto": auto, "versions": versions, **more}
+        is_trained = outputs is not None
+        answer = {"losses": losses, "auto": auto, "versions": versions, "is_trained": is_trained, **more}
         (PLACE / "answer.json").write_text(json.dumps(answer), encoding="utf-8")

@@ -5,12 +5,12 @@ trained connections.
 """
 
 import shlex
-import subprocess
 from pathlib import Path
 
 import torch
 import yaml
 from job import FOLDER, OPTIONS, PLACE, SAVED, STEPS, load, rows, tokenizer, write_answer
+from mergekit.scripts import run_yaml
 
 CONNECTIONS = ("_hc.", "hc_head.")
 BATCHES = [torch.tensor([row["input_ids"]]) for row in rows()]
@@ -51,7 +51,7 @@ def merge(models: list[str], folder: str) -> None:
         config |= {"base_model": FOLDER, "parameters": {"density": 0.5}}
     written = PLACE / "merge.yaml"
     written.write_text(yaml.safe_dump(config), encoding="utf-8")
-    subprocess.run([command[0], written, folder, *command[3:]], check=True)
+    run_yaml.main([str(written), folder, *command[3:]], standalone_mode=False)
 
 
 def main() -> None:

@@ -52,6 +52,8 @@ AXOLOTL_NEEDS = (
     "trl==1.9.0",
     "wandb==0.31.0",
 )
+# the last ones that lighteval's calls of them are for
+LIGHTEVAL_NEEDS = ("huggingface_hub==1.33.0", "xxhash==3.8.2")
 TRL = tuple(f"trl.trainer.{name}_trainer" for name in ("sft", "dpo", "kto", "grpo", "reward"))
 TOOLS = {
     "DeepSpeed": Tool(
@@ -74,7 +76,12 @@ TOOLS = {
         script="sentences_job.py",
         modules=("sentence_transformers", "setfit"),
     ),
-    "mergekit": Tool(folder="trainers/mergekit", pip=((*INSTALL, "mergekit==0.1.5"),), script="mergekit_job.py"),
+    "mergekit": Tool(
+        folder="trainers/mergekit",
+        pip=((*INSTALL, "mergekit==0.1.5"),),
+        script="mergekit_job.py",
+        modules=("mergekit.scripts.run_yaml",),
+    ),
     "Optimizers": Tool(
         folder="trainers/optimizers",
         pip=((*INSTALL, "galore-torch==1.0", "schedulefree==1.4.1", "apollo-torch==1.0.3"),),
@@ -95,5 +102,9 @@ TOOLS = {
         script="axolotl_job.py",
         variables={"AXOLOTL_DO_NOT_TRACK": "1"},
     ),
-    "lighteval": Tool(folder="trainers/lighteval", pip=((*INSTALL, "lighteval==0.13.0"),), script="evaluation_job.py"),
+    "lighteval": Tool(
+        folder="trainers/lighteval",
+        pip=((*INSTALL, "lighteval==0.13.0", *LIGHTEVAL_NEEDS),),
+        script="evaluation_job.py",
+    ),
 }
