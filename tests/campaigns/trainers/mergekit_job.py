@@ -48,7 +48,7 @@ def merge(models: list[str], folder: str) -> None:
     if OPTIONS["method"] == "slerp":
         config |= {"base_model": models[0], "parameters": {"t": 0.5}}
     elif OPTIONS["method"] == "ties":
-        config |= {"base_model": FOLDER, "parameters": {"density": 0.5}}
+        config |= {"base_model": str(PLACE / FOLDER), "parameters": {"density": 0.5}}
     written = PLACE / "merge.yaml"
     written.write_text(yaml.safe_dump(config), encoding="utf-8")
     run_yaml.main([str(written), folder, *command[3:]], standalone_mode=False)
