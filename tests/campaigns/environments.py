@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import venv
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..pages import REPOSITORY
@@ -19,7 +19,7 @@ class Environment:
 
     folder: str
     pip: tuple[tuple[str, ...], ...]
-    is_shared: bool = False
+    is_shared: bool = field(default=False, kw_only=True)
 
     def python(self) -> Path:
         """Return the Python of the environment, made if it isn't there."""
