@@ -8,7 +8,7 @@ from hf_hyperconn import HCLlamaForCausalLM, hc_parameters
 from .campaigns.trainers.cases import Case
 from .campaigns.trainers.compare import SAVED, Runs
 
-ANSWER = {"losses": [7.0, 6.0, 5.0, 4.0], "distance": 0.0, "is_trained": True}
+ANSWER = {"losses": [7.0, 6.0, 5.0, 4.0], "distance": 0.0, "is_trained": True, "compared": {"logps/chosen": -2.0}}
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,10 @@ def runs(tmp_path_factory):
         ({}, ""),
         ({"losses": [7.0001, 6.0, 5.0, 4.0]}, "first losses 7.0001 and, of the base, 7.0"),
         ({"losses": [7.0, 6.0, float("nan"), 4.0]}, "first losses"),
+        (
+            {"compared": {"logps/chosen": -1.0}},
+            "at first {'logps/chosen': -1.0} and, of the base, {'logps/chosen': -2.0}",
+        ),
         ({"resumed": [5.0, 4.0]}, ""),
         ({"resumed": [5.0, 4.5]}, "after resuming [5.0, 4.5]"),
         ({"loaded": False}, "does not load what it saved"),

@@ -122,6 +122,8 @@ class Runs:
         losses = answer["losses"]
         if not all(map(math.isfinite, losses)) or losses[0] != base["losses"][0]:
             return f"first losses {losses[0]} and, of the base, {base['losses'][0]}"
+        if answer.get("compared") != base.get("compared"):
+            return f"at first {answer['compared']} and, of the base, {base['compared']}"
         if answer.get("resumed", losses[2:]) != losses[2:]:
             return f"losses {losses[2:]}, after resuming {answer['resumed']}"
         if not answer.get("loaded", True):

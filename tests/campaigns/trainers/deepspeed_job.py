@@ -1,6 +1,6 @@
 """Train by DeepSpeed, through Transformers' Trainer, this package's, or accelerate alone."""
 
-import deepspeed  # noqa: F401 sets an accelerator before accelerate looks for it
+import deepspeed
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.utils import set_seed
@@ -15,6 +15,12 @@ SECTIONS = {
     "gradient_clipping": 1.0,
 }
 PACKAGES = ["deepspeed", "accelerate"]
+
+
+def check(model) -> None:
+    """Raise `RuntimeError` unless DeepSpeed trains a model, at the stage: accelerate leaves it out with `cpu=True`."""
+    if not isinstance(model, deepspeed.DeepSpeedEngine) or model.zero_optimization_stage() != OPTIONS["stage"]:
+        raise RuntimeError(f"{type(model).__name__} is not DeepSpeed at ZeRO-{OPTIONS['stage']}")
 
 
 def by_trainer() -> None:
@@ -32,16 +38,18 @@ def by_trainer() -> None:
         zero = TrainingArguments(**arguments, deepspeed=SECTIONS)  # before the model, which ZeRO-3 splits on loading
         trainer = Chosen(load(dtype=torch.float32), zero, train_dataset=rows(), **settings)
         trainer.train(resume_from_checkpoint=checkpoint)
+    check(trainer.model_wrapped)
     trainer.save_model(SAVED)
     write_answer(PACKAGES, LOSSES[:STEPS], trainer.model_wrapped, resumed=LOSSES[STEPS:])
 
 
 def by_accelerate() -> None:
-    accelerator = Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=SECTIONS))
+    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=SECTIONS))
     model = load(dtype=torch.float32)
     batches = [{name: torch.tensor(value) for name, value in row.items()} for row in rows()]
     loader = torch.utils.data.DataLoader(batches, batch_size=2)
     model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-3), loader)
+    check(model)
     losses = []
     for _, batch in zip(range(STEPS), loader, strict=False):
         loss = model(**batch).loss

@@ -31,7 +31,7 @@ def main() -> None:
     TransformersModel.loglikelihood = loglikelihood
     sys.argv = shlex.split(OPTIONS["command"])
     app(standalone_mode=False)
-    write_answer(["lighteval"])
+    write_answer(["lighteval"], compared=LOSSES)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def main() -> None:
     with torch.no_grad():
         losses = [model(ids, labels=ids).loss.item() for ids in BATCHES[:STEPS]]
     merge([make(seed, are_connections_trained=True) for seed in (0, 1)], SAVED)
-    write_answer(["mergekit"], losses, load(folder=SAVED))
+    write_answer(["mergekit"], losses, load(folder=SAVED), compared=losses)
 
 
 if __name__ == "__main__":

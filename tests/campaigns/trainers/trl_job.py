@@ -21,6 +21,9 @@ CONFIG = {
 }
 
 
+COMPARED = ("logps/", "logits/", "entropy", "reward", "completions/mean_length", "mean_token_accuracy")
+
+
 def lora() -> LoraConfig | None:
     """Return PEFT's settings, or nothing if the job has no LoRA."""
     return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **OPTIONS["lora"]) if "lora" in OPTIONS else None
@@ -46,7 +49,9 @@ def main() -> None:
     )
     trainer.train()
     trainer.save_model(SAVED)
-    write_answer(["trl", "peft"], auto=auto, head=head)
+    # DPO, KTO and GRPO begin with one loss whatever the model: the policy is the reference
+    first = {key: value for key, value in trainer.state.log_history[0].items() if key.startswith(COMPARED)}
+    write_answer(["trl", "peft"], auto=auto, head=head, compared=first)
 
 
 if __name__ == "__main__":
