@@ -10,7 +10,7 @@ INSTALLED_DOCS := $(VENV)/.installed-docs
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PYTEST_TRITON := OMP_NUM_THREADS=1 $(BIN)/python tests/triton/run.py -n 2
 
-.PHONY: demo test test-fast test-slow test-tail test-oldest test-range test-transformers test-engines test-quantised evidence bench-check fuzz sweep docs dist lint types style clean
+.PHONY: demo test test-fast test-slow test-tail test-oldest test-range test-transformers test-engines test-trainers test-quantised evidence bench-check fuzz sweep docs dist lint types style clean
 
 demo: $(INSTALLED)
 	$(BIN)/hf-hyperconn demo
@@ -37,6 +37,10 @@ test-transformers: $(INSTALLED_SLOW)
 # vLLM and SGLang, in environments of their own, 9 GB; writes docs/engines.json and the tables of docs/serving.md
 test-engines: $(INSTALLED)
 	$(BIN)/python -m tests.campaigns.engines --write
+
+# DeepSpeed, TRL and other training tools, in environments of their own, 1 GB; writes the tables of docs/trainers.md
+test-trainers: $(INSTALLED)
+	$(BIN)/python -m tests.campaigns.trainers --write
 
 # quantisation as docs/quantised.md says, llmcompressor's in an environment of its own, 1.5 GB; writes the page's table
 test-quantised: $(INSTALLED_SLOW)

@@ -9,12 +9,14 @@ from .campaigns import range as releases_of_others
 from .campaigns import reliability, sweep
 from .campaigns.engines import __main__ as engines
 from .campaigns.releases import __main__ as releases
+from .campaigns.trainers import page as trainers
+from .campaigns.trainers.cases import CASES
 
 RANGE = releases_of_others.RANGE
 
 
 @pytest.mark.parametrize(
-    "run", [engines, releases_of_others, releases, reliability, sweep], ids=lambda run: run.__name__
+    "run", [engines, releases_of_others, releases, reliability, sweep, trainers], ids=lambda run: run.__name__
 )
 def test_the_page_has_the_last_figures(run):
     assert run.FIGURES.read()
@@ -27,6 +29,14 @@ def test_no_engine_differed():
     assert all(row["ok"] for row in rows)
     sharded = engines.FIGURES.written().count("| Llama, DHC×4, trained | tensor parallel, 2 | float32 |")
     assert sharded == 2  # vLLM's and SGLang's
+
+
+def test_every_tool_did_what_the_page_says():
+    rows = [(tool, row) for tool, found in trainers.FIGURES.read().items() for row in found["rows"]]
+    assert all(row["ok"] for _, row in rows)
+    assert {(tool, row["does"], row["verdict"]) for tool, row in rows} == {
+        (case.tool, case.does, case.verdict) for case in CASES
+    }
 
 
 def test_the_range_begins_where_support_does():

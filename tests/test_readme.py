@@ -44,6 +44,10 @@ ELSEWHERE = {
             "test_serving.py",
         ),
     },
+    "docs/trainers.md": dict.fromkeys(
+        ("LightningModule", "SentenceTransformerTrainer", "SetFitModel", "mergekit-yaml", "lighteval accelerate"),
+        "campaigns/trainers/cases.py",
+    ),
     "docs/training.md": dict.fromkeys(
         ("runs/one-gpu", "runs/ddp", "examples/configs/fsdp2.yaml", "runs/multi-node", "runs/tp", "merge-weights"),
         "test_scale_out.py",

@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.timing import markdown
 
 from ..pages import REPOSITORY
+from .environments import share
 from .figures import Figures
 
 RANGE = {
@@ -47,8 +48,7 @@ def install_shared(release: str, folder: Path) -> Path:
     """Return the Python of a new virtual environment with a release, which finds all else where this one does."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     python = folder / "venv" / "bin" / "python"
-    (packages,) = (folder / "venv").glob("lib/python*/site-packages")
-    (packages / "shared.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    share(folder / "venv")
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile"]
     for arguments in ([release], ["--no-deps", "--no-build-isolation", "--editable", "."]):
         subprocess.run([*pip, *arguments], check=True, cwd=REPOSITORY)

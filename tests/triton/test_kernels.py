@@ -131,7 +131,8 @@ def test_streams_that_lie_too_far_apart_for_32_bits():
     near, *strides = triton_kernels.token_rows(far[:, :, :2], 2)
     assert [*strides, near.stride(-1)] == [64, 2**30, 1]
     copy, *strides = triton_kernels.token_rows(far, 2)
-    assert copy.is_contiguous() and strides == [4 * 64, 64]
+    assert copy.is_contiguous()
+    assert strides == [4 * 64, 64]
 
 
 def test_parameters_of_any_layout():
