@@ -70,7 +70,7 @@ def test_ctrl_c_while_arguments_are_parsed(monkeypatch, capsys):
     def interrupt():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_parser", interrupt)
+    monkeypatch.setattr(cli, "_parsers", interrupt)
     assert main(["convert"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 

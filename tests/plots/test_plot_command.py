@@ -47,7 +47,7 @@ def test_all_pictures_on_one_sheet(folder, tmp_path, suffix, capsys):
     assert main(["plot", str(folder), "--text", str(tmp_path / "text"), "-o", str(sheet)]) == 0
     assert capsys.readouterr().out.splitlines() == [str(sheet)]
     if suffix == "svg":
-        titles = ("What each sub-layer reads", "How much the input changes", "Whether the streams differ", "Writes, b")
+        titles = ("What each sub-layer reads", "Similarity of neighboring", "Similarity of the streams", "Writes, b")
         assert all(f"<!-- {title}" in sheet.read_text() for title in titles)
     assert main(["plot", str(folder), "-o", str(sheet)]) == 0  # without a text the static weights alone
     assert capsys.readouterr().out.splitlines() == [str(sheet)]
