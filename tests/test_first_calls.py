@@ -1,5 +1,7 @@
 """The first calls of a new user: names that completion finds, help, and a base that is given to from_pretrained."""
 
+import subprocess
+import sys
 from inspect import getdoc
 
 import pytest
@@ -12,6 +14,13 @@ from hf_hyperconn.families.family import LISTED, find_family
 from hf_hyperconn.models.connection_fields import FIELDS
 
 from .conftest import llama_config
+from .pages import REPOSITORY
+
+
+def test_import_leaves_models_to_those_who_need_them():
+    """Transformers' module of models takes seconds."""
+    code = "import hf_hyperconn, sys; sys.exit('transformers.modeling_utils' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
 def test_dir_names_classes_that_are_there():

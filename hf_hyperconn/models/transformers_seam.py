@@ -10,12 +10,15 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.utils import logging
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # takes seconds, and is not needed to register models
 
 logger = logging.get_logger(__name__)
 
@@ -165,7 +168,7 @@ def share_lookups(config_class: Any) -> None:
 
 
 @convenience("set_experts_implementation has no effect")
-def share_implementation_of_experts(cls: type[PreTrainedModel], base: type[PreTrainedModel]) -> None:
+def share_implementation_of_experts(cls: "type[PreTrainedModel]", base: "type[PreTrainedModel]") -> None:
     """Keep whether experts can be set, which Transformers reads in the source file of a class, as for the base."""
     shared: Any = cls
     shared._can_set_experts_implementation_cached_value = base._can_set_experts_implementation()
@@ -193,9 +196,9 @@ def share_names_of_weights(model_type: str, base_model_type: str) -> None:
         ) from error
 
 
-def declare(cls: type[PreTrainedModel], name: str, modules: list[str]) -> None:
+def declare(cls: "type[PreTrainedModel]", name: str, modules: list[str]) -> None:
     """Set a declaration of a model class, and warn once where Transformers no longer reads it."""
-    if not hasattr(PreTrainedModel, name):
+    if not hasattr(transformers.PreTrainedModel, name):
         lost = DECLARED[name]
         logger.warning_once(f"Transformers {transformers.__version__} has changed (no {name}): {lost}.")
     setattr(cls, name, modules)
