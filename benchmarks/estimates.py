@@ -1,38 +1,30 @@
-"""Estimates of training large models with connections, into docs/scale.md, and how they compare with measured times.
-
-python -m benchmarks.estimates
-"""
+"""Estimates of training large models with connections, for a table of docs/scale.md."""
 
 import json
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, PreTrainedConfig
 
+from benchmarks.models import SHAPES
 from benchmarks.timing import RESULTS, markdown
+from hf_hyperconn.analysis.costs import base_flops
 from hf_hyperconn.analysis.estimates import Estimate, estimate
 from hf_hyperconn.conversion.terminal import gigabytes
 from hf_hyperconn.models.connection_fields import completed
 
-LLAMA_1B = LlamaConfig(
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_hidden_layers=16,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=64,
-    vocab_size=128256,
-    tie_word_embeddings=True,
-)
-LLAMA_8B = LlamaConfig(
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    vocab_size=128256,
-)
-MIXTRAL = MixtralConfig(vocab_size=32000)  # the sizes of 8x7B are the defaults
-MODELS = {"Llama-3.2-1B": LLAMA_1B, "Llama-3.1-8B": LLAMA_8B, "Mixtral-8x7B": MIXTRAL}
+
+def llama(name: str, **fields: bool) -> LlamaConfig:
+    """Return the config of a Llama with its whole vocabulary."""
+    sizes, layers = SHAPES[name]
+    return LlamaConfig(**sizes, num_hidden_layers=layers, vocab_size=128256, **fields)
+
+
+LLAMA_8B = llama("Llama-3.1-8B")
+MODELS: dict[str, PreTrainedConfig] = {
+    "Llama-3.2-1B": llama("Llama-3.2-1B", tie_word_embeddings=True),
+    "Llama-3.1-8B": LLAMA_8B,
+    "Mixtral-8x7B": MixtralConfig(vocab_size=32000),  # its sizes are the defaults
+}
 TOKENS, GPUS = 4096, (8, 64)
 
 
@@ -42,8 +34,8 @@ def estimated(config: PreTrainedConfig, gpus: int = 1, dtype: str = "float32", *
         base = AutoModelForCausalLM.from_config(config)
     shapes = {name: parameter.shape for name, parameter in base.named_parameters()}
     written = {**config.to_dict(), "architectures": [type(base).__name__], **completed(fields)}
-    settings = {"parameters": base.num_parameters(), "tokens": TOKENS, "gpus": gpus, "dtype": dtype}
-    return estimate(written, shapes, ("weight",), **settings)
+    counts = {"parameters": base.num_parameters(), "flops": base_flops(written, shapes)}
+    return estimate(written, ("weight",), **counts, tokens=TOKENS, gpus=gpus, dtype=dtype)
 
 
 def table() -> str:

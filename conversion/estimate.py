@@ -5,15 +5,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hf_hyperconn.analysis.estimates import ITEM_SIZES, Estimate, estimate
-from hf_hyperconn.errors import ConversionError
-from hf_hyperconn.models.connection_fields import GivenFields, fault
+from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
+from hf_hyperconn.models.connection_fields import GivenFields
 from hf_hyperconn.models.sub_layers import is_of_connection
 
 from .checkpoint.checkpoint import open_conversion
 from .checkpoint.checkpoint_files import read_written_config
 from .checkpoint.connection_options import described, fields_of_conversion
 from .checkpoint.source import open_source
-from .inspection import fields_of, refuse_unknown_experts, scaled
+from .inspection import fields_of, flops_of_base, quantization_method, scaled
 from .planning.plan import open_base
 from .terminal import gigabytes
 
@@ -86,24 +86,25 @@ def estimate_training(
     that it can't have.
     """
     source = open_source(model, revision)
-    if "hc_mult" in read_written_config(source):
+    if str(read_written_config(source).get("model_type")).startswith("hc_"):
         if fields or stack:
             raise ConversionError(f"{model!r} has connections already. Leave out their options.")
         checkpoint = open_conversion(source)
         chosen = fields_of(checkpoint)
-        config: dict[str, Any] = checkpoint.config
+        if method := quantization_method(checkpoint.config):
+            raise UnsupportedCheckpointError(
+                f"the weights of {model!r} are quantized by {method}, and packed weights are not trained. "
+                f"Give its base."
+            )
     else:
-        checkpoint, chosen = open_base(source, stack), fields_of_conversion(**(fields or {}))
-        config = {**checkpoint.config, **chosen}
-    if reason := fault(config):
-        raise ConversionError(f"for {model!r}, {reason}.")
-    refuse_unknown_experts(checkpoint)
-    base = {name: tensor for name, tensor in checkpoint.weights.tensors.items() if not is_of_connection(name)}
+        chosen = fields_of_conversion(**(fields or {}))
+        checkpoint = open_base(source, stack, chosen)
+    base = [tensor for name, tensor in checkpoint.weights.tensors.items() if not is_of_connection(name)]
     found = estimate(
-        config,
-        {name: tensor.shape for name, tensor in base.items()},
+        {**checkpoint.config, **chosen},
         checkpoint.family.norm,
-        parameters=sum(tensor.size for tensor in base.values()),
+        parameters=sum(tensor.size for tensor in base),
+        flops=flops_of_base(checkpoint),
         tokens=tokens,
         gpus=gpus,
         dtype=dtype,

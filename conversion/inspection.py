@@ -142,13 +142,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
 def inspection_of(checkpoint: Checkpoint) -> Inspection:
     """Inspect an open checkpoint; errors as for `inspect_checkpoint`."""
     config, family, weights, record = checkpoint.config, checkpoint.family, checkpoint.weights, checkpoint.record
-    quantised = _quantization_method(config)
-    refuse_unknown_experts(checkpoint)
-    flops = base_flops(config, {name: tensor.shape for name, tensor in weights.tensors.items()})
-    if flops == 0:
-        raise UnsupportedCheckpointError(
-            f"the weights of {checkpoint.name!r} are connections alone. Give a complete checkpoint."
-        )
+    quantised, flops = quantization_method(config), flops_of_base(checkpoint)
     base, commit = base_of(config, record)
     added_flops = connection_flops(config)
     trained, not_known, drift, readout_drift = _training_of(checkpoint)
@@ -182,10 +176,11 @@ def inspection_of(checkpoint: Checkpoint) -> Inspection:
     )
 
 
-def refuse_unknown_experts(checkpoint: Checkpoint) -> None:
-    """Refuse a mixture of experts whose config does not say how many there are, or how many a token meets.
+def flops_of_base(checkpoint: Checkpoint) -> int:
+    """Return the operations of one token's forward without connections.
 
-    Raises `UnsupportedCheckpointError` then.
+    Raises `UnsupportedCheckpointError` for connections alone, and for a mixture of experts whose config lacks their
+    number, or the number that a token meets.
     """
     config, weights = checkpoint.config, checkpoint.weights
     is_mixture = any(map(EXPERT.search, filter(what_runs(config, weights.tensors), weights.tensors)))
@@ -195,9 +190,16 @@ def refuse_unknown_experts(checkpoint: Checkpoint) -> None:
             f"{CONFIG} of {checkpoint.name!r} does not say how many experts there are and how many a token meets "
             f"({' or '.join(EXPERTS)}, and {' or '.join(MET)}). Download it again."
         )
+    flops = base_flops(config, {name: tensor.shape for name, tensor in weights.tensors.items()})
+    if flops == 0:
+        raise UnsupportedCheckpointError(
+            f"the weights of {checkpoint.name!r} are connections alone. Give a complete checkpoint."
+        )
+    return flops
 
 
-def _quantization_method(config: dict) -> str | None:
+def quantization_method(config: dict) -> str | None:
+    """Return the name of the method that has packed a model's weights; None without one."""
     settings = config.get("quantization_config")
     if settings is None:
         return None

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from benchmarks.estimates import MODELS, TOKENS, estimated
 from benchmarks.timing import RESULTS
@@ -14,6 +15,8 @@ from hf_hyperconn.kinds import kind_of
 from hf_hyperconn.models.connection_fields import completed
 
 from .conftest import hc_llama
+from .edits import configure
+from .other_families import tiny as tiny_of_others
 from .tolerances import ESTIMATED_TIME
 
 MEASURED = json.loads((RESULTS / "models_cuda.json").read_text(encoding="utf-8"))["rows"]
@@ -49,7 +52,7 @@ def test_the_state_is_that_of_a_step_with_adamw():
     ]
     shapes = {name: parameter.shape for name, parameter in model.named_parameters() if "hc" not in name}
     base = sum(shape.numel() for shape in shapes.values())
-    found = estimate(model.config.to_dict(), shapes, ("weight",), parameters=base, tokens=6)
+    found = estimate(model.config.to_dict(), ("weight",), parameters=base, flops=2 * base, tokens=6)
     assert found.state + found.added_state == sum(tensor.nbytes for tensor in held)
 
 
@@ -65,7 +68,7 @@ def test_checkpointing_keeps_what_layers_hand_on(fields):
 
 def test_attention_residuals_hand_on_more_from_layer_to_layer():
     config = {"hidden_size": 32, "num_hidden_layers": 3, **completed({"connection": "attnres", "hc_mult": 1})}
-    found = estimate(config, {"model.layers.0.mlp.up_proj.weight": (64, 32)}, parameters=2048, tokens=6)
+    found = estimate(config, parameters=2048, flops=4096, tokens=6)
     assert (found.added_layer_inputs, found.time) == (None, None)
     assert found.kept > 0
 
@@ -84,3 +87,27 @@ def test_the_command_is_alike_for_a_base_and_its_conversion(llama_folder, tmp_pa
     assert "has connections already. Leave out their options." in capsys.readouterr().err
     assert main(["estimate", str(tmp_path)]) == 1
     assert "error: " in capsys.readouterr().err
+
+
+def test_estimates_of_what_is_no_whole_model_are_refused(llama_folder, tmp_path, capsys):
+    out = convert_checkpoint(str(llama_folder), tmp_path / "out", hc_mult=2, verify="structure").path
+    configure(out, quantization_config={"quant_method": "awq"})
+    assert main(["estimate", str(out)]) == 1
+    assert "are quantized by awq, and packed weights are not trained. Give its base." in capsys.readouterr().err
+    configure(out, quantization_config=None)
+    connections = load_file(out / "model-00002-of-00002.safetensors")
+    for path in [*out.glob("*.safetensors"), out / "model.safetensors.index.json"]:
+        path.unlink()
+    save_file(connections, out / "model.safetensors")
+    assert main(["estimate", str(out)]) == 1
+    assert "connections alone" in capsys.readouterr().err
+
+
+def test_a_conversion_of_a_model_in_another_is_known_as_one(tmp_path, capsys):
+    """Its fields of connections are in the config of its part."""
+    tiny_of_others("llava").save_pretrained(tmp_path / "llava")
+    assert main(["estimate", str(tmp_path / "llava"), "--json"]) == 0
+    of_base = json.loads(capsys.readouterr().out)
+    out = convert_checkpoint(str(tmp_path / "llava"), tmp_path / "out", verify="structure").path
+    assert main(["estimate", str(out), "--json"]) == 0
+    assert {**json.loads(capsys.readouterr().out), "model": None} == {**of_base, "model": None}

@@ -213,10 +213,7 @@ def plan_conversion(
     source = open_source(model, revision)
     companions = companions_of(source)
     refuse_links_out(source, (CONFIG, INDEX, README, *companions))
-    base = open_base(source, stack)
-    if reason := fault({**base.config, **chosen}):
-        raise ConversionError(f"for {source.name!r}, {reason}.")
-    _check_weights(base)
+    base = open_base(source, stack, chosen)
     if outside := [name for name in companions if name.startswith("/") or ".." in name.split("/")]:
         raise UnsupportedCheckpointError(f"{source.name!r} lists {outside[0]!r}, a path outside it. Do not trust it.")
     check_no_code(source, companions)
@@ -250,11 +247,20 @@ def plan_conversion(
         ) from error
 
 
-def open_base(source: Source, stack: str | None) -> Checkpoint:
-    """Open a base, and refuse one whose config is not that of a model that can be converted.
+def open_base(source: Source, stack: str | None, fields: dict[str, Any]) -> Checkpoint:
+    """Open a base, and check that it can get connections with these fields.
 
-    Raises `UnsupportedCheckpointError` for such a config.
+    Raises `UnsupportedCheckpointError` for a config or weights of no such base, and `ConversionError` for fields.
     """
+    base = _open_base(source, stack)
+    if reason := fault({**base.config, **fields}):
+        raise ConversionError(f"for {source.name!r}, {reason}.")
+    _check_weights(base)
+    return base
+
+
+def _open_base(source: Source, stack: str | None) -> Checkpoint:
+    """Open a base, and refuse one whose config is not that of a model that can be converted."""
     config = read_written_config(source)
     base = Checkpoint(source, config, _family(source, config, stack))
     architectures = config.get("architectures")

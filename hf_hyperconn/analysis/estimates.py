@@ -1,4 +1,4 @@
-"""Estimates of the memory and time that training takes with hyper-connections, from a config and shapes of weights.
+"""Estimates of the memory and time that training takes with hyper-connections, from a config.
 
 They are for planning: formulas for one GPU, with AdamW. Not in them are buffers, fragmentation, and what a plain model
 keeps within its layers.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..families.family import configs_of_stacks
 from ..kinds import kind_of, sub_layers
-from .costs import base_flops, connection_flops, connection_parameters, kept_bytes
+from .costs import connection_flops, connection_parameters, kept_bytes
 
 ITEM_SIZES = {"float32": 4, "bfloat16": 2}
 PER_PARAMETER = 4  # a weight, its gradient and AdamW's two moments, each as large as the weight
@@ -55,10 +55,10 @@ class Estimate:
 
 def estimate(
     config: Mapping,
-    shapes: Mapping[str, Iterable[int]],
     norm: Iterable[str] = (),
     *,
     parameters: int,
+    flops: int,
     tokens: int,
     gpus: int = 1,
     dtype: str = "float32",
@@ -66,14 +66,14 @@ def estimate(
     """Estimate the training of a model with connections.
 
     config: of the model with connections.
-    shapes: of the base's weights by name.
     norm: names of the parameters of the family's norm.
     parameters: number of the base's.
+    flops: operations of the base's forward for one token, see `base_flops`.
     tokens: of a step on a GPU.
     dtype: of the base's weights, and of the streams.
     """
     item, layers = ITEM_SIZES[dtype], sum(stack["num_hidden_layers"] for stack in configs_of_stacks(config))
-    added, flops = connection_parameters(config, norm), base_flops(config, shapes)
+    added = connection_parameters(config, norm)
     kept = tokens * kept_bytes(config, item)
     plain = carried = 0
     grows = False
