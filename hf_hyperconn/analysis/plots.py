@@ -269,7 +269,7 @@ def _limits(matrices: Sequence[torch.Tensor]) -> tuple[float, float]:
     return low, high if high > low else 1.0
 
 
-def _stream_colors(streams: int) -> torch.Tensor:
+def _stream_colors(streams: int) -> Any:
     """Return a color a stream, dark to light, `[N, 4]`."""
     return colormaps["viridis"](torch.linspace(0, 0.92, streams).numpy())
 

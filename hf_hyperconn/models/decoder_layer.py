@@ -214,8 +214,8 @@ class HyperConnectionDecoderLayer(Base):
         if not self.is_first:
             raise ValueError(
                 f"decoder layer {self.layer_idx} received hidden states of shape {tuple(hidden_states.shape)}, but "
-                f"takes the streams [batch, sequence, streams, size] of the layer before it. Stages of a pipeline "
-                f"exchange hidden states: use tensor parallelism instead."
+                f"takes the streams [batch, sequence, streams, size] of the layer before it. Stages made by "
+                f"a tool exchange hidden states: use pipeline_stages or tensor parallelism instead."
             )
         return connection.take(self.expand(hidden_states))
 
@@ -337,8 +337,8 @@ def reduce_recorded_streams(forward):
         if are_streams(outputs[0]):
             raise ValueError(
                 "no decoder layer has read the streams out: the last one is inside a wrapper, or something else "
-                "stands in its place. Remove it from the list of layers, and wrap layers after that. Stages of a "
-                "pipeline end so, too: use tensor parallelism instead."
+                "stands in its place. Remove it from the list of layers, and wrap layers after that. Stages made "
+                "by a tool end so, too: use pipeline_stages or tensor parallelism instead."
             )
         if outputs.get("hidden_states") is not None:
             outputs["hidden_states"] = tuple(

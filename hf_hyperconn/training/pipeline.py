@@ -1,6 +1,7 @@
 """A model in stages, for the schedules of `torch.distributed.pipelining`."""
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -83,4 +84,4 @@ def pipeline_stages(model: Any, n: int) -> list[Stage]:
     around_layers(model.config.base_model_type, base_model.stack)
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     ends = [stage * (layers // n) + min(stage, layers % n) for stage in range(n + 1)]
-    return [Stage(copy.deepcopy(model, dict(shared)), *bounds) for bounds in zip(ends, ends[1:], strict=False)]
+    return [Stage(copy.deepcopy(model, dict(shared)), *bounds) for bounds in pairwise(ends)]
