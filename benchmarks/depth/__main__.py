@@ -20,7 +20,8 @@ from benchmarks.pretraining.resuming import train_all
 from benchmarks.pretraining.runs import Run, Scale
 from benchmarks.pretraining.train import is_done, train
 
-from .studies import OTHER_TEXT, STUDIES, WIDE, size_of
+from .scales import WIDE
+from .studies import OTHER_TEXT, STUDIES, size_of
 from .text import another, given
 
 STARTS = ("base", "trunk")  # studies of runs that others start from

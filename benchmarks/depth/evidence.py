@@ -24,7 +24,8 @@ from benchmarks.pretraining.train import result_of as done
 from benchmarks.timing import RESULTS, markdown, with_tables, write
 
 from .plots import draw
-from .studies import DEEP, DRAWN, DRAWN_RATE
+from .scales import DEEP
+from .studies import DRAWN, DRAWN_RATE
 from .text import given
 
 SIZE = replace(DEEP, name="evidence", held_out=(64, 256))

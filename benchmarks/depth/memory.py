@@ -15,7 +15,8 @@ import torch
 from benchmarks.pretraining.times import prepared
 from benchmarks.timing import EACH_ITS_MAPPING, PROCESSES, in_a_process, kept_mib, write
 
-from .studies import DEEP, DRAWN
+from .scales import DEEP
+from .studies import DRAWN
 
 
 def kept_by(model: str) -> float:

@@ -16,13 +16,12 @@ from benchmarks.pretraining.train import result_of
 from benchmarks.timing import markdown, with_tables
 
 from .plots import draw
+from .scales import DEEP, WIDE
 from .studies import (
     AT_A_BILLION,
-    DEEP,
     DRAWN,
     DRAWN_RATE,
     HISTORY,
-    WIDE,
     adapter_rates,
     adapters,
     as_at_a_billion,

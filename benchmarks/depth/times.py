@@ -13,7 +13,8 @@ import torch
 from benchmarks.pretraining.times import time_steps
 from benchmarks.timing import device
 
-from .studies import DEEP, DRAWN, WIDE
+from .scales import DEEP, WIDE
+from .studies import DRAWN
 
 
 def main() -> None:
