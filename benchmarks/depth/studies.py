@@ -73,9 +73,10 @@ def rivals() -> list[Run]:
 
 
 def muon() -> list[Run]:
-    """Return the pair with Muon over seeds, and the plain model for as long as the other takes."""
+    """Return the pair with Muon over seeds, and the plain model for as long as the other takes, here and on a GPU."""
     pair = [_run("scratch", model, learning_rate=DRAWN_RATE, muon=True) for model in (PLAIN, HISTORY)]
-    return [replace(run, seed=seed) for seed in FEW_SEEDS for run in (*pair, longer(pair[0]))]
+    runs = (*pair, longer(pair[0]), as_at_a_billion(pair[0]))
+    return [replace(run, seed=seed) for run in runs for seed in FEW_SEEDS]
 
 
 def wide_rivals() -> list[Run]:
