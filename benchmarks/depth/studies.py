@@ -79,6 +79,15 @@ def muon() -> list[Run]:
     return [replace(run, seed=seed) for run in runs for seed in FEW_SEEDS]
 
 
+def lean() -> list[Run]:
+    """Return the cheapest connections, with each optimizer: two streams, whose weights no token changes."""
+    return [
+        _run("scratch", "SHC×2 history", learning_rate=DRAWN_RATE, muon=muon, seed=seed)
+        for seed in FEW_SEEDS
+        for muon in (True, False)
+    ]
+
+
 def wide_rivals() -> list[Run]:
     """Muon against AdamW at more parameters, with connections and without."""
     return [
@@ -317,6 +326,7 @@ STUDIES = {
     "deeper": deeper,
     "rivals": rivals,
     "muon": muon,
+    "lean": lean,
     "when": when,
     "saturated": saturated,
     "wide-rivals": wide_rivals,
