@@ -2,16 +2,17 @@
 
     python -m benchmarks.host_time [--before CHECKOUT]
 
-The Triton kernels are replaced by functions that do nothing, so that only the processor's work is left: Python,
-torch's dispatcher, autograd and memory. Models of 8 layers of width 64 see four tokens, whose arithmetic takes no time
-to speak of. Timed are a forward without gradients, and a training step, which is a forward and its backward. The
-figure of a connection is its model's time minus the plain model's, over the 16 connections; the plain model's is over
-as many sub-layers. Times are those of one thread (`time.thread_time`), medians of calls in turn.
+Triton compiles its kernels for an H100 and launches them by a driver that does nothing. So only the processor's work
+is left: Python, torch's dispatcher, autograd, memory, and Triton up to the call of CUDA's driver. Models of 8 layers
+of width 64 see four tokens, whose arithmetic takes no time to speak of. Timed are a forward without gradients, and a
+training step, which is a forward and its backward. The figure of a connection is its model's time minus the plain
+model's, over the 16 connections; the plain model's is over as many sub-layers. Times are of one thread
+(`time.thread_time`), medians of calls in turn.
 
 Peers are layers of the same Llama with the connections of hyper-connections (PyPI) and of Transformers' DeepSeek-V4.
 They have no kernels, and compute their few values on the processor. To launch them on a GPU would take about as long,
-so nothing is taken off. What Triton takes to launch a kernel is in no figure: add it to ours for each launch.
-Launches of kernels, and torch's operations that launch one on a GPU, are counted beside the times.
+so nothing is taken off. Launches of kernels, and torch's operations that launch one on a GPU, are counted beside the
+times.
 
 With --before another checkout is measured, too, each in processes of its own, in turn. Writes
 benchmarks/results/host_time.json.
@@ -35,11 +36,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
+from triton.backends.compiler import GPUTarget
 
 from benchmarks.llamas import PLAIN
 from benchmarks.timing import file_name, medians_ms, write
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, set_hc_implementation
-from hf_hyperconn.models import computing, hc_triton, mhc_triton
+from hf_hyperconn.models import computing
 
 LAYERS, SIZE, STREAMS, TOKENS = 8, 64, 4, 4
 SHAPE = {
@@ -58,17 +60,45 @@ FIGURES = ("forward_ms", "step_ms", "kernels", "operations")
 RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"  # with the package of this folder
 
 
-class Kernel:
-    """A kernel that does nothing but count its launches."""
+class Binaries:
+    """Loads no kernel."""
+
+    def load_binary(self, *arguments: Any) -> tuple[int, ...]:
+        """Return a module, a function, registers, spills, and the most threads."""
+        return 1, 1, 0, 0, 1024
+
+    def unload_module(self, module: int) -> None:
+        pass
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 2**18}
+
+
+class Launcher:
+    """Launches a compiled kernel nowhere, and counts the launches of all."""
 
     launches = 0
 
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        Kernel.launches += 1
-        return self._launch
-
-    def _launch(self, *arguments: Any, **constants: Any) -> None:
+    def __init__(self, source: Any, metadata: Any):
         pass
+
+    def __call__(self, *arguments: Any) -> None:
+        Launcher.launches += 1
+
+
+class Driver:
+    """Triton's driver of a GPU that is not there."""
+
+    utils, launcher_cls = Binaries(), Launcher
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
 class Launching(TorchDispatchMode):
@@ -161,22 +191,19 @@ def calls(model: nn.Module) -> tuple[Callable[[], None], Callable[[], None]]:
 
 def launches(function: Callable[[], None]) -> tuple[int, int]:
     """Return how many of our kernels and of torch's operations a call launches."""
-    is_recorded, before = computing._is_recorded, Kernel.launches
+    is_recorded, before = computing._is_recorded, Launcher.launches
     computing._is_recorded = lambda arguments: False  # as where no mode counts
     try:
         with Launching() as torchs:
             function()
     finally:
         computing._is_recorded = is_recorded
-    return Kernel.launches - before, torchs.count
+    return Launcher.launches - before, torchs.count
 
 
-def without_kernels() -> None:
-    """Use the kernels from here on, each replaced by one that does nothing."""
-    for module in (hc_triton, mhc_triton):
-        for name, value in list(vars(module).items()):
-            if isinstance(value, triton.JITFunction):
-                setattr(module, name, Kernel())
+def without_gpu() -> None:
+    """Use the kernels from here on, and launch them nowhere."""
+    triton.runtime.driver.set_active(Driver())
     computing._TRITON_INTERPRETS = True  # or there would have to be a GPU
     set_hc_implementation("triton")
 
@@ -186,7 +213,7 @@ def measure(cases: list[str], repeats: int = REPEATS) -> dict[str, dict[str, flo
 
     Those of the plain model are for a sub-layer.
     """
-    without_kernels()
+    without_gpu()
     torch.set_flush_denormal(True)  # no kernel writes what is read here
     every = [calls(build(case)) for case in (PLAIN, *cases)]
     functions = [function for pair in every for function in pair]

@@ -99,8 +99,8 @@ def read_backward(
         return first_grad, last_grad, of_query.zero_()
     g, before, after = by_token(grad, 1), by_token(first, 2), by_token(last, 2)
     count, size = g.shape
-    tokens_a_chunk = triton.cdiv(count, _CHUNKS)
-    chunks = triton.cdiv(count, tokens_a_chunk)
+    tokens_a_chunk = -(-count // _CHUNKS)
+    chunks = -(-count // tokens_a_chunk)
     partial = torch.empty((chunks, size), dtype=torch.float32, device=g.device)
     with torch.cuda.device_of(g):
         _read_backward[(chunks,)](
