@@ -46,6 +46,7 @@ def config(name: str) -> dict:
 
 
 BF16 = {"bf16": {"enabled": True}}
+PACKED = {"sample_packing": True, "sequence_len": 64, "sample_packing_sequentially": True}  # in rows of some samples
 
 
 def deepspeed() -> list[Case]:
@@ -170,9 +171,11 @@ def yaml_tools() -> list[Case]:
     options = {"yaml": str(REPOSITORY / "examples/configs/axolotl.yaml"), "settings": {}}
     needs = "`lora_modules_to_save: [attn_hc, mlp_hc, hc_head]`"
     frozen = {**options, "settings": {"lora_modules_to_save": None}}
+    whole = {"adapter": None, **frozen["settings"]}
     return [
         *cases,
-        Case("axolotl", "all weights", {**options, "settings": {"adapter": None, **frozen["settings"]}}),
+        Case("axolotl", "all weights", {**options, "settings": whole}),
+        Case("axolotl", "`sample_packing: true`", {**options, "settings": {**whole, **PACKED}}),
         Case("axolotl", "LoRA, examples/configs/axolotl.yaml", options, needs, frozen, message=FROZEN),
     ]
 
