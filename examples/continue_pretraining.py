@@ -48,7 +48,7 @@ class Recipe:
 
     model: str = field(metadata={"help": "A converted model or a base to convert on loading: a folder or a Hub id."})
     hc_mult: int = field(default=4, metadata={"help": "Number of streams, for a base."})
-    connection: str = field(default="dhc", metadata={"help": "Kind of connection, for a base; none adds none."})
+    connection: str = field(default="dhc", metadata={"help": "Kind of connection, for a base; none: no connections."})
     hc_start: str = field(default="copies", metadata={"help": "Streams at the start, for a base: copies or history."})
     hc_lr: float | None = field(default=None, metadata={"help": "Learning rate of the connections."})
     muon: bool = field(default=False, metadata={"help": "Train the matrices of layers by Muon, the rest by AdamW."})
