@@ -3,8 +3,8 @@
     accelerate launch --config_file examples/configs/one_gpu.yaml examples/continue_pretraining.py \\
         examples/configs/recipe.yaml --model MODEL --train_files 'texts/*.txt' --output_dir runs/first
 
-Settings come from the YAML file, if one is named first, and from the command line, which has the last word. Besides
-those of `Recipe` they are all of Transformers' `TrainingArguments`. Started again with the same output folder, it
+Settings come from a YAML file, if it is the first argument, and from the command line, which takes precedence. They
+are the fields of `Recipe` and of Transformers' `TrainingArguments`. Run again with the same output folder, the script
 continues from the last checkpoint there. docs/training.md explains the choices.
 """
 
@@ -44,18 +44,18 @@ from hf_hyperconn.families.family import find_family
 
 @dataclass
 class Recipe:
-    """What to train and on what."""
+    """The model to train, its data and the settings of both."""
 
     model: str = field(metadata={"help": "A converted model or a base to convert on loading: a folder or a Hub id."})
     hc_mult: int = field(default=4, metadata={"help": "Number of streams, for a base."})
-    connection: str = field(default="dhc", metadata={"help": "Kind of connection, for a base; none: as it is."})
+    connection: str = field(default="dhc", metadata={"help": "Kind of connection, for a base; none: no connections."})
     hc_start: str = field(default="copies", metadata={"help": "Streams at the start, for a base: copies or history."})
     hc_lr: float | None = field(default=None, metadata={"help": "Learning rate of the connections."})
     muon: bool = field(default=False, metadata={"help": "Train the matrices of layers by Muon, the rest by AdamW."})
     train_files: list[str] | None = field(default=None, metadata={"help": "Text files or patterns, a document each."})
     dataset: str | None = field(default=None, metadata={"help": "Instead of files: a data set on the Hub."})
-    dataset_config: str | None = field(default=None, metadata={"help": "Which configuration of the data set."})
-    text_column: str = field(default="text", metadata={"help": "Where the data set has its text."})
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
+    text_column: str = field(default="text", metadata={"help": "Column of the text in the data set."})
     streaming: bool = field(default=False, metadata={"help": "Read while training; needs max_steps."})
     shuffle_buffer: int = field(default=10_000, metadata={"help": "Documents to shuffle among when streaming."})
     held_out_files: list[str] | None = field(default=None, metadata={"help": "Text files to evaluate on."})
@@ -64,7 +64,7 @@ class Recipe:
 
 
 def parse_arguments(arguments: list[str]) -> tuple[Recipe, TrainingArguments]:
-    """What the command line says, on top of a YAML file's settings if it begins with one."""
+    """Return the settings of a YAML file, if the arguments begin with one, and of the command line."""
     if arguments and arguments[0].endswith((".yaml", ".yml")):
         settings = yaml.safe_load(Path(arguments[0]).read_text(encoding="utf-8"))
         if not isinstance(settings, dict):
@@ -76,7 +76,7 @@ def parse_arguments(arguments: list[str]) -> tuple[Recipe, TrainingArguments]:
 
 @contextmanager
 def without_traceback() -> Iterator[None]:
-    """End the script with what is wrong about its settings, its model or its texts."""
+    """End the script with one line of error where its settings, its model or its texts are wrong."""
     try:
         yield
     except (OSError, ValueError, yaml.YAMLError, HyperConnError, StrictDataclassError, DatasetsError) as error:
@@ -84,7 +84,7 @@ def without_traceback() -> Iterator[None]:
 
 
 def load_model(recipe: Recipe) -> PreTrainedModel:
-    """Return the converted model, or the base, converted on loading; in float32, which mixed precision starts from."""
+    """Return the converted model, or the base, converted on loading; in float32, as mixed precision needs."""
     settings = {"dtype": torch.float32}
     if recipe.tp_size > 1:
         settings["distributed_config"] = DistributedConfig(tp_size=recipe.tp_size)
@@ -100,7 +100,7 @@ def load_model(recipe: Recipe) -> PreTrainedModel:
 def load_training_data(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments
 ) -> Dataset | IterableDataset:
-    """Return rows of tokens to train on; Trainer shuffles them, but for a stream, which is shuffled here."""
+    """Return rows of tokens to train on. Trainer shuffles them; a stream is shuffled here."""
     if (recipe.dataset is None) == (recipe.train_files is None):
         raise ValueError("Give either --train_files or --dataset.")
     if recipe.dataset is None:
@@ -116,7 +116,7 @@ def load_training_data(
 
 
 def load_texts(files: list[str], streaming: bool = False) -> Dataset | IterableDataset:
-    """Text files, a document each."""
+    """Load text files, one document each."""
     for pattern in files:
         if "://" not in pattern and not glob(pattern, recursive=True):
             raise FileNotFoundError(f"No file is {pattern}. Give text files, or a pattern in quotes: 'texts/*.txt'.")
@@ -126,9 +126,9 @@ def load_texts(files: list[str], streaming: bool = False) -> Dataset | IterableD
 def pack(
     documents: Dataset | IterableDataset, column: str, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> Dataset | IterableDataset:
-    """Rows of one length: documents in their order, an end-of-text token after each, cut without regard to them.
+    """Return rows of one length: documents in order, an end-of-text token after each, cut anywhere.
 
-    Raises `ValueError` when not even one row can be filled.
+    Raises `ValueError` when the documents do not fill one row.
     """
     settings = {"column": column, "tokenizer": tokenizer, "length": length}
     rows = documents.map(rows_of, batched=True, remove_columns=column, fn_kwargs=settings)
@@ -140,7 +140,7 @@ def pack(
 def rows_of(
     batch: dict[str, list[str]], column: str, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> dict[str, list[list[int]]]:
-    """Return the rows of one batch of documents; what is left at its end fills none."""
+    """Return the rows of one batch of documents; the rest that does not fill a row is dropped."""
     documents = tokenizer(batch[column]).input_ids
     ids = [token for document in documents for token in [*document, tokenizer.eos_token_id]]
     rows = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
@@ -148,7 +148,7 @@ def rows_of(
 
 
 def last_checkpoint(folder: str) -> str | None:
-    """Return the last checkpoint that is complete: the trainer's state is written when the rest has been."""
+    """Return the last complete checkpoint. The trainer's state is the last file of one."""
     folders = (state.parent for state in Path(folder).glob("checkpoint-*/trainer_state.json"))
     complete = [path for path in folders if path.name.removeprefix("checkpoint-").isdecimal()]
     return str(max(complete, key=lambda path: int(path.name.removeprefix("checkpoint-")))) if complete else None
@@ -157,9 +157,9 @@ def last_checkpoint(folder: str) -> str | None:
 def checkpoint_of_all(folder: str, patience: int = 60) -> str | None:
     """Return the last checkpoint that the first rank sees, for all ranks.
 
-    patience: seconds in which it has to appear to each of them, as on a file system that shows it later.
+    patience: seconds to wait until every rank sees it, as on a file system that shows it later.
 
-    Raises `FileNotFoundError` when it does not.
+    Raises `FileNotFoundError` when a rank does not see it.
     """
     (checkpoint,) = broadcast_object_list([last_checkpoint(folder)])
     if checkpoint is None:
@@ -173,7 +173,7 @@ def checkpoint_of_all(folder: str, patience: int = 60) -> str | None:
 
 
 def save(trainer: Trainer) -> None:
-    """Save what was logged and the model: in one piece, with the code that `trust_remote_code` loads it by."""
+    """Save the logs and the model: in one piece, with the code that `trust_remote_code` runs."""
     trainer.save_state()
     if trainer.is_fsdp_enabled:
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
@@ -191,7 +191,7 @@ def main(arguments: list[str]) -> None:
             if recipe.held_out_files:
                 held_out = pack(load_texts(recipe.held_out_files), "text", tokenizer, recipe.sequence_length)
         model = load_model(recipe)
-    if args.torch_compile:  # layer by layer: they share one graph
+    if args.torch_compile:  # layer by layer: the layers share one graph
         os.environ.setdefault("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "true")
     has_connections = hasattr(model.config, "hc_mult")
     trainer = HCTrainer(
@@ -213,11 +213,11 @@ def main(arguments: list[str]) -> None:
     if held_out is not None:
         trainer.log_metrics("eval", trainer.evaluate())
     accelerator = trainer.accelerator
-    # DDP goes while the process group is there: as its last owner it would wait for threads that wait for Python
+    # delete DDP while the process group exists: as its last owner it would wait for threads that wait for Python
     del trainer
     accelerator.free_memory()
     gc.collect()
-    accelerator.end_training()  # or a rank that ends before the others may abort on its way out
+    accelerator.end_training()  # otherwise a rank that ends before the others may abort
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Give an image classifier hyper-connections, train it on, and draw what each of its sub-layers reads.
+"""Give an image classifier hyper-connections, train it further, and draw the reads of its sub-layers.
 
     python examples/image_classification.py --output_dir runs/shapes
     python examples/image_classification.py --images cifar10/train --held_out_images cifar10/test \\
         --model google/vit-base-patch16-224 --output_dir runs/cifar10
 
-Without --images it tells drawn shapes apart. Without --model it trains a small ViT first, and converts that. Settings
-are those of `Recipe` and all of Transformers' `TrainingArguments`. docs/vision.md goes through it.
+Without --images it classifies drawn shapes. Without --model it trains a small ViT first, and converts it. Settings are
+the fields of `Recipe` and of Transformers' `TrainingArguments`. docs/vision.md describes a run.
 """
 
 import random
@@ -40,29 +40,29 @@ from hf_hyperconn.errors import HyperConnError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 SHAPES = ("circle", "cross", "square", "triangle")
-ONE_IN = 10  # images are held out where no others are given
+ONE_IN = 10  # images is held out where no held-out images are given
 
 
 @dataclass
 class Recipe:
-    """What to train and on what."""
+    """The model to train, its data and the settings of both."""
 
     images: str | None = field(default=None, metadata={"help": "A folder with a sub-folder of images for each class."})
-    held_out_images: str | None = field(default=None, metadata={"help": "Another one, to evaluate on."})
-    model: str | None = field(default=None, metadata={"help": "A base or a converted one: a folder or a Hub id."})
-    connection: str = field(default="dhc", metadata={"help": "Kind of connection; none: train the base as it is."})
+    held_out_images: str | None = field(default=None, metadata={"help": "Another such folder, to evaluate on."})
+    model: str | None = field(default=None, metadata={"help": "A base or a converted model: a folder or a Hub id."})
+    connection: str = field(default="dhc", metadata={"help": "Kind of connection; none trains the base as it is."})
     hc_mult: int = field(default=2, metadata={"help": "Number of streams; the paper's ViTs have two."})
     hc_lr: float | None = field(default=None, metadata={"help": "Learning rate of the connections."})
     image_size: int = field(default=32, metadata={"help": "Of the small ViT."})
     patch_size: int = field(default=8, metadata={"help": "Of the small ViT."})
     hidden_size: int = field(default=64, metadata={"help": "Of the small ViT."})
     layers: int = field(default=6, metadata={"help": "Of the small ViT."})
-    base_steps: int = field(default=300, metadata={"help": "How long the small ViT is trained before."})
-    drawn: int = field(default=4000, metadata={"help": "How many shapes are drawn, where no images are given."})
+    base_steps: int = field(default=300, metadata={"help": "Steps of the small ViT before its conversion."})
+    drawn: int = field(default=4000, metadata={"help": "Number of drawn shapes, where no images are given."})
 
 
 class Pictures(Dataset):
-    """Images, or files of images, each with the number of its class, as a model takes them."""
+    """Images, or files of images, each with the number of its class, as inputs of a model."""
 
     def __init__(self, pictures: Sequence[tuple[Image.Image | Path, int]], processor):
         self.pictures, self.processor = pictures, processor
@@ -79,7 +79,7 @@ class Pictures(Dataset):
 
 @contextmanager
 def without_traceback() -> Iterator[None]:
-    """End the script with what is wrong about its settings, its model or its images."""
+    """End the script with one line of error where its settings, its model or its images are wrong."""
     try:
         yield
     except (OSError, ValueError, HyperConnError, StrictDataclassError) as error:
@@ -87,9 +87,9 @@ def without_traceback() -> Iterator[None]:
 
 
 def find_images(folder: str) -> tuple[list[str], list[tuple[Path, int]]]:
-    """Return the names of the sub-folders, and every image with the number of the one that it is in.
+    """Return the names of the sub-folders, and every image with the number of its sub-folder.
 
-    Raises `ValueError` when there are fewer than two with images.
+    Raises `ValueError` when fewer than two sub-folders contain images.
     """
     paths = sorted(path for path in Path(folder).glob("*/*") if path.suffix.lower() in ENDINGS)
     classes = sorted({path.parent.name for path in paths})
@@ -102,7 +102,7 @@ def find_images(folder: str) -> tuple[list[str], list[tuple[Path, int]]]:
 
 
 def draw_shapes(number: int, size: int) -> list[tuple[Image.Image, int]]:
-    """Bright shapes of any size and place on dark backgrounds, always the same ones."""
+    """Draw bright shapes of any size and place on dark backgrounds, always the same ones."""
     draws, pictures = random.Random(0), []
     for index in range(number):
         dark, bright = (tuple(draws.randint(*ends) for _ in range(3)) for ends in ((0, 80), (160, 255)))
@@ -137,14 +137,14 @@ def load_images(recipe: Recipe) -> tuple[list[str], list, list]:
     others, held_out = find_images(recipe.held_out_images)
     if others != classes:
         raise ValueError(
-            f"{recipe.held_out_images} has the classes {', '.join(others)}, those to train on are "
+            f"{recipe.held_out_images} has the classes {', '.join(others)}, but the training images have "
             f"{', '.join(classes)}. Give a folder with the same sub-folders."
         )
     return classes, pictures, held_out
 
 
 def small_vit(recipe: Recipe, classes: list[str]) -> tuple[PreTrainedModel, ViTImageProcessor]:
-    """Return a new ViT, and what makes its inputs."""
+    """Return a new ViT and its image processor."""
     config = ViTConfig(
         image_size=recipe.image_size,
         patch_size=recipe.patch_size,
@@ -159,7 +159,7 @@ def small_vit(recipe: Recipe, classes: list[str]) -> tuple[PreTrainedModel, ViTI
 
 
 def load_base(model: str, classes: list[str]) -> tuple[PreTrainedModel, BaseImageProcessor]:
-    """Return a trained model, with a new head if its classes are others, and what makes its inputs."""
+    """Return a trained model, with a new head if its classes differ, and its image processor."""
     loaded = AutoModelForImageClassification.from_pretrained(
         model, **labels(classes), ignore_mismatched_sizes=True, trust_remote_code=False
     )
@@ -172,12 +172,12 @@ def labels(classes: list[str]) -> dict:
 
 
 def accuracy(evaluated) -> dict[str, float]:
-    """Return the share of images whose class was found."""
+    """Return the share of images with the right class."""
     return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
 
 
 def draw(model: PreTrainedModel, pictures: Pictures, folder: Path) -> None:
-    """Draw the unfolded matrices of the connections: what each sub-layer reads of those before it."""
+    """Draw the unfolded matrices of the connections: the weights with which sub-layers read earlier ones."""
     some = [pictures[place] for place in range(0, len(pictures), max(len(pictures) // 64, 1))]
     inputs = {"pixel_values": default_collate([picture["pixel_values"] for picture in some])}
     folder.mkdir(parents=True, exist_ok=True)
@@ -186,7 +186,7 @@ def draw(model: PreTrainedModel, pictures: Pictures, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Load or train a base, convert it, train it on, evaluate, save and draw."""
+    """Load or train a base, convert it, train it further, evaluate, save and draw."""
     with without_traceback():
         recipe, args = HfArgumentParser((Recipe, TrainingArguments)).parse_args_into_dataclasses(arguments)
         torch.manual_seed(args.seed)
@@ -194,7 +194,7 @@ def main(arguments: list[str]) -> None:
         base, processor = small_vit(recipe, classes) if recipe.model is None else load_base(recipe.model, classes)
         model = base
         if recipe.connection != "none" and not hasattr(base.config, "hc_mult"):
-            # shares the weights of the base, and so has what that learns
+            # shares the weights of the base, so it learns with the base
             model = convert_model(base, hc_mult=recipe.hc_mult, connection=recipe.connection)
     training, held_out = Pictures(training, processor), Pictures(held_out, processor)
     data = {"train_dataset": training, "eval_dataset": held_out, "compute_metrics": accuracy}
@@ -216,7 +216,7 @@ def train(trainer: Trainer) -> None:
 
 
 def evaluate(trainer: Trainer, when: str) -> None:
-    """Print what a model does on the images that are held out, and keep it in `all_results.json`."""
+    """Print the figures of a model on the held-out images, and save them in `all_results.json`."""
     metrics = trainer.evaluate(metric_key_prefix=when)
     trainer.log_metrics(when, metrics)
     trainer.save_metrics(when, metrics)

@@ -99,7 +99,7 @@ def test_images_of_ones_own(shapes):
     assert not any("_hc" in name for name in load_file("runs/cifar10/model.safetensors"))
 
 
-def test_a_tenth_is_held_out_and_folders_are_asked_for(place):
+def test_a_tenth_is_held_out_and_folders_are_required(place):
     classes, training, held_out = load_images(Settings(drawn=80))
     assert (classes, len(training), len(held_out)) == (list(SHAPES), 72, 8)
     assert sorted(label for _, label in held_out) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -109,7 +109,7 @@ def test_a_tenth_is_held_out_and_folders_are_asked_for(place):
     for folder in ("one/a", "one/b", "two/a", "two/c"):
         Path(folder).mkdir(parents=True)
         Image.new("RGB", (4, 4)).save(Path(folder, "0.png"))
-    with pytest.raises(ValueError, match="two has the classes a, c, those to train on are a, b"):
+    with pytest.raises(ValueError, match="two has the classes a, c, but the training images have a, b"):
         load_images(Settings(images="one", held_out_images="two"))
 
 

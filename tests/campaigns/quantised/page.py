@@ -1,4 +1,4 @@
-"""What quantisation did last, and its table in docs/quantised.md."""
+"""What quantization did last, and its table in docs/quantised.md."""
 
 from benchmarks.timing import markdown
 from tests.campaigns.figures import Figures, named
@@ -13,7 +13,7 @@ def tables(figures: dict) -> dict[str, str]:
         schemes[row["scheme"]].append(row)
     noises = {model: max(row["noise"] for row in rows if row["model"] == model) for model in models}
     body = [[scheme, *map(_cell, of), _all(of, "connections"), _all(of, "reloaded")] for scheme, of in schemes.items()]
-    noise = ["1 % of random noise, unquantised", *map(_percent, noises.values()), "", ""]
+    noise = ["1 % of random noise, not quantized", *map(_percent, noises.values()), "", ""]
     table = markdown(["", *models, "connections unchanged", "same logits when loaded again"], [*body, noise])
     versions = "; ".join(named(versions) for versions in figures["versions"].values())
     return {"quantised": f"{versions}.\n\n{table}"}

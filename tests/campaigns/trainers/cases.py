@@ -76,7 +76,7 @@ def deepspeed() -> list[Case]:
             "DeepSpeed",
             "ZeRO-2 by `HCTrainer`, 1 rank, `fp16=True`",
             {"stage": 2, "by": "HCTrainer", "sections": {"fp16": {"enabled": True}}, "arguments": {"fp16": True}},
-            because="DeepSpeed casts every parameter, and no autocast in float16 learned",
+            because="DeepSpeed casts every parameter, and training by autocast in float16 did not learn",
             message="DeepSpeed's fp16 casts every parameter",
             ranks=1,
             has_package=True,
