@@ -170,11 +170,11 @@ def render(page: Path) -> str:
 def main_tables() -> dict[str, str]:
     """Return the tables of docs/results.md, by their marks."""
     compared = [run for run in scratch_rates() if name_of(run) in (PLAIN, HISTORY)]
-    longer_muon = [run for run in muon() if run.seed == 1 and run.steps != DEEP.steps["scratch"]]
     return {
         "deep scratch": comparison(scratch()),
         "deep scratch long": comparison(scratch_long()),
-        "deep rivals": by_rate(compared + rivals() + longer_muon),
+        "deep rivals": by_rate(compared + rivals()),
+        "deep muon": comparison(muon()),
         "deep when": by_start(when()),
         "deep costs": costs(),
         "deep continued": comparison(continued()),
