@@ -176,5 +176,5 @@ def add_completion(command: argparse.ArgumentParser) -> None:
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+        raise argparse.ArgumentTypeError(f"must be at least 1 (got {text})")
     return value

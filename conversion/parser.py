@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import NoReturn
 
+CHOICE = re.compile(r"argument (\S+): invalid choice: '([^']*)'")
+NUMBER = re.compile(r"argument (\S+): invalid (int|float) value: ('[^']*')")
 COMPLETION = """_hf_hyperconn() {{
     local words=
     case "${{COMP_WORDS[1]}} ${{COMP_WORDS[COMP_CWORD-1]}}" in
@@ -14,7 +16,7 @@ COMPLETION = """_hf_hyperconn() {{
 {options}
             esac ;;
     esac
-    [ "$COMP_CWORD" -eq 1 ] && words="{commands}"
+    [ "$COMP_CWORD" -eq 1 ] && words="{commands} --help --version"
     COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
 }}
 complete -o default -F _hf_hyperconn hf-hyperconn"""
@@ -22,21 +24,37 @@ SHELLS = {"bash": "", "zsh": "autoload -U +X compinit bashcompinit && compinit &
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of the whole command line or of one command, whose errors have its own usage."""
+    """A parser of the whole command line or of one command, whose errors are one line."""
 
     def parse_known_args(self, args=None, namespace=None):
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            known = [option for action in self._actions for option in action.option_strings]
-            hints = "".join(did_you_mean(word.partition("=")[0], known) for word in unknown if word.startswith("-"))
+            hints = "".join(self._hint(word.partition("=")[0]) for word in unknown if word.startswith("-"))
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        if wrong := re.search(r"invalid choice: '([^']*)'", message):
-            choices = [str(choice) for action in self._actions for choice in action.choices or ()]
-            message += did_you_mean(wrong[1], choices)
-        super().error(message)
+        if wrong := CHOICE.match(message):
+            choices = next(map(list, (a.choices for a in self._actions if a.choices and wrong[1] in names_of(a))))
+            hint = did_you_mean(wrong[2].lower(), choices)
+            message = f"{wrong[1]} must be {', '.join(choices[:-1])} or {choices[-1]} (got {wrong[2]!r}){hint}"
+        elif wrong := NUMBER.match(message):
+            message = f"{wrong[1]} must be a {'whole ' * (wrong[2] == 'int')}number (got {wrong[3]})"
+        message = re.sub(r"^argument (\S+): must", r"\1 must", message)
+        end = "" if message.endswith("?") else f". Run {self.prog} --help"
+        self.exit(2, f"{self.prog}: error: {message}{end}\n")
+
+    def _hint(self, option: str) -> str:
+        """Return the nearest option, or the place of an argument that was given as an option."""
+        for action in self._actions:
+            if not action.option_strings and action.dest == option.lstrip("-"):
+                return f". Give {action.metavar} without an option"
+        return did_you_mean(option, [known for action in self._actions for known in action.option_strings])
+
+
+def names_of(action: argparse.Action) -> tuple[str, ...]:
+    """Return the names that argparse gives an argument in its messages."""
+    return ("/".join(action.option_strings), str(action.metavar), action.dest)
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
@@ -53,8 +71,8 @@ def completion(shell: str, commands: Mapping[str, argparse.ArgumentParser]) -> s
     choices, options = [], []
     for name, parser in commands.items():
         for action in parser._actions:
-            if action.choices and action.option_strings:
-                places = "|".join(f'"{name} {option}"' for option in action.option_strings)
+            if action.choices:  # of an option, or of the argument after the command
+                places = "|".join(f'"{name} {before}"' for before in action.option_strings or [name])
                 choices.append(f'        {places}) words="{" ".join(map(str, action.choices))}" ;;')
         words = " ".join(option for action in parser._actions for option in action.option_strings)
         options.append(f'            "{name} -"*) words="{words}" ;;')
