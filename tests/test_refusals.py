@@ -253,11 +253,15 @@ def test_a_folder_that_can_not_be_entered(command, refusal_to_a_stranger, source
 
 
 def test_no_such_folder(refusal):
-    assert "there is no folder './nowhere', nor can it be a Hub id" in refusal("./nowhere")
+    assert "there is no folder './nowhere', nor can it be a Hub id (owner/name). Check the path." in refusal(
+        "./nowhere"
+    )
 
 
 def test_a_file(source, refusal):
     assert "is a file; give the folder of a checkpoint" in refusal(source / "model.safetensors")
+    (source / "model.gguf").touch()
+    assert "Load it with Transformers (gguf_file=...)" in refusal(source / "model.gguf")
 
 
 def test_revision_of_a_folder(source, refusal):

@@ -154,9 +154,16 @@ def open_source(model: str, revision: str | None = None) -> Source:
             )
         return LocalSource(Path(model))
     if mode is not None:
+        if model.endswith(".gguf"):
+            raise UnsupportedCheckpointError(
+                f"MODEL must be a folder of safetensors (got the file {model!r}). Load it with Transformers "
+                f"(gguf_file=...), save it with save_pretrained, and convert the result."
+            )
         raise UnsupportedCheckpointError(f"{model!r} is a file; give the folder of a checkpoint, or a Hub id.")
     if not REPO_ID.fullmatch(model):
-        raise UnsupportedCheckpointError(f"there is no folder {model!r}, nor can it be a Hub id (owner/name).")
+        raise UnsupportedCheckpointError(
+            f"there is no folder {model!r}, nor can it be a Hub id (owner/name). Check the path."
+        )
     try:
         return HubSource(model, revision)
     except _Unreachable as error:
