@@ -145,7 +145,8 @@ def test_a_way_to_generate_that_was_put_there_fails(out, base, capsys):
 def test_code_in_folders_is_noted(out):
     (out / "custom_generate").mkdir()
     (out / ".cache").mkdir()
-    for name in ("custom_generate/helper.py", ".cache/other.py"):
+    (out / "checkpoint-20").mkdir()
+    for name in ("custom_generate/helper.py", ".cache/other.py", "checkpoint-20/modeling_hc_llama.py"):
         (out / name).touch()
     assert verify_checkpoint(out).notes == ("custom_generate/helper.py is not of the model's code",)
     for name in "abcd":

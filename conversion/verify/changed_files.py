@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ SET = (
     *("hc_base_model", "hc_base_commit", "hc_format", "hc_version"),
 )
 PASSING = ("transformers_version", "dtype", "use_cache")  # fields that are not the model's
+# of no part of a model, and checkpoints of a training run: Transformers imports none of their code
+UNREAD = re.compile(rf"{NOT_FOR_A_REPO.pattern}|checkpoint-\d+/.*", re.DOTALL)
 SHOWN = 60  # characters of a value, in a message
 
 
@@ -74,7 +77,7 @@ def find_changes(
         change = FileChange(GENERATE, "is code that `generate` would run", True)
         changes.append(change) if as_converted else notes.append(str(change))
     others = {*source.files} - {*code, *recorded, GENERATE}
-    python = sorted(name for name in others if name.endswith(".py") and not NOT_FOR_A_REPO.fullmatch(name))
+    python = sorted(name for name in others if name.endswith(".py") and not UNREAD.fullmatch(name))
     notes += [f"{name} is not of the model's code" for name in python if "/" not in name]
     if inside := tuple(name for name in python if "/" in name):
         notes.append(f"{named(inside)} {'is' if len(inside) == 1 else 'are'} not of the model's code")
