@@ -180,7 +180,7 @@ def test_the_table_and_the_configs_agree_on_what_has_an_equivalent(name):
         ({"hc_eps": 0.5}, "hc_eps must be 1e-06 with connection 'dhc' (got 0.5)"),
         ({"hc_tanh": "no"}, "hc_tanh must be True or False (got 'no')"),
         ({"norm_alpha_other": 0.5}, "norm_alpha_other must be None with norm None (got 0.5): no norm is replaced"),
-        ({"n": 4}, f"fields of connections are {', '.join(FIELDS)} (got n)"),
+        ({"n": 4}, f"fields of connections are {', '.join(FIELDS)} (got n); hc_mult is the number of streams"),
     ],
 )
 def test_refused_fields(given, message, llama):

@@ -250,7 +250,7 @@ def test_a_model_without_connections_is_told(llama, tmp_path, caplog):
 
 
 def test_a_field_that_a_config_does_not_have_is_refused():
-    for name in ("n", "hc_mutl", "hc_n"):
+    for name in ("n", "hc_mutl", "hc_n", "start", "num_residual_streams"):
         message = f"HCLlamaConfig has no field {name}. Use hc_mult for the number of streams"
         with pytest.raises(ValueError, match=message):
             HCLlamaConfig(**{name: 4})
@@ -259,6 +259,15 @@ def test_a_field_that_a_config_does_not_have_is_refused():
     assert HCLlamaConfig.from_prenorm(AutoConfig.for_model("llama", n=8), hc_mult=2).hc_mult == 2
     with pytest.raises(ValueError, match="has no field n"):
         HCLlamaConfig.from_prenorm(AutoConfig.for_model("llama"), n=2)
+    with pytest.raises(ValueError, match="HCLlamaConfig has no field start"):
+        HCLlamaForCausalLM.from_prenorm("not read", start="history")
+
+
+def test_from_prenorm_names_the_way_for_what_is_no_base(llama):
+    with pytest.raises(TypeError, match=r"\(got a LlamaForCausalLM\). Call convert_model on a model."):
+        HCLlamaForCausalLM.from_prenorm(llama)
+    with pytest.raises(ValueError, match=r"no connections \(got a 'hc_llama'\). Load it by from_pretrained."):
+        HCLlamaConfig.from_prenorm(HCLlamaConfig())
 
 
 class OnAGpuAlone(nn.RMSNorm):

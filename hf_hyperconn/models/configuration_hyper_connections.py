@@ -2,6 +2,7 @@
 """Mixins of every config with hyper-connections: code that is saved with it, fields, `from_prenorm`."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from inspect import cleandoc, getdoc
 from pathlib import Path
@@ -17,6 +18,8 @@ from .transformers_seam import implementations, share_lookups
 
 VERSION = "0.1.0"  # of hf_hyperconn
 OF_A_CONVERSION = ("hc_base_model", "hc_base_commit", "hc_version")  # in config.json beside the fields below
+# names that people give fields of connections, and that no base uses
+WITHOUT_PREFIX = ("n", "start", "readout", "n_streams", "num_streams", "num_residual_streams")
 OF_A_FOLDER = ("model_type", "architectures", "auto_map", "transformers_version")
 
 if TYPE_CHECKING:
@@ -49,11 +52,7 @@ class ShippedConfig(Base):
             share_lookups(cls)
 
     def __post_init__(self, **kwargs):
-        if mistaken := [name for name in kwargs if _is_mistaken(name, type(self))]:
-            raise ValueError(
-                f"{type(self).__name__} has no field {', '.join(mistaken)}. Use hc_mult for the number of streams; "
-                f"all fields are {', '.join(FIELDS)}."
-            )
+        self.refuse_mistaken(kwargs)
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -86,8 +85,21 @@ class ShippedConfig(Base):
         return False
 
     @classmethod
+    def refuse_mistaken(cls, names: Iterable[str]) -> None:
+        """Raise `ValueError` for names that look like fields of connections and are none."""
+        if mistaken := [name for name in names if _is_mistaken(name, cls)]:
+            raise ValueError(
+                f"{cls.__name__} has no field {', '.join(mistaken)}. Use hc_mult for the number of streams; all "
+                f"fields are {', '.join(FIELDS)}."
+            )
+
+    @classmethod
     def check_base(cls, config: PreTrainedConfig) -> None:
         """Refuse a config of another family."""
+        if config.model_type == cls.model_type:
+            raise ValueError(
+                f"the base must have no connections (got a {cls.model_type!r}). Load it by from_pretrained."
+            )
         if config.model_type != cls.base_model_type:
             raise ValueError(
                 f"{cls.__name__} is made from a {cls.base_model_type!r} config, not from {config.model_type!r}."
@@ -205,7 +217,7 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
 def _is_mistaken(name: str, config_class: Any) -> bool:
     """Tell whether a name looks like a field of connections and is none."""
     known = (*config_class.__dataclass_fields__, *FIELDS, "hc_format", *OF_A_CONVERSION)
-    return name == "n" or (name.startswith("hc_") and name not in known)
+    return name in WITHOUT_PREFIX or (name.startswith("hc_") and name not in known)
 
 
 def without_its_folder(config: dict, config_class: type) -> dict:

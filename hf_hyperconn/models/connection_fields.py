@@ -209,7 +209,8 @@ def refusal(given: Mapping[str, Any]) -> str | None:
 def unknown(given: Mapping[str, Any]) -> str | None:
     """Say which given names are no fields of connections; None when all are."""
     names = [name for name in given if name not in FIELDS]
-    return f"fields of connections are {', '.join(FIELDS)} (got {', '.join(names)})" if names else None
+    known = f"fields of connections are {', '.join(FIELDS)}"
+    return f"{known} (got {', '.join(names)}); hc_mult is the number of streams" if names else None
 
 
 def unread(given: Mapping[str, Any]) -> str | None:

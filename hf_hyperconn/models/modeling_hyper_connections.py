@@ -226,6 +226,10 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         Raises `ValueError` for fields that no conversion has. Raises it also when the checkpoint belongs to another
         family, lacks weights of the base or would be offloaded to disk.
         """
+        if isinstance(pretrained_model_name_or_path, nn.Module):
+            name = type(pretrained_model_name_or_path).__name__
+            raise TypeError(f"the base must be a folder or a Hub id (got a {name}). Call convert_model on a model.")
+        cls.config_class.refuse_mistaken(kwargs)
         given = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
         if fault := unread(given):
             raise ValueError(f"{fault}.")
