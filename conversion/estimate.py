@@ -38,7 +38,8 @@ class TrainingEstimate:
         found = self.found
         head = [
             f"{self.model}, {described(dict(self.fields))}",
-            f"Estimates for a GPU of {found.gpus}, {found.tokens:,} tokens a step, weights in {self.dtype}, AdamW:",
+            f"Estimates for {'1 GPU' if found.gpus == 1 else f'each of {found.gpus} GPUs'}, {found.tokens:,} tokens a "
+            f"step, weights in {self.dtype}, AdamW:",
         ]
         rows = [
             ("parameters", scaled(found.parameters), f"+{scaled(found.added_parameters)}"),

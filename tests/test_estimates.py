@@ -82,7 +82,7 @@ def test_the_command_is_alike_for_a_base_and_its_conversion(llama_folder, tmp_pa
     assert estimates[0] == estimates[1]
     assert main(["estimate", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert "Estimates for a GPU of 1, 4,096 tokens a step, weights in float32, AdamW:" in shown
+    assert "Estimates for 1 GPU, 4,096 tokens a step, weights in float32, AdamW:" in shown
     assert main(["estimate", str(out), "-n", "4"]) == 1
     assert "has connections already. Leave out their options." in capsys.readouterr().err
     assert main(["estimate", str(tmp_path)]) == 1
