@@ -25,13 +25,14 @@ STYLE = {
 LINE_HEIGHT = 0.055  # of a label, as a part of the axis
 
 
-def panels(columns: int, width: float = 6.4, height: float = 4.2) -> tuple[Figure, Sequence[Axes]]:
-    """Return a figure with panels side by side, each of that size in inches."""
+def panels(rows: int, width: float = 6.4, height: float = 4.2) -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure with panels one below the other, each of that size in inches.
+
+    Side by side, their letters would be too small on a page.
+    """
     with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(
-            1, columns, figsize=(width * columns, height), layout="constrained", squeeze=False
-        )
-    return figure, axes[0]
+        figure, axes = pyplot.subplots(rows, 1, figsize=(width, height * rows), layout="constrained", squeeze=False)
+    return figure, axes[:, 0]
 
 
 def draw_curves(ax: Axes, curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]]) -> None:

@@ -50,7 +50,7 @@ def plot_losses(found: Finished, size: Scale, path: Path) -> None:
         compared = setting.model == PLAIN or (has_usual_rate(setting) and not setting.noise)
         if setting.model in PAIR and is_usual(setting) and compared:
             drawn.setdefault(f"{setting.family}, {TITLES[setting.study]}", []).append(setting)
-    figure, axes = panels(len(drawn), width=6)
+    figure, axes = panels(len(drawn))
     for ax, (title, settings) in zip(axes, drawn.items(), strict=True):
         curves = {}
         for setting in sorted(settings, key=lambda setting: setting.steps):

@@ -98,7 +98,7 @@ def plot_similarity(percentiles: torch.Tensor, ax: Axes | None = None, *, label:
     ax.set(xlabel="sub-layer", ylabel="cosine similarity with the input before\n(median, 5th to 95th percentile)")
     ax.set_title("Similarity of neighboring sub-layers' inputs")
     if label:
-        ax.legend()
+        _legend_below(ax, columns=1)
     _widen(ax)
     return ax
 
@@ -119,7 +119,7 @@ def plot_streams(streams: StreamStatistics, ax: Axes | None = None) -> Axes:
     gain = ax.twinx()
     gain.plot(x, streams.gain.numpy(), LINES[1], color=COLORS[1], label="gain of mixing (right)")
     gain.set(ylabel="largest row sum of ∏ A_r", ylim=(0, 1.05 * float(streams.gain.max())))
-    ax.legend(handles=[*ax.lines, *gain.lines], loc="lower left")
+    _legend_below(ax, handles=[*ax.lines, *gain.lines], columns=2)
     ax.set_title("Similarity of the streams, and gain of mixing")
     return ax
 
@@ -132,7 +132,7 @@ def plot_shares(shares: torch.Tensor, ax: Axes | None = None, *, title: str = ""
         ax.bar(x, share.numpy(), bottom=below.numpy(), width=1, color=color, label=f"stream {stream + 1}")
         below = below + share
     ax.set(xlabel="sub-layer", ylabel="share", ylim=(0, 1), title=title)
-    _legend_of_streams(ax)
+    _legend_below(ax)
     return ax
 
 
@@ -150,21 +150,21 @@ def plot_coefficients(percentiles: torch.Tensor, ax: Axes | None = None, *, titl
         ax.vlines(x, values[low], values[high], color=color, linewidth=2.5)
         ax.plot(x, values[median], ".", color=color, label=f"stream {stream + 1}")
     ax.set(xlabel="sub-layer", title=title)
-    _legend_of_streams(ax)
+    _legend_below(ax)
     _widen(ax)
     return ax
 
 
 def connections_figure(matrices: ConnectionMatrices) -> Figure:
     """Draw C^(0) with its spread over tokens, and C^(i) of every stream, in common colors."""
-    return _grid(_connections(matrices), columns=3)
+    return _grid(_connections(matrices), columns=2)
 
 
 def changes_figure(before: torch.Tensor, after: torch.Tensor) -> Figure:
     """Draw an unfolded matrix before and after training, in common colors, and the difference."""
     plot = partial(plot_connections, limits=_limits([before, after]), colorbar=False)
     change = partial(plot_connections, after - before, title="Difference", is_difference=True)
-    return _grid([partial(plot, before, title="Before"), partial(plot, after, title="After"), change], columns=3)
+    return _grid([partial(plot, before, title="Before"), partial(plot, after, title="After"), change], columns=2)
 
 
 def reference_figure(layers: int = 6) -> Figure:
@@ -194,7 +194,7 @@ def similarity_figure(percentiles: dict[str, torch.Tensor]) -> Figure:
 
 def streams_figure(streams: StreamStatistics) -> Figure:
     """Draw the similarity of the streams and the gain of mixing, and which streams are read and written."""
-    return _grid(_streams(streams), columns=3)
+    return _grid(_streams(streams), columns=2)
 
 
 def coefficients_figure(coefficients: dict[str, torch.Tensor]) -> Figure:
@@ -274,8 +274,10 @@ def _stream_colors(streams: int) -> Any:
     return colormaps["viridis"](torch.linspace(0, 0.92, streams).numpy())
 
 
-def _legend_of_streams(ax: Axes) -> None:
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=4, frameon=False, columnspacing=1)
+def _legend_below(ax: Axes, *, columns: int = 4, **what: Any) -> None:
+    """Put the legend below the axis, where it covers no data."""
+    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18)}
+    ax.legend(**place, ncols=columns, frameon=False, columnspacing=1, **what)
 
 
 def _grid(panels: Sequence[Panel], columns: int) -> Figure:
