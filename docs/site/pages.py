@@ -20,6 +20,8 @@ FROM_ELSEWHERE = {
 }
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
 NAMED_BY_FILE = re.compile(r"\[[\w/]+\.md\](?=\(([^)#\s]+\.md))")
+IMAGE = re.compile(r"(?<!\[)!\[[^\]]*\]\(([^)\s]+\.png)\)")
+INTERVAL = re.compile(r"(?<=\d) ± (?=\d)")
 ESCAPED = re.compile(r"`[^`\n|]*(?:\\\|[^`\n|]*)+`")
 
 
@@ -34,7 +36,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Have links lead to the page of the site where there is one, and to the repository otherwise.
 
     A link whose text is a file's name gets the page's title. Strokes in the code of tables, which GitHub wants escaped
-    and Python-Markdown does not, are made plain.
+    and Python-Markdown does not, are made plain. A picture leads to its file, where it is as large as on GitHub. An
+    interval stays on one line.
     """
     folder = Path(page.file.abs_src_path).resolve().parent
     depth = page.file.src_uri.count("/")
@@ -55,4 +58,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"[{title[1]}]" if title else link[0]
 
     markdown = LINK.sub(target, NAMED_BY_FILE.sub(titled, markdown))
+    markdown = INTERVAL.sub("\u00a0±\u00a0", IMAGE.sub(r"[\g<0>](\1)", markdown))
     return ESCAPED.sub(lambda code: code[0].replace("\\|", "|"), markdown)
