@@ -19,9 +19,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from hf_hyperconn.errors import ConversionError, HyperConnError
 from hf_hyperconn.registration import register_auto_classes
 
-from .checkpoint.loading import while_loading
+from .checkpoint.loading import quiet_loading
 from .convert import convert_checkpoint
-from .terminal import put
+from .terminal import print_result
 
 LENGTH, BATCH, STREAMS = 128, 16, 4
 PROMPT = "def read"
@@ -69,7 +69,7 @@ def _demonstrate(place: Path, steps: int, say: Callable[[str], None]) -> None:
     base = byte_llama()
     say(f"1. a Llama of {base.num_parameters():,} parameters, trained on the standard library's source")
     _train([base], training, steps, learning_rate=3e-3, seed=1)
-    with while_loading():
+    with quiet_loading():
         base.save_pretrained(place / "base")
     byte_tokenizer().save_pretrained(place / "base")
 
@@ -80,14 +80,14 @@ def _demonstrate(place: Path, steps: int, say: Callable[[str], None]) -> None:
     say("   " + _generate_elsewhere(converted).replace("\n", "\n   "))
 
     say("4. both trained further, on the same data")
-    with while_loading():
+    with quiet_loading():
         models = [LlamaForCausalLM.from_pretrained(place / "base"), AutoModelForCausalLM.from_pretrained(converted)]
     before = [_loss(model, held_out) for model in models]
     _train(models, training, max(steps // 2, 1), learning_rate=1e-3, seed=2)
     after = [_loss(model, held_out) for model in models]
-    put(f"{'held-out loss':<16}{'converted':>12}{'trained on':>12}")
+    print_result(f"{'held-out loss':<16}{'converted':>12}{'trained on':>12}")
     for name, *losses in zip(("Llama", f"Llama DHC×{STREAMS}"), before, after, strict=True):
-        put(f"{name:<16}" + "".join(f"{loss:>12.4f}" for loss in losses))
+        print_result(f"{name:<16}" + "".join(f"{loss:>12.4f}" for loss in losses))
 
 
 def byte_llama(eos_token_id: int | None = None) -> LlamaForCausalLM:

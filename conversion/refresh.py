@@ -14,10 +14,10 @@ from hf_hyperconn.kinds import FORMAT
 
 from .checkpoint.checkpoint import Checkpoint, open_conversion
 from .checkpoint.checkpoint_files import refuse_links_out
-from .checkpoint.model_code import code_files, written_by
+from .checkpoint.model_code import code_files, releases_of_code
 from .checkpoint.source import CONFIG, RECORD, Source
-from .files.writing import as_json, digest, lock, remove_parts, replace_files
-from .terminal import named
+from .files.writing import as_json, file_digest, lock, remove_parts, replace_files
+from .terminal import name_some
 from .verify.changed_files import find_changes
 
 
@@ -99,7 +99,7 @@ def _refresh(checkpoint: Checkpoint, given: str | Path, dry_run: bool, accept_ch
         beyond = {name: recorded[name] for name in removed - old if name in source.files}
         _refuse_edited(checkpoint, given, kept=old - texts.keys() - removed, beyond=beyond)
         _refuse_unrecorded(source, given, {name: text for name, text in texts.items() if name not in recorded})
-    written = checkpoint.written
+    written = checkpoint.raw_config
     new_config = {
         **written,
         "auto_map": {**_of_others(written.get("auto_map"), {*texts, *removed}), **family.auto_map},
@@ -107,7 +107,7 @@ def _refresh(checkpoint: Checkpoint, given: str | Path, dry_run: bool, accept_ch
         "hc_version": hf_hyperconn.__version__,
     }
     refreshed = Refreshed(
-        written_by(checkpoint),
+        releases_of_code(checkpoint),
         (hf_hyperconn.__version__, release()),
         tuple(sorted(name for name in old & texts.keys() if source.path(name).read_bytes() != texts[name])),
         tuple(sorted(texts.keys() - old)),
@@ -136,7 +136,7 @@ def _new_record(
     new["versions"] = {**(new.get("versions") or {}), "hf_hyperconn": package, "transformers": transformers}
     if files := new.get("files"):
         written = dict(texts)
-        if digest(source.path(CONFIG)) == files.get(CONFIG):  # a changed one stays known for changed
+        if file_digest(source.path(CONFIG)) == files.get(CONFIG):  # a changed one stays known for changed
             written[CONFIG] = config
         digests = {name: sha256(content).hexdigest() for name, content in written.items()}
         kept = {name: value for name, value in files.items() if name not in {*texts, *refreshed.removed}}
@@ -154,7 +154,7 @@ def _refuse_edited(checkpoint: Checkpoint, given: str | Path, kept: set[str], be
     """
 
     def digest_of(name: str) -> str:
-        return digest(checkpoint.source.path(name))
+        return file_digest(checkpoint.source.path(name))
 
     changes, _ = find_changes(checkpoint, as_converted=False, digest_of=digest_of)
     edits = [str(change) for change in changes if change.name not in kept]
@@ -173,7 +173,7 @@ def _refuse_unrecorded(source: Source, given: str | Path, texts: Mapping[str, by
     names = [name for name, text in texts.items() if name in source.files and source.path(name).read_bytes() != text]
     if names:
         raise ConversionError(
-            f"whether somebody has changed {named(tuple(sorted(names)))} of '{given}' is not recorded. Save a "
+            f"whether somebody has changed {name_some(tuple(sorted(names)))} of '{given}' is not recorded. Save a "
             f"copy of it, and replace it with --accept-changes."
         )
 

@@ -30,7 +30,7 @@ from .in_memory.running_code import running_code
 from .models.configuration_hyper_connections import HyperConnectionConfig
 from .models.connection_fields import FIELDS as OF_CONNECTIONS
 from .models.connection_weights import (
-    InitialisedModule,
+    InitializedModule,
     fresh_copy,
     warn_of_narrow,
     warn_of_old_places,
@@ -45,7 +45,7 @@ Base: Any = object  # the base of mixins, which type checkers take for any class
 BLOCKS = "transformer_blocks"
 FIELDS = {name: value for name, value in OF_CONNECTIONS.items() if not name.startswith("norm")}  # diffusers' own stay
 # modules that diffusers loads in float32 whatever dtype it is asked for: connections, as blocks may call them
-WIDE = ("attn_hc", "mlp_hc", "attn1_hc", "attn2_hc", "ff_hc", READOUT)
+FLOAT32_MODULES = ("attn_hc", "mlp_hc", "attn1_hc", "attn2_hc", "ff_hc", READOUT)
 
 
 class DiffusionConfig(HyperConnectionConfig, PreTrainedConfig):
@@ -58,14 +58,14 @@ class DiffusionConfig(HyperConnectionConfig, PreTrainedConfig):
 class HyperConnectionBlock(HyperConnectionDecoderLayer):
     """Mixin before a block of diffusers.
 
-    made_of: the arguments of `_block_class` for its class, which no module has under its name.
+    class_arguments: the arguments of `_block_class` for its class, which no module has under its name.
     """
 
-    made_of: "tuple[type[nn.Module], Cut, int]"
+    class_arguments: "tuple[type[nn.Module], Cut, int]"
 
     def __reduce_ex__(self, protocol):
         """Pickle and copy it by the arguments of its class."""
-        return _empty_block, self.made_of, self.__getstate__()
+        return _empty_block, self.class_arguments, self.__getstate__()
 
     def make_norm(self) -> nn.Module:
         """Copy the block's first plain norm; an RMSNorm where all depend on the time step."""
@@ -108,7 +108,7 @@ class HyperConnectionTransformer(Base):
         for index, block in enumerate(blocks):
             block_class: Any = type(block)
             block.__class__ = _block_class(block_class, cut_layer(block_class, block), self.positional)
-            block.connect(config, index, len(blocks))
+            block.add_connections(config, index, len(blocks))
 
     @property
     def decoder_layers(self) -> nn.ModuleList:
@@ -137,22 +137,22 @@ class HyperConnectionTransformer(Base):
         super().save_pretrained(*args, **kwargs)
 
     @torch.no_grad()
-    def materialise_connections(self, device: torch.device) -> None:
+    def materialize_connections(self, device: torch.device) -> None:
         """Create and initialize the tensors that hyper-connections have on the meta device."""
         modules: list[Any] = [*self.modules()]
         for connection in modules:
-            if isinstance(connection, InitialisedModule) and any(p.is_meta for p in connection.parameters()):
+            if isinstance(connection, InitializedModule) and any(p.is_meta for p in connection.parameters()):
                 connection.to_empty(device=device)
                 inner: list[Any] = [*connection.modules()]
                 for module in inner:
-                    if isinstance(module, InitialisedModule):
+                    if isinstance(module, InitializedModule):
                         for name, value in module.initial_values().items():
                             getattr(module, name).copy_(value)
                     else:
                         module.reset_parameters()
 
 
-def convert(model: Any, fields: Mapping[str, object], check: Callable[[Any], object]) -> Any:
+def convert_transformer(model: Any, fields: Mapping[str, object], check: Callable[[Any], object]) -> Any:
     """Convert a model of diffusers as `convert_model` does.
 
     check: is called with the conversion before its hyper-connections take memory; what it raises ends the conversion.
@@ -183,7 +183,7 @@ def convert(model: Any, fields: Mapping[str, object], check: Callable[[Any], obj
     with torch.device("meta"):
         converted.add_connections(config)
     check(converted)
-    converted.materialise_connections(model.device)
+    converted.materialize_connections(model.device)
     return converted
 
 
@@ -225,7 +225,7 @@ def _make_class(model_class: Any, forward_that_runs: Callable) -> Any:
         "forward": forward,
         "hc_config_class": strict(type(f"HC{name}Config", (DiffusionConfig,), types)),
         "positional": loop.positional,
-        "_keep_in_fp32_modules": [*(model_class._keep_in_fp32_modules or ()), *WIDE],
+        "_keep_in_fp32_modules": [*(model_class._keep_in_fp32_modules or ()), *FLOAT32_MODULES],
         **{
             attribute: [*names, *(f"HC{name}" for name in names)]
             for attribute in ("_no_split_modules", "_repeated_blocks")
@@ -239,7 +239,7 @@ def _make_class(model_class: Any, forward_that_runs: Callable) -> Any:
 def _block_class(block_class: Any, cut: Cut, positional: int) -> type[nn.Module]:
     attributes = {
         "__module__": __name__,
-        "made_of": (block_class, cut, positional),
+        "class_arguments": (block_class, cut, positional),
         "positional": tuple(inspect.signature(block_class.forward).parameters)[2 : 2 + positional],
         **layer_attributes(block_class, cut),
     }

@@ -37,6 +37,11 @@ def config_of(model: nn.Module):
     return getattr(model, "hc_config", model.config)
 
 
+def connection_config(config: Any) -> Any:
+    """Return the config with the fields of connections: this one, or the config of the inner model in it."""
+    return getattr(config, getattr(config, "part_field", ""), config)
+
+
 def modules_in_use(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield `named_modules` without copies that don't compute; the one that does has the name of PEFT's wrapper."""
     return _walk("", model, set())

@@ -7,22 +7,22 @@ from pathlib import Path
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.kinds import FIELDS
-from hf_hyperconn.models.connection_fields import completed
+from hf_hyperconn.models.connection_fields import complete
 from hf_hyperconn.models.sub_layers import is_of_connection
 
 from ..checkpoint.checkpoint import Checkpoint, open_conversion
-from ..checkpoint.checkpoint_files import read_json
+from ..checkpoint.checkpoint_files import read_json_object
 from ..checkpoint.connection_options import OPTIONS
 from ..checkpoint.readme import fetch_base_card, inheritable
 from ..checkpoint.record import base_on_the_hub
 from ..checkpoint.source import Source
 from ..files.reading import finite
 from ..inspection import Inspection, inspection_of
-from .licences import licence_of
+from .licenses import license_of
 
 PICTURE_SUFFIXES = (".png", ".svg", ".jpg", ".jpeg", ".webp")
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-LICENCE_FILES = ("licen", "copying", "use_policy")  # beginnings of their names
+LICENSE_FILES = ("licen", "copying", "use_policy")  # beginnings of their names
 TRAINER_STATE = "trainer_state.json"
 
 
@@ -74,14 +74,14 @@ class Facts:
         return self.base or self.inspection.base
 
     @property
-    def licence(self) -> str | None:
+    def license(self) -> str | None:
         """The name of the base's license."""
-        return licence_of(self.inherited)
+        return license_of(self.inherited)
 
     @property
-    def licence_files(self) -> list[str]:
+    def license_files(self) -> list[str]:
         """Files with a license or its policy, beside the weights."""
-        return sorted(name for name in self.files if "/" not in name and name.lower().startswith(LICENCE_FILES))
+        return sorted(name for name in self.files if "/" not in name and name.lower().startswith(LICENSE_FILES))
 
     @property
     def has_tokenizer(self) -> bool:
@@ -102,7 +102,7 @@ class Facts:
         if not (arguments := self.record.get("arguments")):
             return None
         words = ["hf-hyperconn", "convert", self.base_name, self.name, "-n", arguments["hc_mult"]]
-        usual = {**FIELDS, "hc_readout": completed({"hc_start": arguments.get("hc_start")})["hc_readout"]}
+        usual = {**FIELDS, "hc_readout": complete({"hc_start": arguments.get("hc_start")})["hc_readout"]}
         for name, option in OPTIONS.items():  # records of earlier releases lack the newer ones
             if name != "hc_mult" and (value := arguments.get(name, usual[name])) != usual[name]:
                 words += ["--no-tanh"] if name == "hc_tanh" else [option, value]
@@ -117,7 +117,7 @@ class Facts:
         report = self.record.get("verification")
         if not report:
             return []
-        tensors = f"{report['tensors']}, all with their shapes; connections at the equivalent initialisation"
+        tensors = f"{report['tensors']}, all with their shapes; connections at the equivalent initialization"
         rows = [("tensors", tensors)]
         if report["comparisons"]:
             rows.append(("files of the base", "byte for byte the same"))
@@ -141,7 +141,7 @@ def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[st
         try:
             inherited = fetch_base_card(base, commit)
         except UnsupportedCheckpointError as error:
-            warnings.append(f"the card of the base, which names its licence, can't be read: {error}")
+            warnings.append(f"the card of the base, which names its license, can't be read: {error}")
     source = checkpoint.source
     facts = Facts(
         name=name or Path(os.path.realpath(folder)).name,
@@ -150,7 +150,7 @@ def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[st
         base=base,
         commit=commit,
         inherited=_with_link(inherited, base, commit, source),
-        training=training_facts(read_json(source, TRAINER_STATE)) if TRAINER_STATE in source.files else [],
+        training=training_facts(read_json_object(source, TRAINER_STATE)) if TRAINER_STATE in source.files else [],
     )
     return facts, warnings
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families.family import Family, configs_of_stacks, find_family, usual_names
-from hf_hyperconn.models.connection_fields import ACCEPTED, FORMAT
-from hf_hyperconn.models.connection_fields import fault as fault_of_fields
+from hf_hyperconn.models.connection_fields import ACCEPTED, FORMAT, fault_of_fields
 
 from ..files.reading import is_size
-from .checkpoint_files import Weights, read_weights, read_written_config
+from .checkpoint_files import Weights, read_raw_config, read_weights
 from .record import read_record
 from .source import COMMIT, CONFIG, LocalSource, Source
 
@@ -21,12 +20,12 @@ class Checkpoint:
     """A checkpoint of a base or of a conversion; weights and record are read when they are first asked for.
 
     source: where its files are.
-    written: its config.json.
+    raw_config: its config.json.
     family: the family of its model.
     """
 
     source: Source
-    written: dict
+    raw_config: dict
     family: Family
 
     @property
@@ -40,13 +39,14 @@ class Checkpoint:
 
         Of a model with its layers in another one, sizes and connections are the inner model's.
         """
-        is_conversion = str(self.written.get("model_type")).startswith("hc_")
-        return usual_names(self.written if is_conversion else {**self.written, "model_type": self.family.model_type})
+        is_conversion = str(self.raw_config.get("model_type")).startswith("hc_")
+        of_family = {} if is_conversion else {"model_type": self.family.model_type}
+        return usual_names({**self.raw_config, **of_family})
 
     @property
     def architectures(self) -> list[str]:
         """Return the names of the classes that were saved, or the usual one's."""
-        return self.written.get("architectures") or [self.family.usual_architecture]
+        return self.raw_config.get("architectures") or [self.family.usual_architecture]
 
     @cached_property
     def weights(self) -> Weights:
@@ -57,9 +57,9 @@ class Checkpoint:
         return read_weights(self.source)
 
     @cached_property
-    def stacks(self) -> tuple[str, ...]:
+    def stack_prefixes(self) -> tuple[str, ...]:
         """Return the beginning of the names of the tensors in each list of layers, as `model.layers.`."""
-        return self.weights.stacks(self.family)
+        return self.weights.stack_prefixes(self.family)
 
     @cached_property
     def record(self) -> dict | None:
@@ -76,7 +76,7 @@ def open_conversion(source: Source | Path | str) -> Checkpoint:
     Raises `UnsupportedCheckpointError` when it has none, or its config is not that of such a model.
     """
     source = source if isinstance(source, Source) else LocalSource(Path(source))
-    written = read_written_config(source)
+    written = read_raw_config(source)
     return Checkpoint(source, written, _family_of(source, usual_names(written)))
 
 

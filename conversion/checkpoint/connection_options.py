@@ -9,12 +9,12 @@ from hf_hyperconn.models.connection_fields import (
     CHOICES,
     FIELDS,
     GivenFields,
-    completed,
+    complete,
     convertible,
     one_of,
-    refusal,
-    unknown,
-    unread,
+    refusal_of_fields,
+    unknown_fields,
+    unread_field,
 )
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name, option in OPTIONS.items():
         how: dict[str, Any] = {"type": type(FIELDS[name]), "metavar": "X" if name == "hc_eps" else "N"}
         if name in CHOICES:
-            how = {"choices": exact(name)}
+            how = {"choices": exact_values(name)}
         elif FIELDS[name] is True:
             how = {"action": argparse.BooleanOptionalAction}
         short = ["-n"] if name == "hc_mult" else []
         parser.add_argument(*short, option, dest=name, help=MEANINGS[name], **how)
 
 
-def exact(field: str) -> tuple:
+def exact_values(field: str) -> tuple:
     """Return the values of a field with which a conversion is exact."""
     return tuple(value for value in convertible(field) if field != "hc_readout" or value not in INEXACT)
 
@@ -76,17 +76,17 @@ def fields_of_conversion(**given: "Unpack[GivenFields]") -> dict[str, Any]:
 
     Raises `ConversionError` for fields that no conversion has.
     """
-    fields = completed(given)
-    if fault := unknown(given) or refusal(given) or unread(given):
+    fields = complete(given)
+    if fault := unknown_fields(given) or refusal_of_fields(given) or unread_field(given):
         raise ConversionError(f"{fault}.")
     if because := INEXACT.get(readout := fields["hc_readout"]):
         raise ConversionError(
-            f"hc_readout must be {one_of(exact('hc_readout'))} in a folder that equals its base (got {readout!r}): "
-            f"{because}. Give another, or convert in memory (convert_model)."
+            f"hc_readout must be {one_of(exact_values('hc_readout'))} in a folder that equals its base "
+            f"(got {readout!r}): {because}. Give another, or convert in memory (convert_model)."
         )
     return fields
 
 
-def described(fields: dict[str, Any]) -> str:
+def describe(fields: dict[str, Any]) -> str:
     """Describe fields for people."""
     return ", ".join([fields["connection"], *KINDS[fields["connection"]].settings(fields)])

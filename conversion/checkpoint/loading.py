@@ -69,7 +69,7 @@ def fault_by_headers(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo] |
 
     Raises `UnsupportedCheckpointError` when the config names a class that is not of the family.
     """
-    config = checkpoint.written
+    config = checkpoint.raw_config
     if "quantization_config" in config:  # its tensors are packed
         return None
     model_class: Any = base_class(checkpoint)
@@ -77,7 +77,7 @@ def fault_by_headers(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo] |
     shapes = {name: tensor.shape for name, tensor in tensors.items() if not is_of_connection(name)}
     plain = {name: _number(value) for name, value in config.items() if name not in ("auto_map", "architectures")}
     try:
-        with while_loading():
+        with quiet_loading():
             model_config = model_class.config_class.from_dict({**plain, **checkpoint.family.types_of_base(plain)})
             with FakeTensorMode(allow_non_fake_inputs=True):
                 model, report = model_class.from_pretrained(
@@ -179,7 +179,7 @@ def _nested(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
 
 
 @contextmanager
-def while_loading() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     """Keep Transformers' loading reports and bars and torch's traces from the terminal.
 
     Ctrl-C is held meanwhile, as weights are loaded on several threads.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 README = "README.md"
 # fields of the base's metadata: of its terms, and others that are inherited
-LICENCE_FIELDS = ("license", "license_name", "license_link")
+LICENSE_FIELDS = ("license", "license_name", "license_link")
 GATED = "extra_gated_"
 INHERITED = ("language", "tags")
 LARGEST_INHERITED = 100_000  # values, written out; those of YAML can stand for more of themselves
@@ -111,8 +111,8 @@ def _languages(value):
 
 
 def is_term(field: str) -> bool:
-    """Tell whether a field of a card's metadata is of its licence, or of the form for access."""
-    return field in LICENCE_FIELDS or field.startswith(GATED)
+    """Tell whether a field of a card's metadata is of its license, or of the form for access."""
+    return field in LICENSE_FIELDS or field.startswith(GATED)
 
 
 def read_base_card(source: Source) -> dict:
@@ -132,15 +132,15 @@ def fetch_base_card(model: str, commit: str | None) -> dict:
     return {} if path is None else _inherited(path)
 
 
-def licence_fields(metadata: dict) -> dict:
-    """Return the fields of the licence in a card's metadata that are text."""
-    return {name: value for name, value in metadata.items() if name in LICENCE_FIELDS and _is_text(value)}
+def license_fields(metadata: dict) -> dict:
+    """Return the fields of the license in a card's metadata that are text."""
+    return {name: value for name, value in metadata.items() if name in LICENSE_FIELDS and _is_text(value)}
 
 
 def inheritable(metadata: dict) -> dict:
     """Return the part of a base's metadata that its conversion inherits; nothing when JSON can't hold it."""
     kept = {name: value for name, value in metadata.items() if name in INHERITED or name.startswith(GATED)}
-    kept |= licence_fields(metadata)
+    kept |= license_fields(metadata)
     if isinstance(kept.get("tags"), list):
         kept["tags"] = [tag for tag in kept["tags"] if isinstance(tag, str) and tag.lower() not in NOT_INHERITED]
     else:
@@ -173,22 +173,22 @@ def is_by_trainer(text: str) -> bool:
     return BY_TRAINER in text and not is_ours(text)
 
 
-def stamp(text: str) -> str:
+def add_digests(text: str) -> str:
     """Add digests to the sections of a text that was just generated."""
 
     def marked(section: re.Match) -> str:
-        return _marked(section["name"], section["text"])
+        return _section(section["name"], section["text"])
 
     return _with_sections(re.sub(r"\n{3,}", "\n\n", text), marked)
 
 
-def addressed(text: str, repo_id: str) -> str:
+def with_repo_name(text: str, repo_id: str) -> str:
     """Name a repo of the Hub in the quick start of a card, unless a person has edited that section."""
 
     def named(section: re.Match) -> str:
         if section["name"] != "quick-start" or section["digest"] != _digest(section["text"]):
             return section[0]
-        return _marked(section["name"], MODEL_ID.sub(lambda line: f'model_id = "{repo_id}"', section["text"]))
+        return _section(section["name"], MODEL_ID.sub(lambda line: f'model_id = "{repo_id}"', section["text"]))
 
     return _with_sections(text, named)
 
@@ -236,7 +236,7 @@ def trainer_facts(text: str) -> str:
     return "\n\n".join(facts)
 
 
-def written_into(text: str) -> str:
+def text_by_people(text: str) -> str:
     """Return a person's text from a Trainer's card: sections that Trainer left open, and sections of their own."""
     by_trainer = (*TRAINER_FACTS, "Training procedure")
     return "".join(
@@ -271,7 +271,7 @@ def _by_headings(text: str) -> list[tuple[str, str]]:
     return [(block.partition("\n")[0].lstrip("# ").rstrip(), block) for block in blocks]
 
 
-def _marked(name: str, text: str) -> str:
+def _section(name: str, text: str) -> str:
     """Return a section between its marks, with the digest of its text."""
     return f"<!-- hf-hyperconn: {name} {_digest(text)} -->\n{text}{CLOSED}\n"
 

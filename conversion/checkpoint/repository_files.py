@@ -28,7 +28,7 @@ ABOUT = (
     *(RECORD, README, ".eval_results/*.yaml"),
     *(f"figures/*.{suffix}" for suffix in ("png", "svg", "jpg", "jpeg", "webp", "pdf")),
 )
-LICENCE = re.compile(
+LICENSE = re.compile(
     r"(licen[cs]es?|copying|notices?|use[-_]policy)([-_ ][\w -]*(\.\d+)*)?(\.(txt|md|rst|pdf|html))?", re.IGNORECASE
 )
 
@@ -41,9 +41,9 @@ NOT_FOR_A_REPO = re.compile(r"(.*/)?\.(git|cache)/.*", re.DOTALL)
 
 
 def belongs(name: str) -> bool:
-    """Tell whether a file goes with a model: of its tokenizer, processor, licence, record, card or figures."""
+    """Tell whether a file goes with a model: of its tokenizer, processor, license, record, card or figures."""
     listed = any(_matches(name, pattern) for pattern in (*TOKENIZER, *CONFIGS, *ABOUT))
-    return listed or LICENCE.fullmatch(name) is not None
+    return listed or LICENSE.fullmatch(name) is not None
 
 
 def is_of_tokenizer(name: str) -> bool:

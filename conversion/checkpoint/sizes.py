@@ -28,7 +28,7 @@ def fault_of_sizes(checkpoint: Checkpoint) -> str | None:
             return f"{field} is {layers}, and there is no layer {absent} (they count from 0)"
     if family.source.inner:  # whose embeddings and norms have names of their own
         return None
-    prefix, hidden = _parent(checkpoint.stacks[0]), config["hidden_size"]
+    prefix, hidden = _parent(checkpoint.stack_prefixes[0]), config["hidden_size"]
     embedding = family.source.modules.get("embed_tokens", "")
     if A_ROW_A_TOKEN.match(embedding) and (fault := _fault_of_embedding(checkpoint, f"{prefix}embed_tokens.weight")):
         return fault
@@ -54,7 +54,7 @@ def more_than_layers(checkpoint: Checkpoint) -> str | None:
 def _lists_of_layers(checkpoint: Checkpoint) -> Iterator[tuple[str, int, set[int], list[str]]]:
     """Yield for each list its field and number of layers in the config, its indices, and its tensors of no layer."""
     configs, families = configs_of_stacks(checkpoint.config), checkpoint.family.stacks
-    for config, family, stack in zip(configs, families, checkpoint.stacks, strict=True):
+    for config, family, stack in zip(configs, families, checkpoint.stack_prefixes, strict=True):
         indices, others = set(), []
         for name in checkpoint.weights.tensors:
             if name.startswith(stack):

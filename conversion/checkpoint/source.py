@@ -22,7 +22,7 @@ GENERATE = "custom_generate/generate.py"  # run by `generate`, of a folder whose
 REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 COMMIT = re.compile("[0-9a-f]{40}")
 # of this machine, not of the way to the Hub
-LOCAL = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOTDIR)
+LOCAL_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOTDIR)
 
 
 class Source(ABC):
@@ -261,7 +261,7 @@ def _hub_errors(repo_id: str, revision: str | None):
                 f"the token for the Hub, '{error.filename}', can't be read: {error.strerror}. Allow that, or set "
                 f"HF_TOKEN_PATH to another file."
             ) from error
-        if isinstance(error, OSError) and error.errno in LOCAL:
+        if isinstance(error, OSError) and error.errno in LOCAL_ERRORS:
             raise UnsupportedCheckpointError(
                 f"{repo_id!r} can't be kept in the cache of the Hub, '{constants.HF_HUB_CACHE}': {error.strerror}. "
                 f"Make room there, set HF_HOME to another folder, or give a local folder."

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from hf_hyperconn.errors import ConversionError, VerificationError
 
 # a link is not followed, and a pipe is not waited for; where the system knows these
-ITSELF = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+OWN_FILE_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 PART = re.compile(r"\.hyperconn-[0-9a-f]{16}\.part")  # what is not complete yet
 
@@ -82,7 +82,7 @@ def opened_to_copy(source: Path, target: Path) -> Iterator[tuple[BinaryIO, Binar
     """
     if not is_regular(source):
         raise OSError(0, f"'{source}' is not a regular file")
-    with open(source, "rb", opener=lambda path, flags: os.open(path, flags | ITSELF)) as file:
+    with open(source, "rb", opener=lambda path, flags: os.open(path, flags | OWN_FILE_FLAGS)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):  # put there meanwhile
             raise OSError(0, f"'{source}' is not a regular file")
@@ -94,7 +94,7 @@ def _ignore(count: int) -> None:
     pass
 
 
-def bring(source: Path, target: Path, link: str, progress: Progress) -> None:
+def copy_or_link(source: Path, target: Path, link: str, progress: Progress) -> None:
     """Make `target` hold the bytes of `source`; it appears under its name only when complete.
 
     link: "copy" (sharing extents where the file system can), "hard" or "symlink".
@@ -125,7 +125,7 @@ def compare(source: Path, target: Path, progress: Progress = _ignore) -> str:
     Raises `VerificationError` when they differ.
     """
     if os.path.samefile(source, target):
-        return digest(source, progress)
+        return file_digest(source, progress)
     if source.stat().st_size != target.stat().st_size:
         raise VerificationError(f"'{target}' and '{source}' differ in size.")
     sha256 = hashlib.sha256()
@@ -138,7 +138,7 @@ def compare(source: Path, target: Path, progress: Progress = _ignore) -> str:
     return sha256.hexdigest()
 
 
-def digest(path: Path, progress: Progress = _ignore) -> str:
+def file_digest(path: Path, progress: Progress = _ignore) -> str:
     """Return the SHA-256 of a file."""
     sha256 = hashlib.sha256()
     with open(path, "rb") as file:

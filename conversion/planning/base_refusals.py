@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 
-DECLARED = ("quantization_config", "compression_config")
+QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
 # files of other programs beside config.json that tell of a quantization
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 NOT_PACKED = ("F64", "F32", "F16", "BF16", "C64", "BOOL", "I64", "U64")
 SCALES = ("scale", "absmax", "quant_map", "qzeros", "scb", "zero_point")
 
-LOAD_IT = (
+LOAD_REMEDY = (
     "Load it with Transformers to see its fault: a checkpoint that Transformers can't load is not read here, either."
 )
 REMEDIES = {
     "missing": f"Copy or download it again, or name in {CONFIG} the class that was saved (architectures).",
     "unknown": "If the model doesn't need that tensor, load it with Transformers, save it with save_pretrained, "
     "which leaves the tensor out, and convert the result.",
-    "refused": LOAD_IT,
+    "refused": LOAD_REMEDY,
 }
 # additions of torch.compile, FSDP, activation checkpointing, PEFT and DDP to the names of tensors
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "base_model.model.", "module.")
@@ -97,10 +97,10 @@ def refuse_quantized(source: Source, config: dict, weights: Weights | None = Non
 
 def _quantization(source: Source, config: dict, weights: Weights | None) -> str | None:
     for path, part in _nested(config):
-        for field in DECLARED:
+        for field in QUANTIZATION_FIELDS:
             if (declared := part.get(field)) is not None:
                 method = f"quant_method={declared.get('quant_method') if isinstance(declared, dict) else None}"
-                return method if path + field == DECLARED[0] else f"{path}{field}, {method}"
+                return method if path + field == QUANTIZATION_FIELDS[0] else f"{path}{field}, {method}"
     if weights is None or (packed := packed_tensor(weights)) is None:
         return None
     file = next((f", {name}" for name in QUANTIZATION_FILES if name in source.files), "")

@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
-from ..checkpoint.checkpoint_files import INDEX, PICKLES, read_any_json, read_json
+from ..checkpoint.checkpoint_files import INDEX, PICKLES, read_json_object, read_json_value
 from ..checkpoint.readme import README
 from ..checkpoint.source import CONFIG, GENERATE, RECORD, Source
 
@@ -74,7 +74,7 @@ def modules_left_behind(source: Source, left: Iterable[str]) -> tuple[str, ...]:
 def check_no_code(source: Source, companions: tuple[str, ...]) -> None:
     """Refuse tokenizers, processors, modules and ways to generate that are code, which would not be copied."""
     for name in companions:
-        if name.endswith("config.json") and (classes := _auto_map(read_json(source, name))):
+        if name.endswith("config.json") and (classes := _auto_map(read_json_object(source, name))):
             raise UnsupportedCheckpointError(
                 f"{name} of {source.name!r} names code of its own (auto_map: {str(classes)[:60]}), which is not run "
                 f"and not copied. Convert a copy that has a class of Transformers for it, or none."
@@ -95,7 +95,7 @@ def check_no_code(source: Source, companions: tuple[str, ...]) -> None:
 
 def check_split_of_text(source: Source, config: dict) -> None:
     """Refuse a tokenizer that Transformers corrects for the base's model type, and would not for the conversion's."""
-    flag = read_json(source, TOKENIZER).get(FLAG) if TOKENIZER in source.files else None
+    flag = read_json_object(source, TOKENIZER).get(FLAG) if TOKENIZER in source.files else None
     if flag and config["model_type"] in CORRECTED and _is_old(config.get("transformers_version")):
         raise UnsupportedCheckpointError(
             f"{TOKENIZER} of {source.name!r} must be without {FLAG} (got {flag!r:.20}), which changes how text is "
@@ -151,7 +151,7 @@ def _modules(source: Source) -> list[tuple[str, str]]:
     """Return path and class of each module."""
     if MODULES not in source.files:
         return []
-    content = read_any_json(source, MODULES)
+    content = read_json_value(source, MODULES)
     modules = content if isinstance(content, list) else [None]
     entries: list[tuple[Any, Any]]
     entries = [(module.get("path"), module.get("type")) for module in modules if isinstance(module, dict)]

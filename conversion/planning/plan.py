@@ -13,18 +13,18 @@ from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 from hf_hyperconn.families.family import Family, configs_of_stacks, find_family, name_of_family, refuse_other_stacks
 from hf_hyperconn.families.reading.classes import auto_class
-from hf_hyperconn.kinds import FORMAT, KINDS, sub_layers
-from hf_hyperconn.models.connection_fields import GivenFields, fault, one_of
+from hf_hyperconn.kinds import FORMAT, KINDS, count_sub_layers
+from hf_hyperconn.models.connection_fields import GivenFields, fault_of_fields, one_of
 
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.checkpoint_files import INDEX, read_written_config, refuse_links_out, refuse_other_weights
-from ..checkpoint.connection_options import described, fields_of_conversion
+from ..checkpoint.checkpoint_files import INDEX, read_raw_config, refuse_links_out, refuse_other_weights
+from ..checkpoint.connection_options import describe, fields_of_conversion
 from ..checkpoint.readme import README
 from ..checkpoint.repository_files import is_of_tokenizer
 from ..checkpoint.sizes import fault_of_sizes, more_than_layers
 from ..checkpoint.source import CONFIG, Source, open_source
 from ..files.reading import is_size
-from ..terminal import gigabytes
+from ..terminal import written_bytes
 from .base_refusals import refuse_own_code, refuse_quantized, refuse_unfit
 from .companions import check_no_code, check_split_of_text, companions_of, left_behind
 from .output_folder import OutputFolder, plan_output_folder
@@ -69,17 +69,17 @@ class ConversionPlan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return facts that a user may not have intended."""
-        n, found = self.fields["hc_mult"], []
+        n, warnings = self.fields["hc_mult"], []
         if n > MEASURED and self.fields["connection"] != "frac":
-            found.append(
+            warnings.append(
                 f"hc_mult is {n}, and the papers measure up to {MEASURED} streams. Activations of the residual "
                 f"stream need {n} times the memory."
             )
         if "vocab_size" in self.base.config and not any(map(is_of_tokenizer, self.companions)):
-            found.append(
+            warnings.append(
                 f"{self.base.name!r} has no tokenizer. Copy one into '{self.out}', or load it from elsewhere."
             )
-        return tuple(found)
+        return tuple(warnings)
 
     @property
     def hc_parameters(self) -> int:
@@ -105,7 +105,7 @@ class ConversionPlan:
         `_name_or_path` is left out: older releases of Transformers wrote a path of their machine there.
         """
         family = self.base.family
-        config = {name: value for name, value in self.base.written.items() if name != "_name_or_path"}
+        config = {name: value for name, value in self.base.raw_config.items() if name != "_name_or_path"}
         config |= {
             "model_type": family.hc_model_type,
             "architectures": [family.architectures[name] for name in self.base.architectures],
@@ -160,21 +160,21 @@ class ConversionPlan:
         """Describe the plan for people."""
         config, source = self.base.config, self.base.source
         commit, stacks = f"@{source.commit[:7]}" if source.commit else "", configs_of_stacks(config)
-        modules, layers = sum(map(sub_layers, stacks)), sum(stack["num_hidden_layers"] for stack in stacks)
+        modules, layers = sum(map(count_sub_layers, stacks)), sum(stack["num_hidden_layers"] for stack in stacks)
         how = {"copy": "copied unchanged", "hard": "hard-linked", "symlink": "linked symbolically"}[self.link]
         share = 100 * self.hc_parameters / self.base.weights.parameters
         rows = [
-            ("base weights", f"{len(self.shards)} file(s), {gigabytes(self.base_bytes)}, {how}"),
+            ("base weights", f"{len(self.shards)} file(s), {written_bytes(self.base_bytes)}, {how}"),
             (
                 "hc weights",
-                f"{modules} modules, {described(self.fields)}, float32: +{self.hc_parameters:,} parameters "
+                f"{modules} modules, {describe(self.fields)}, float32: +{self.hc_parameters:,} parameters "
                 f"(+{share:.3g} %)",
             ),
             ("code", " ".join(self.code)),
             ("also copied", " ".join(self.companions) or "nothing"),
             *([("left behind", " ".join(self.left))] if self.left else []),
             *([("renames", f"the old one to {self.output.path.name}.replaced-<time>")] * self.output.is_replaced),
-            ("output", f"{self.out}: needs {gigabytes(self.bytes_needed)}, {gigabytes(self.bytes_free)} free"),
+            ("output", f"{self.out}: needs {written_bytes(self.bytes_needed)}, {written_bytes(self.bytes_free)} free"),
             *(("warning", warning) for warning in self.warnings),
         ]
         head = (
@@ -217,7 +217,7 @@ def plan_conversion(
     if outside := [name for name in companions if name.startswith("/") or ".." in name.split("/")]:
         raise UnsupportedCheckpointError(f"{source.name!r} lists {outside[0]!r}, a path outside it. Do not trust it.")
     check_no_code(source, companions)
-    check_split_of_text(source, base.written)
+    check_split_of_text(source, base.raw_config)
     files = base.weights.files
     count = len(files) + 1
     shards = {name: f"model-{i:05}-of-{count:05}.safetensors" for i, name in enumerate(files, start=1)}
@@ -253,7 +253,7 @@ def open_base(source: Source, stack: str | None, fields: dict[str, Any]) -> Chec
     Raises `UnsupportedCheckpointError` for a config or weights of no such base, and `ConversionError` for fields.
     """
     base = _open_base(source, stack)
-    if reason := fault({**base.config, **fields}):
+    if reason := fault_of_fields({**base.config, **fields}):
         raise ConversionError(f"for {source.name!r}, {reason}.")
     _check_weights(base)
     return base
@@ -261,7 +261,7 @@ def open_base(source: Source, stack: str | None, fields: dict[str, Any]) -> Chec
 
 def _open_base(source: Source, stack: str | None) -> Checkpoint:
     """Open a base, and refuse one whose config is not that of a model that can be converted."""
-    config = read_written_config(source)
+    config = read_raw_config(source)
     base = Checkpoint(source, config, _family(source, config, stack))
     architectures = config.get("architectures")
     if architectures is not None and not (
@@ -344,7 +344,7 @@ def _check_size(name: str, field: str, value: object) -> None:
 
 def _check_weights(base: Checkpoint) -> None:
     """Refuse packed weights, weights of other sizes than the config's, and others that Transformers would load."""
-    refuse_quantized(base.source, base.written, base.weights)
+    refuse_quantized(base.source, base.raw_config, base.weights)
     if not base.weights.has_layers:
         raise UnsupportedCheckpointError(
             f"the weights of {base.name!r} hold no decoder layer 0. Give a complete checkpoint."
@@ -370,12 +370,13 @@ def _with_space_checked(plan: ConversionPlan) -> ConversionPlan:
         needed += download
     elif download > (cache_free := shutil.disk_usage(cache).free):
         raise ConversionError(
-            f"downloading {source.name!r} needs {gigabytes(download)} in '{cache}', "
-            f"{gigabytes(cache_free)} free. Free some space, or set HF_HOME elsewhere."
+            f"downloading {source.name!r} needs {written_bytes(download)} in '{cache}', "
+            f"{written_bytes(cache_free)} free. Free some space, or set HF_HOME elsewhere."
         )
     free = shutil.disk_usage(parent).free
     if needed > free:
         raise ConversionError(
-            f"needs {gigabytes(needed)} in '{parent}', {gigabytes(free)} free. Free some space, or use --link hard."
+            f"needs {written_bytes(needed)} in '{parent}', {written_bytes(free)} free. Free some space, or use "
+            f"--link hard."
         )
     return replace(plan, bytes_needed=needed, bytes_free=free)

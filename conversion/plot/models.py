@@ -18,14 +18,14 @@ from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.checkpoint_files import (
     INDEX,
     open_tensors,
-    read_written_config,
+    read_raw_config,
     refuse_links_out,
     refuse_other_weights,
 )
-from ..checkpoint.loading import refused_by_transformers, while_loading, without_kernels
+from ..checkpoint.loading import quiet_loading, refused_by_transformers, without_kernels
 from ..checkpoint.repository_files import belongs
 from ..checkpoint.source import CONFIG, Source, open_source
-from ..planning.base_refusals import LOAD_IT
+from ..planning.base_refusals import LOAD_REMEDY
 
 
 def load_model(checkpoint: Checkpoint) -> PreTrainedModel:
@@ -36,9 +36,9 @@ def load_model(checkpoint: Checkpoint) -> PreTrainedModel:
     """
     register_auto_classes()
     source = checkpoint.source
-    refuse_other_weights(source, checkpoint.written)
+    refuse_other_weights(source, checkpoint.raw_config)
     folder = source.folder([name for name in (CONFIG, INDEX, *checkpoint.weights.files) if name in source.files])
-    with _refusals(source), while_loading():
+    with _refusals(source), quiet_loading():
         config = without_kernels(AutoConfig.from_pretrained(folder, trust_remote_code=False))
         model, info = AutoModel.from_pretrained(
             folder, config=config, output_loading_info=True, trust_remote_code=False, use_safetensors=True
@@ -61,7 +61,7 @@ def load_connections(checkpoint: Checkpoint) -> PreTrainedModel:
     with open_tensors(source, weights, "torch") as read:
         tensors = {
             f"{stack}.{name.removeprefix(on_disk)}": read(name)
-            for stack, on_disk in zip(family.source.places, checkpoint.stacks, strict=True)
+            for stack, on_disk in zip(family.source.places, checkpoint.stack_prefixes, strict=True)
             for name in filter(is_of_connection, weights.tensors)
             if name.startswith(on_disk)
         }
@@ -95,7 +95,7 @@ def tokens_of(text: str, source: Source, tokenizer: PreTrainedTokenizerBase, len
         return batches_of(text, tokenizer, length)
 
 
-def open_base(model: str, checkpoint: Checkpoint) -> Checkpoint:
+def open_base_of(model: str, checkpoint: Checkpoint) -> Checkpoint:
     """Open the base of a conversion.
 
     model: local folder or Hub id.
@@ -104,11 +104,11 @@ def open_base(model: str, checkpoint: Checkpoint) -> Checkpoint:
     Transformers would load other weights than its own.
     """
     source, family = open_source(model), checkpoint.family
-    base = Checkpoint(source, read_written_config(source), family)
-    refuse_other_weights(source, base.written)
+    base = Checkpoint(source, read_raw_config(source), family)
+    refuse_other_weights(source, base.raw_config)
     base.weights  # noqa: B018  # refused before a model is studied
     expected = (family.base_model_type, checkpoint.config["num_hidden_layers"])
-    actual = (base.written.get("model_type"), base.config.get("num_hidden_layers"))
+    actual = (base.raw_config.get("model_type"), base.config.get("num_hidden_layers"))
     if actual != expected:
         raise UnsupportedCheckpointError(
             f"{model!r} is not the base of {checkpoint.name!r}: it has model_type {actual[0]!r} and {actual[1]} "
@@ -123,7 +123,9 @@ def _refusals(source: Source) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise UnsupportedCheckpointError(f"{source.name!r}: {refused_by_transformers(error)}. {LOAD_IT}") from error
+        raise UnsupportedCheckpointError(
+            f"{source.name!r}: {refused_by_transformers(error)}. {LOAD_REMEDY}"
+        ) from error
 
 
 def _refuse_missing(source: Source, names) -> None:

@@ -149,9 +149,9 @@ def _figures(
     from hf_hyperconn.analysis import plots
     from hf_hyperconn.analysis.study import study
 
-    from .models import load_model, load_tokenizer, open_base
+    from .models import load_model, load_tokenizer, open_base_of
 
-    base = None if against is None else open_base(against, checkpoint)
+    base = None if against is None else open_base_of(against, checkpoint)
     tokenizer, model = load_tokenizer(checkpoint.source), load_model(checkpoint)
     inputs = _inputs(checkpoint, model, tokenizer, text)
     result = study(model, inputs, stack)

@@ -12,13 +12,13 @@ from hf_hyperconn.errors import PushError, VerificationError
 from ..checkpoint.checkpoint import Checkpoint, open_conversion
 from ..checkpoint.checkpoint_files import INDEX, WEIGHTS, refuse_links_out
 from ..checkpoint.model_code import code_files
-from ..checkpoint.readme import README, addressed, read_card
+from ..checkpoint.readme import README, read_card, with_repo_name
 from ..checkpoint.record import base_on_the_hub, is_verified, shards_without_digest
 from ..checkpoint.repository_files import NOT_FOR_A_REPO, belongs, belongs_to_module, may_be_added
 from ..checkpoint.source import CONFIG, Source
-from ..files.writing import digest
+from ..files.writing import file_digest
 from ..planning.companions import folders_of_modules
-from ..terminal import named
+from ..terminal import name_some
 from ..verify import VerificationReport, verify_checkpoint
 from ..verify.changed_files import find_changes
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.hf_api import RepoSibling
 
-HELD = 2**26  # bytes of a file that is kept in memory, so that the checked bytes go up
+LARGEST_HELD = 2**26  # bytes of a file that is kept in memory, so that the checked bytes go up
 
 Say = Callable[[str], None]
 
@@ -59,9 +59,11 @@ class CheckedFolder:
 
         if name not in self._digests:
             path, size = self.source.path(name), self.source.files[name]
-            if name in self.weights or size > HELD:
-                with tqdm(total=size, unit="B", unit_scale=True, desc=f"Reading {shown(name)}", disable=None) as bar:
-                    self._digests[name] = digest(path, bar.update)
+            if name in self.weights or size > LARGEST_HELD:
+                with tqdm(
+                    total=size, unit="B", unit_scale=True, desc=f"Reading {printable_name(name)}", disable=None
+                ) as bar:
+                    self._digests[name] = file_digest(path, bar.update)
             else:
                 self._contents[name] = path.read_bytes()
                 self._digests[name] = hashlib.sha256(self._contents[name]).hexdigest()
@@ -71,7 +73,7 @@ class CheckedFolder:
         """Name the repo in the quick start of the card that goes up; the folder's own card stays as it is."""
         if README in self.names:
             self.digest(README)
-            content = addressed(self._contents[README].decode(), repo_id).encode()
+            content = with_repo_name(self._contents[README].decode(), repo_id).encode()
             self._contents[README], self._digests[README] = content, hashlib.sha256(content).hexdigest()
             self.source.files[README] = len(content)
 
@@ -131,13 +133,13 @@ def open_checked(folder: Path, include: Iterable[str], accept_changes: bool, say
         )
     say(report.lines()[0])
     if left := checked.left:
-        say(f"left here     {named(tuple(map(shown, left)))} (--dry-run lists all, --include adds)")
+        say(f"left here     {name_some(tuple(map(printable_name, left)))} (--dry-run lists all, --include adds)")
     if README not in checked.names:
         say(f"no card       `hf-hyperconn card '{folder}'` writes a {README}")
     return checked
 
 
-def shown(name: str) -> str:
+def printable_name(name: str) -> str:
     """Return the name of a file for people, in characters that a terminal prints."""
     return name if name.isprintable() else ascii(name)
 

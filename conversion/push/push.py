@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import hf_hyperconn
 from hf_hyperconn.errors import PushError
 
-from ..card.licences import name_problem
+from ..card.licenses import name_problem
 from ..checkpoint.checkpoint_files import INDEX, WEIGHTS
 from ..checkpoint.readme import is_term
-from ..terminal import gigabytes
-from .folder import CheckedFolder, Say, open_checked, shown
-from .hub_refusals import explained, refuses_copies
+from ..terminal import written_bytes
+from .folder import CheckedFolder, Say, open_checked, printable_name
+from .hub_refusals import explain_hub_errors, refuses_copies
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationCopy, HfApi, ModelInfo
@@ -86,8 +86,8 @@ class PushPlan:
         where = self.repo_id if self.revision is None else f"{self.repo_id}@{self.revision}"
         state = " (a new repo)" if self.target is None else " (a pull request)" * self.create_pr
         sent = sum(file.size for file in files if file.fate == "uploaded")
-        rows = [f"  {file.fate:<10} {gigabytes(file.size):>10}  {shown(file.name)}" for file in files]
-        return "\n".join([f"Plan: {where}{state}, {gigabytes(sent)} to upload", *rows])
+        rows = [f"  {file.fate:<10} {written_bytes(file.size):>10}  {printable_name(file.name)}" for file in files]
+        return "\n".join([f"Plan: {where}{state}, {written_bytes(sent)} to upload", *rows])
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def plan_push(
     from huggingface_hub import HfApi
 
     api = HfApi(library_name="hf_hyperconn", library_version=hf_hyperconn.__version__)
-    with explained(repo_id):
+    with explain_hub_errors(repo_id):
         base, repo = _info(api, checked.base) if checked.base else None, _info(api, repo_id)
         if repo and base and repo.id == base.id and not create_pr and revision in (None, "main"):
             raise PushError(
@@ -209,7 +209,7 @@ def plan_push(
 def carry_out_push(plan: PushPlan, *, say: Say = lambda line: None) -> PushResult:
     """Carry out a plan; errors as for `push_checkpoint`."""
     api, repo_id, revision = plan.api, plan.repo_id, plan.revision
-    with explained(repo_id):
+    with explain_hub_errors(repo_id):
         target, new_branch = plan.target, plan.new_branch
         if target is None:
             api.create_repo(repo_id, private=plan.private or None, exist_ok=True)
@@ -352,7 +352,7 @@ def _commit(plan: PushPlan, say: Say) -> PushResult:
             url, oid = commit(copied)
     sizes = folder.source.files
     for fate, names in (("copied", copied), ("uploaded", uploaded)):
-        say(f"{fate:<14}{len(names)} file(s), {gigabytes(sum(sizes[name] for name in names))}")
+        say(f"{fate:<14}{len(names)} file(s), {written_bytes(sum(sizes[name] for name in names))}")
     return PushResult(
         url=url,
         commit=oid,

@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from hf_hyperconn import __version__
 from hf_hyperconn.families.family import Family, usual_names
 from hf_hyperconn.families.reading.source_files import release
-from hf_hyperconn.kinds import FIELDS, setting
+from hf_hyperconn.kinds import FIELDS, field_value
 from hf_hyperconn.models.connection_fields import one_of
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.checkpoint_files import INDEX
-from ..checkpoint.connection_options import exact
-from ..checkpoint.model_code import code_files, packaged, written_by
+from ..checkpoint.connection_options import exact_values
+from ..checkpoint.model_code import code_files, code_of_this_release, releases_of_code
 from ..checkpoint.repository_files import NOT_FOR_A_REPO
 from ..checkpoint.source import CONFIG, GENERATE
-from ..terminal import named
+from ..terminal import name_some
 
 PACKAGE = f"hf_hyperconn {__version__}"
 
 # fields of a config that a conversion sets itself
-SET = (
+CONVERSION_FIELDS = (
     *(*FIELDS, "model_type", "architectures", "auto_map", "_name_or_path"),
     *("hc_base_model", "hc_base_commit", "hc_format", "hc_version"),
 )
-PASSING = ("transformers_version", "dtype", "use_cache")  # fields that are not the model's
-SHOWN = 60  # characters of a value, in a message
+UNRELATED_FIELDS = ("transformers_version", "dtype", "use_cache")  # fields that are not the model's
+LONGEST_SHOWN = 60  # characters of a value, in a message
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def find_changes(
     python = sorted(name for name in others if name.endswith(".py") and not NOT_FOR_A_REPO.fullmatch(name))
     notes += [f"{name} is not of the model's code" for name in python if "/" not in name]
     if inside := tuple(name for name in python if "/" in name):
-        notes.append(f"{named(inside)} {'is' if len(inside) == 1 else 'are'} not of the model's code")
+        notes.append(f"{name_some(inside)} {'is' if len(inside) == 1 else 'are'} not of the model's code")
     return tuple(changes), tuple(notes)
 
 
@@ -86,13 +86,13 @@ def _code_changes(
 ) -> tuple[list[FileChange], list[str]]:
     """Compare files of model code with the record, and with this package's; arguments as for `find_changes`."""
     recorded = (checkpoint.record or {}).get("files") or {}
-    package, transformers = written_by(checkpoint)
+    package, transformers = releases_of_code(checkpoint)
     is_of_another = None not in (package, transformers) and (package, transformers) != (__version__, release())
     changes, of_another = [], []
     for name in code:
         if name not in checkpoint.source.files:
             continue
-        text = packaged(name, checkpoint.config)
+        text = code_of_this_release(name, checkpoint.config)
         ours = None if text is None else hashlib.sha256(text.encode()).hexdigest()
         digest, expected = digest_of(name), recorded.get(name)
         if digest == ours:
@@ -128,11 +128,11 @@ def config_differences(checkpoint: Checkpoint, base: dict) -> list[str]:
         try:
             ours = hc_class.from_dict(deepcopy(config)).to_dict()
             theirs = CONFIG_MAPPING[family.base_model_type].from_dict(deepcopy(base)).to_dict()
-            lasting = {field: value for field, value in theirs.items() if field not in PASSING}
+            lasting = {field: value for field, value in theirs.items() if field not in UNRELATED_FIELDS}
             differences = _differences(ours, lasting, family)
         except Exception:  # whatever a class makes of values that Transformers can't have written
             pass
-    readouts, readout = exact("hc_readout"), setting(config, "hc_readout")
+    readouts, readout = exact_values("hc_readout"), field_value(config, "hc_readout")
     if readout not in readouts:
         differences.append(f"hc_readout is {readout!r}, of a conversion {one_of(readouts)}")
     return differences
@@ -148,9 +148,9 @@ def _differences(config: dict, base: dict, family: Family) -> list[str]:
         base.pop(family.part_field)
     differences = []
     for field, value in base.items():
-        if field not in SET and field not in config:
+        if field not in CONVERSION_FIELDS and field not in config:
             differences.append(f"{field} is missing, in the base {_shown(value)}")
-        elif field not in SET and _json(config[field]) != _json(value):
+        elif field not in CONVERSION_FIELDS and _json(config[field]) != _json(value):
             differences.append(f"{field} is {_shown(config[field])}, in the base {_shown(value)}")
     return differences
 
@@ -161,4 +161,4 @@ def _json(value) -> str:
 
 def _shown(value) -> str:
     text = _json(value)
-    return text if len(text) < SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) < LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."

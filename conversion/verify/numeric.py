@@ -17,7 +17,7 @@ from hf_hyperconn.families.reading.stacks import TEXT
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.checkpoint_files import INDEX, Weights
-from ..checkpoint.loading import base_class, loading_fault, refused_by_transformers, while_loading, without_kernels
+from ..checkpoint.loading import base_class, loading_fault, quiet_loading, refused_by_transformers, without_kernels
 from ..checkpoint.source import CONFIG
 
 TOKENS, NEW_TOKENS, SAMPLES = 64, 16, 8000
@@ -25,7 +25,7 @@ LARGEST_INPUT = 2**27  # values
 ROUNDING = 1e-5
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 HIDDEN_STATES, DECODER_IDS = ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"), "decoder_input_ids"
-INSTEAD = "the conversion can't be compared with it; use --verify structure, and compare the two on inputs of your own"
+REMEDY = "the conversion can't be compared with it; use --verify structure, and compare the two on inputs of your own"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 GROUPS = Path("/proc/self/cgroup")  # of Linux: a line for each hierarchy, `number:controllers:path`
@@ -125,7 +125,7 @@ def compare_models(target: Checkpoint, base: Checkpoint, *, layers: int) -> tupl
                     raise
                 reason = " ".join(str(error).split()) or type(error).__name__
                 raise VerificationError(
-                    f"{plain_class.__name__} can't run here ({reason:.200}), so {INSTEAD}"
+                    f"{plain_class.__name__} can't run here ({reason:.200}), so {REMEDY}"
                 ) from error
             if fault := ran[-1]["fault"]:
                 raise VerificationError(fault)
@@ -206,7 +206,7 @@ def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
         case "pixel_values" if hasattr(config, "image_size"):
             return {"pixel_values": _image(config, model, generator)}, 0
     raise VerificationError(
-        f"{type(model).__name__} needs {model.main_input_name}, which verification can't make, so {INSTEAD}"
+        f"{type(model).__name__} needs {model.main_input_name}, which verification can't make, so {REMEDY}"
     )
 
 
@@ -239,7 +239,7 @@ def _noise(shape: tuple[int, ...], model: PreTrainedModel, generator: torch.Gene
     Raises `VerificationError` for more than `LARGEST_INPUT` values.
     """
     if prod(shape) > LARGEST_INPUT:
-        raise VerificationError(f"{type(model).__name__} takes {list(shape)} values, too many here, so {INSTEAD}")
+        raise VerificationError(f"{type(model).__name__} takes {list(shape)} values, too many here, so {REMEDY}")
     return torch.randn(shape, generator=generator).to(model.dtype)
 
 
@@ -250,11 +250,11 @@ def _load(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) 
     names = [name for name in needed if name in source.files]
     folder = source.folder(names)
     try:
-        with while_loading():
+        with quiet_loading():
             config = model_class.config_class.from_pretrained(folder)
             counts, field = [stack.source.count for stack in family.stacks], family.part_field
             moved = {}
-            for count, stack in zip(counts, checkpoint.stacks, strict=True):
+            for count, stack in zip(counts, checkpoint.stack_prefixes, strict=True):
                 if layers < (total := getattr(getattr(config, field or "", config), count)):
                     moved[rf"{re.escape(stack)}{total - 1}\.hc_head\."] = f"{stack}{layers - 1}.hc_head."
             config = without_kernels(_first_layers(config, layers, counts, field))

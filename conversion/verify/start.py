@@ -8,7 +8,7 @@ import numpy as np
 
 from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.families.family import Family, configs_of_stacks
-from hf_hyperconn.kinds import kind_of, parts, place_of, readout_of, sub_layers
+from hf_hyperconn.kinds import count_sub_layers, kind_of, place_of, readout_of, sub_layers_of
 from hf_hyperconn.models.connection_fields import fault_of_start
 
 from ..checkpoint.checkpoint import Checkpoint
@@ -54,7 +54,7 @@ class _Module:
         """Return the name of a tensor in the checkpoint."""
         if self.k is None:
             return f"{self.stack}{self.config['num_hidden_layers'] - 1}.hc_head.{parameter}"
-        layer, sub_layer = place_of(self.k, parts(self.config))
+        layer, sub_layer = place_of(self.k, sub_layers_of(self.config))
         return f"{self.stack}{layer}.{sub_layer.connection}.{parameter}"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -70,7 +70,7 @@ class _Module:
 
 def _modules(config: dict, family: Family, stacks: Sequence[str]) -> Iterator[_Module]:
     for config_of_stack, family_of_stack, stack in zip(configs_of_stacks(config), family.stacks, stacks, strict=True):
-        for k in chain(range(sub_layers(config_of_stack)), [None]):  # a config may name any number of layers
+        for k in chain(range(count_sub_layers(config_of_stack)), [None]):  # a config may name any number of layers
             yield _Module(config_of_stack, family_of_stack, stack, k)
 
 
@@ -96,15 +96,15 @@ def hyper_connection_shapes(
             yield module.name(parameter), shape
 
 
-def fault(checkpoint: Checkpoint) -> str | None:
+def fault_of_connections(checkpoint: Checkpoint) -> str | None:
     """Find a fault of the connections of a checkpoint, by the headers of its weights."""
     config, family, weights = checkpoint.config, checkpoint.family, checkpoint.weights
     if reason := fault_of_start(config):
         return f"in {CONFIG}, {reason}"
-    parameters = connection_parameters(config, family.norm) // sum(map(sub_layers, configs_of_stacks(config)))
+    parameters = connection_parameters(config, family.norm) // sum(map(count_sub_layers, configs_of_stacks(config)))
     if 4 * parameters > weights.nbytes:
         return f"all weights together are smaller than one connection of the sizes in {CONFIG}"
-    for name, shape in hyper_connection_shapes(config, family, checkpoint.stacks):
+    for name, shape in hyper_connection_shapes(config, family, checkpoint.stack_prefixes):
         stored = weights.tensors.get(name)
         if stored is None:
             return f"the tensor {name} is missing"
@@ -123,14 +123,14 @@ def measure_drift(
     The last value is the largest change of a parameter of the readout; None when it has none.
     """
     has_changed, drifts, changes = False, [], []
-    for module in _modules(checkpoint.config, checkpoint.family, checkpoint.stacks):
+    for module in _modules(checkpoint.config, checkpoint.family, checkpoint.stack_prefixes):
         initial = module.values()
         stored = {parameter: read(module.name(parameter)) for parameter in initial}
         has_changed = has_changed or not all(np.array_equal(stored[name], initial[name]) for name in initial)
         if module.k is None:
             changes += [np.abs(stored[name] - initial[name]).max() for name in initial]
         else:
-            layer, sub_layer = place_of(module.k, parts(module.config))
+            layer, sub_layer = place_of(module.k, sub_layers_of(module.config))
             drift = kind_of(module.config).drift(stored, initial, module.config)
             drifts.append(Drift(module.family.place, layer, sub_layer.name, *map(float, drift)))
     return has_changed, tuple(drifts), float(max(changes)) if changes else None

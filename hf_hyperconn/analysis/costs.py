@@ -23,19 +23,19 @@ from ..models.sub_layers import is_of_connection
 # in the names of routed experts, not of shared ones nor of what routes; the second is Granite's and JetMoE's
 EXPERT = re.compile(r"\.experts\.(?!router)|(?:(?<!shared_)mlp|moe|experts)\.(?:in|out)put_linear\.weight$")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-MET = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
-MET_BY_RULE = {"switch_transformers": 1, "nllb-moe": 2}  # by model type, where no field says
+EXPERTS_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
+EXPERTS_BY_RULE = {"switch_transformers": 1, "nllb-moe": 2}  # by model type, where no field says
 LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 # what a token is looked up in, which may be the head, too; and what else is looked up, or no matrix
 EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embed_in|wte|w|shared|(?:tok_|word_)?embeddings)\.weight$")
-LOOKED_UP = re.compile(
+OTHER_LOOKUP = re.compile(
     r"(?:^|\.)(?:wpe|embed_positions|pos\w*_embeddings?|token_type_embeddings|embed_tokens_per_layer"
     r"|relative_attention_bias)\.weight$|\.A_log$"
 )
 # in the names of what a text doesn't go through
 TOWER = re.compile(r"vision|visual|image|video|audio|speech|multi_?modal_projector")
 ON_DISK = re.compile(rf"{TOWER.pattern}|(?:^|\.)vit\.")  # in those of a tower that isn't called by its attribute
-OF_TEXT = re.compile(r"language_model|text_model")  # in those of a language model that another model has in it
+LANGUAGE_MODEL = re.compile(r"language_model|text_model")  # in those of a language model that another model has in it
 # as `h.0.` in GPT-2, `encoder.layer.0.` in ViT
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|(?:res)?blocks?)\.([0-9]{1,9})\.")
 
@@ -45,11 +45,11 @@ def number_of_experts(config: Mapping) -> int | None:
     return _of_a_layer(config, EXPERTS)
 
 
-def experts_met(config: Mapping) -> int | None:
+def experts_of_a_token(config: Mapping) -> int | None:
     """Return the number of experts that a token meets, by a field or its family's rule; None without either."""
-    if (met := _of_a_layer(config, MET)) is not None:
+    if (met := _of_a_layer(config, EXPERTS_A_TOKEN)) is not None:
         return met
-    return MET_BY_RULE.get(FamilyName.of(str(config.get("model_type")).removeprefix("hc_")).own)
+    return EXPERTS_BY_RULE.get(FamilyName.of(str(config.get("model_type")).removeprefix("hc_")).own)
 
 
 def _of_a_layer(config: Mapping, names: Iterable[str]):
@@ -90,38 +90,38 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
     embeddings = {tuple(shape) for name, shape in shapes.items() if EMBEDDING.search(name)}
     of_that_shape = [name for name, shape in shapes.items() if tuple(shape) in embeddings]
     has_tied_head = is_language_model and all(
-        any(pattern.search(name) for pattern in (EMBEDDING, LOOKED_UP, LAYER, TOWER)) for name in of_that_shape
+        any(pattern.search(name) for pattern in (EMBEDDING, OTHER_LOOKUP, LAYER, TOWER)) for name in of_that_shape
     )
-    runs = what_runs(config, shapes)
+    runs = weights_that_run(config, shapes)
     met_by_all = routed = 0
     for name, shape in shapes.items():
         layer = LAYER.search(name)
         if is_of_connection(name) or not runs(name) or (layer and int(layer[1]) >= layers):
             continue
         is_looked_up = EMBEDDING.search(name) and not has_tied_head
-        if is_looked_up or LOOKED_UP.search(name) or len(tuple(shape)) < 2 or name.endswith("bias"):
+        if is_looked_up or OTHER_LOOKUP.search(name) or len(tuple(shape)) < 2 or name.endswith("bias"):
             continue
         if EXPERT.search(name):
             routed += prod(shape)
         else:
             met_by_all += prod(shape)
     if routed:
-        met: Any = experts_met(config)
+        met: Any = experts_of_a_token(config)
         met_by_all += routed * met // number_of_experts(config)
     return 2 * met_by_all
 
 
-def what_runs(config: Mapping, names: Iterable[str]) -> Callable[[str], bool]:
+def weights_that_run(config: Mapping, names: Iterable[str]) -> Callable[[str], bool]:
     """Return a function that tells by the name of a weight whether a token goes through it.
 
     names: of all weights.
     """
     if (tower := tower_of(config)) is not None:
-        return of_tower(tower, names)
+        return weights_of_tower(tower, names)
     return lambda name: not ("text_config" in config and TOWER.search(name))
 
 
-def of_tower(tower: InnerModel, names: Iterable[str]) -> Callable[[str], bool]:
+def weights_of_tower(tower: InnerModel, names: Iterable[str]) -> Callable[[str], bool]:
     """Return a function that tells by the name of a weight whether it is of a tower.
 
     names: of all weights. On disk a tower may have another name than in memory.
@@ -158,6 +158,6 @@ def kept_bytes(config: Mapping, item_size: int) -> int:
     """
     kept = 0
     for stack in configs_of_stacks(config):
-        rows, values = kind_of(stack).kept(stack)
+        rows, values = kind_of(stack).kept_for_backward(stack)
         kept += item_size * rows * stack["hidden_size"] + 4 * values
     return kept

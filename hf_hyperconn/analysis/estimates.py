@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..families.family import configs_of_stacks
-from ..kinds import kind_of, sub_layers
+from ..kinds import count_sub_layers, kind_of
 from .costs import connection_flops, connection_parameters, kept_bytes
 
 ITEM_SIZES = {"float32": 4, "bfloat16": 2}
@@ -79,7 +79,7 @@ def estimate(
     grows = False
     for stack in configs_of_stacks(config):
         of_one = tokens * item * stack["hidden_size"] * stack["num_hidden_layers"]
-        rows = kind_of(stack).carried(stack)
+        rows = kind_of(stack).rows_between_layers(stack)
         plain += of_one
         carried += (rows or 1) * of_one - of_one
         grows |= rows is None
@@ -106,5 +106,5 @@ def _time(config: Mapping, flops: int) -> float | None:
         if stack["connection"] not in MOVED_ROWS:
             return None
         rows = MOVED_ROWS[stack["connection"]] * (stack["hc_mult"] + 1) - MOVED_BY_ADDITION
-        moved += sub_layers(stack) * rows * stack["hidden_size"] * MOVED_BYTES
+        moved += count_sub_layers(stack) * rows * stack["hidden_size"] * MOVED_BYTES
     return 1 + moved / BYTES_A_SECOND / (3 * flops / FLOPS_A_SECOND)

@@ -59,7 +59,7 @@ class Observation:
         return replace(self, **{name: getattr(self, name)[kept][None] for name in names})
 
 
-def watch(
+def run_observed(
     model: nn.Module,
     inputs: Inputs,
     see: Callable[[Observation], None],

@@ -143,7 +143,7 @@ def plot_coefficients(percentiles: torch.Tensor, ax: Axes | None = None, *, titl
     """
     ax, (sub_layers, streams, _) = _axes(ax), percentiles.shape
     place = torch.arange(1, sub_layers + 1)
-    lowest, low, median, high, highest = (PERCENTILES.index(each) for each in (5, 25, 50, 75, 95))
+    lowest, low, median, high, highest = map(PERCENTILES.index, (5, 25, 50, 75, 95))
     for stream, color in enumerate(_stream_colors(streams)):
         x, values = place + 0.8 * ((stream + 0.5) / streams - 0.5), percentiles[:, stream].T
         ax.vlines(x, values[lowest], values[highest], color=color, linewidth=0.8)
@@ -202,13 +202,13 @@ def coefficients_figure(coefficients: dict[str, torch.Tensor]) -> Figure:
     return _grid(_coefficients(coefficients), columns=2)
 
 
-def sheet_figure(found: Study, similarity: dict[str, torch.Tensor]) -> Figure:
+def sheet_figure(study: Study, similarity: dict[str, torch.Tensor]) -> Figure:
     """Draw the matrices, similarity, streams and coefficients on one sheet.
 
     similarity: of neighboring inputs of several models, by name.
     """
-    panels: list[Panel] = [*_connections(found.matrices), partial(_similarity, similarity)]
-    panels += [*_streams(found.streams), *_coefficients(found.coefficients)]
+    panels: list[Panel] = [*_connections(study.matrices), partial(_similarity, similarity)]
+    panels += [*_streams(study.streams), *_coefficients(study.coefficients)]
     return _grid(panels, columns=3)
 
 

@@ -9,9 +9,9 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import HyperConnError
-from .observation import Inputs, attention_of, connections_of, in_evaluation_mode, watch, with_layers
+from .observation import Inputs, attention_of, connections_of, in_evaluation_mode, run_observed, with_layers
 from .statistics import CoefficientMeter, LayerSimilarity, StreamMeter, StreamStatistics
-from .unfolding import ConnectionMatrices, Unfolding, readout_of
+from .unfolding import ConnectionMatrices, Unfolding, readout_weights
 
 LENGTH = 256  # tokens of a row
 
@@ -68,7 +68,7 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
     """
     part = with_layers(model, stack)
     sub_layers = len(connections_of(part))
-    unfolding, similarity = Unfolding(sub_layers, readout_of(part)), LayerSimilarity(sub_layers)
+    unfolding, similarity = Unfolding(sub_layers, readout_weights(part)), LayerSimilarity(sub_layers)
     streams, coefficients = StreamMeter(sub_layers), CoefficientMeter(sub_layers)
 
     def see(observation):
@@ -78,7 +78,7 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
     empty, device = True, getattr(model, "device", None) or next(model.parameters()).device
     with in_evaluation_mode(model):
         for inputs in tqdm(batches, desc="Studying", unit="batch", disable=None):
-            empty = not watch(model, inputs, see, stack, device) and empty
+            empty = not run_observed(model, inputs, see, stack, device) and empty
     if empty:
         raise HyperConnError("there was no batch to study. Give a longer text, or more inputs.")
     if not unfolding.rows[-1].count:

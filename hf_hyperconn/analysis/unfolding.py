@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import HyperConnError
-from ..wrappers import config_of, modules_in_use
+from ..wrappers import config_of, connection_config, modules_in_use
 from .observation import Observation, attention_of, connections_of, with_layers, with_parameters, without_reads
 from .statistics import Moments
 
@@ -47,7 +47,7 @@ class Unfolding:
     branches read N parts, have the mean over parts.
 
     sub_layers: K.
-    readout: "sum", "mean" or the weights `[N]` of a weighted readout; see `readout_of`.
+    readout: "sum", "mean" or the weights `[N]` of a weighted readout; see `readout_weights`.
     """
 
     def __init__(self, sub_layers: int, readout: str | torch.Tensor = "mean"):
@@ -97,7 +97,7 @@ class Unfolding:
         )
 
 
-def readout_of(model: Any) -> str | torch.Tensor:
+def readout_weights(model: Any) -> str | torch.Tensor:
     """Return a model's readout for `Unfolding`: "sum", "mean" or weights `[N]`.
 
     A learned readout, whose weights each token predicts, takes the mean, at which it starts.
@@ -107,7 +107,7 @@ def readout_of(model: Any) -> str | torch.Tensor:
             with with_parameters(module):
                 return module.get_parameter("static_gamma").detach().clone()
     config = config_of(model)
-    return getattr(getattr(config, "of_layers", config), "hc_readout", "mean")
+    return getattr(connection_config(config), "hc_readout", "mean")
 
 
 def unfold_static(model: PreTrainedModel, stack: str | None = None) -> ConnectionMatrices:
@@ -123,7 +123,7 @@ def unfold_static(model: PreTrainedModel, stack: str | None = None) -> Connectio
     connections, copying = connections_of(part), without_reads(part)
     if not connections:
         raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to unfold.")
-    unfolding = Unfolding(len(connections), readout_of(part))
+    unfolding = Unfolding(len(connections), readout_weights(part))
     for k, (name, connection) in enumerate(connections.items()):
         alpha, beta = _static_part(connection)
         unfolding.step(k, alpha[None], beta[None], name not in copying)

@@ -11,7 +11,7 @@ from ..errors import UnsupportedCheckpointError
 from ..models.shipped_code import code_of, modules_in
 from ..models.sub_layers import SubLayer
 from .family_files import auto_map, stem
-from .family_source import INNER, FamilySource, InnerModel
+from .family_source import PLACE_MARK, FamilySource, InnerModel
 from .modules import code_text
 from .reading.classes import MAPPINGS, FamilyName
 from .reading.read_family import fields_of_stacks, read_family
@@ -19,7 +19,7 @@ from .reading.source_files import table
 from .reading.stacks import TEXT
 
 # the families whose classes `dir(hf_hyperconn)` names
-LISTED = (
+LISTED_FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3", "smollm3", "seed_oss", "phi3", "starcoder2", "gemma", "gemma2"),
     *("olmo", "olmo2", "olmo3", "granite", "olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3"),
 )
@@ -29,7 +29,7 @@ PREFERRED_HEADS = ("ForImageTextToText", "ForSpeechSeq2Seq", "ForSeq2SeqLM")
 USUAL_HEADS = ("ForCausalLM", "ForImageTextToText", "ForMultimodalLM", "ForSpeechSeq2Seq", "ForSeq2SeqLM", "Model")
 
 # fields that the config of a part has, too, and that are read from the config of the whole
-OF_THE_WHOLE = (
+WHOLE_FIELDS = (
     *("model_type", "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype", "_name_or_path"),
     *("tie_word_embeddings", "hc_format", "hc_version", "hc_base_model", "hc_base_commit"),
 )
@@ -84,7 +84,7 @@ class Family:
     @property
     def place(self) -> str:
         """The attribute at which another model has this one, as "decoder"; "" for a whole model."""
-        return self.model_type.partition(INNER)[2]
+        return self.model_type.partition(PLACE_MARK)[2]
 
     @property
     def part(self) -> "Family | None":
@@ -200,7 +200,7 @@ def family_of_class(name: str) -> Family | None:
     return None
 
 
-def class_names(model_type: str) -> tuple[str, ...]:
+def hc_class_names(model_type: str) -> tuple[str, ...]:
     """Return the names of a family's hyper-connection classes; none where the installed Transformers lacks it."""
     try:
         family = find_family(model_type)
@@ -259,7 +259,7 @@ def usual_names(config: Mapping) -> dict:
         return dict(config)
     if (of_part := family.part_config(config)) is None:
         return {**_renamed(config, family.source), **config}
-    own = {name: value for name, value in of_part.items() if name not in OF_THE_WHOLE}
+    own = {name: value for name, value in of_part.items() if name not in WHOLE_FIELDS}
     return {**config, **family.source.sizes, **_renamed(of_part, family.source), **own}
 
 

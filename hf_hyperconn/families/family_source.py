@@ -2,18 +2,18 @@
 
 from dataclasses import dataclass
 
-from ..models.layer_source import CutFrom, digest
+from ..models.layer_source import CutFrom, digest_of_functions
 from ..models.sub_layers import SUB_LAYERS, SubLayer
 from .reading.inlining import Recorder
-from .reading.source_files import Definition, Source
+from .reading.source_files import Definition, FunctionSource
 from .reading.stacks import TEXT
 
-INNER = ":"  # in the name of a model that another has in it and that has no model type of its own
+PLACE_MARK = ":"  # in the name of a model that another has in it and that has no model type of its own
 STREAM = "hidden_states"
 # in the names of modules that a branch isn't named after
-ASIDE = ("norm", "dropout", "drop_path", "act", "layer_scale", "ln_")
+UNNAMED = ("norm", "dropout", "drop_path", "act", "layer_scale", "ln_")
 # shorter names for modules
-SHORTER = {
+SHORT_NAMES = {
     **{"encoder_attn": "cross_attn", "EncDecAttention": "cross_attn", "SelfAttention": "attn"},
     **{"fc1_fc2": "mlp", "DenseReluDense": "mlp", "per_layer_input_gate_per_layer_projection": "per_layer_input"},
 }
@@ -56,9 +56,9 @@ class Branch:
     @property
     def name(self) -> str:
         """After the modules that it runs."""
-        modules = [name.removeprefix("self_") for name in self.modules if not any(word in name for word in ASIDE)]
+        modules = [name.removeprefix("self_") for name in self.modules if not any(word in name for word in UNNAMED)]
         name = "_".join(modules) or "block"
-        return SHORTER.get(name, name)
+        return SHORT_NAMES.get(name, name)
 
     def method(self, name: str, docstring: str = "") -> str:
         """Write the branch as a method, indented as at the top of a module."""
@@ -99,7 +99,7 @@ class Cut:
     settings: tuple[tuple[str, object], ...] = ()
     absent: tuple[str, ...] = ()
     inlined: tuple[Definition, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[FunctionSource, ...] = ()
 
     @property
     def sub_layers(self) -> tuple[SubLayer, ...]:
@@ -193,11 +193,14 @@ class FamilySource:
     def read(self) -> dict[str, str]:
         """The digest of the forward that was read, by the name of each class."""
         layers = {layer.name: layer.cut_from.functions[0] for layer in self.layers}
-        nodes = {name: source.node for name, function in layers.items() if (source := Source.named(function))}
+        nodes = {name: source.node for name, function in layers.items() if (source := FunctionSource.named(function))}
         nodes |= {
             module.name: module.own_method("forward")[0] for layer in self.layers for module in layer.cut.inlined
         }
-        return {**dict([self.loop]), **{name: digest([(node, "")], spelled=True) for name, node in nodes.items()}}
+        return {
+            **dict([self.loop]),
+            **{name: digest_of_functions([(node, "")], spelled=True) for name, node in nodes.items()},
+        }
 
     @property
     def settings(self) -> dict[str, object]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import UnsupportedCheckpointError
 from .family_files import configuration_text, modeling_text, stem
-from .reading.classes import APART
+from .reading.classes import SEPARATOR
 from .reading.read_family import read_family
 from .reading.source_files import table
 
@@ -44,10 +44,10 @@ def install() -> None:
 
 def _model_type(module: str) -> str | None:
     """Return the name of a family, of the name of its module, where `_` stands for `-` of model types."""
-    own, *rest = module.partition("_hc_")[2].split(APART)
+    own, *rest = module.partition("_hc_")[2].split(SEPARATOR)
     model_types = {stem(model_type): model_type for model_type in reversed(table("CONFIG_MAPPING_NAMES"))}
     known = model_types.get(f"hc_{own}")
-    return known and APART.join([known, *(model_types.get(f"hc_{name}", name) for name in rest)])
+    return known and SEPARATOR.join([known, *(model_types.get(f"hc_{name}", name) for name in rest)])
 
 
 class _Finder(MetaPathFinder):

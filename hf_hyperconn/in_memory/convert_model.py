@@ -11,14 +11,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import UnsupportedCheckpointError
 from ..families.family import Family, find_family, name_of_family, refuse_other_stacks
-from ..models.connection_fields import GivenFields, unknown, unread
-from ..models.layer_source import digest
+from ..models.connection_fields import GivenFields, unknown_fields, unread_field
+from ..models.layer_source import digest_of_functions
 from ..models.modeling_hyper_connections import HyperConnectionPreTrainedModel, plain_class
 from ..models.sub_layers import is_of_connection
 from ..wrappers import config_of, hooks_of, is_of_diffusers
 from .generic import hyper_connection_class
 from .hand_settings import LOST, SetByHand
-from .running_code import LIBRARIES, package_of, patched, running_code
+from .running_code import LIBRARIES, package_of, patch_refusal, running_code
 
 if TYPE_CHECKING:
     from typing import Never, Unpack
@@ -27,7 +27,7 @@ Model = TypeVar("Model", bound=nn.Module)
 # Transformers' own, for recorded outputs and `enable_input_require_grads`, which a conversion gets anew
 RENEWED_HOOKS = ("output_capturing_hook", "make_inputs_require_grads")
 # what Transformers keeps of `gradient_checkpointing_enable` and `loss_function = ...`
-CARRIED = ("_gradient_checkpointing_func", "_loss_function")
+CARRIED_ATTRIBUTES = ("_gradient_checkpointing_func", "_loss_function")
 
 
 def convert_model(
@@ -58,7 +58,7 @@ def convert_model(
             f"convert_model accepts one argument without a name, the model (got {others[0]!r:.40} beside it). Name "
             f"the others, as in convert_model(model, hc_mult=4)."
         )
-    if reason := unknown(fields) or unread(fields):
+    if reason := unknown_fields(fields) or unread_field(fields):
         raise ValueError(f"{reason}.")
     return convert_with_fields(model, dict(fields), stack)
 
@@ -75,16 +75,16 @@ def convert_with_fields(
     """
     _refuse_unusual(model)
     if is_of_diffusers(model) and stack is None:
-        from ..diffusion import convert  # which imports diffusers
+        from ..diffusion import convert_transformer  # which imports diffusers
 
-        return convert(model, fields, check)
+        return convert_transformer(model, fields, check)
     name = type(model).__name__
     refuse_other_stacks(name, getattr(model.config, "model_type", None), stack)
     hc_class = _class_of_family(type(model), model.config, stack) or hyper_connection_class(model)
-    of_layers = getattr(model.config, getattr(hc_class.config_class, "part_field", ""), model.config)
+    layer_config = getattr(model.config, getattr(hc_class.config_class, "part_field", ""), model.config)
     try:
         for layer_class in hc_class.layer_classes:
-            layer_class.check_settings(of_layers)
+            layer_class.check_settings(layer_config)
     except ValueError as error:
         raise UnsupportedCheckpointError(f"this {name} can't be converted: {error}") from error
     config = hc_class.config_class.from_prenorm(model.config, **fields)
@@ -96,7 +96,7 @@ def convert_with_fields(
     converted.train(model.training)
     _carry_over(model, converted)
     check(converted)
-    converted.materialise_connections(model.device)
+    converted.materialize_connections(model.device)
     converted.keep_weights()
     if model.can_generate():
         converted.generation_config = deepcopy(model.generation_config)
@@ -125,7 +125,7 @@ def _refuse_unusual(model: Any) -> None:
             f"model must have one residual stream (got {name}, which has connections already). Give its base."
         )
     if getattr(model, "hf_quantizer", None) is not None:
-        raise UnsupportedCheckpointError(f"this {name} is quantised; load it in full precision and convert that.")
+        raise UnsupportedCheckpointError(f"this {name} is quantized; load it in full precision and convert that.")
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         instead = "load it on one" if of_diffusers else "use from_prenorm(..., device_map=...) instead"
         raise UnsupportedCheckpointError(f"this {name} is spread over several devices; {instead}.")
@@ -162,9 +162,9 @@ def _refuse_patched(family: Family) -> None:
             runs_layers = name == stack.source.loop[0]  # whose forward is called, with its decorators
             decorated_by = (*LIBRARIES, "torch") if runs_layers else LIBRARIES
             code = running_code(stack.base_class(name), decorated_by)
-            runs = digest([(code.definition, "")], spelled=True)
+            runs = digest_of_functions([(code.definition, "")], spelled=True)
             if package_of(code.function) not in LIBRARIES or runs != read:
-                raise patched(f"{name}.forward", f"{code.function.__qualname__} runs in its place")
+                raise patch_refusal(f"{name}.forward", f"{code.function.__qualname__} runs in its place")
 
 
 def _refuse_patched_since(converted: nn.Module) -> None:
@@ -179,7 +179,9 @@ def _refuse_patched_since(converted: nn.Module) -> None:
             for name, own in vars(hc_class).items():
                 inner = getattr(own, "__wrapped__", None)
                 if not name.startswith("__") and inner is not None and inner is not getattr(base, name, inner):
-                    raise patched(f"{base.__name__}.{name}", "it was replaced since this process converted another")
+                    raise patch_refusal(
+                        f"{base.__name__}.{name}", "it was replaced since this process converted another"
+                    )
 
 
 def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
@@ -254,5 +256,5 @@ def _share(source: nn.Module, target: nn.Module) -> None:
     target._buffers.update(source._buffers)
     target._non_persistent_buffers_set |= source._non_persistent_buffers_set
     for name, value in vars(source).items():
-        if name in CARRIED:
+        if name in CARRIED_ATTRIBUTES:
             vars(target)[name] = value

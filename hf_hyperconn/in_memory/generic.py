@@ -16,7 +16,7 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from ..errors import UnsupportedCheckpointError
 from ..families.family_source import Cut
-from ..families.reading.branches import cut_branches, refusal
+from ..families.reading.branches import cut_branches, layer_refusal
 from ..families.reading.loops import read_layer_loop
 from ..models.configuration_hyper_connections import HyperConnectionConfig
 from ..models.connection_weights import fresh_copy
@@ -26,7 +26,7 @@ from ..models.modeling_hyper_connections import (
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,
 )
-from .running_code import RunningCode, patched, running_code
+from .running_code import RunningCode, patch_refusal, running_code
 
 
 class _GenericDecoderLayer(HyperConnectionDecoderLayer):
@@ -73,7 +73,7 @@ def hyper_connection_class(model: PreTrainedModel) -> type[HyperConnectionPreTra
         raise UnsupportedCheckpointError(
             f"{type(model).__name__} has no `layers` of one class, so it can't be converted."
         )
-    classes: list[Any] = [type(each) for each in (model, model.base_model, layers[0], model.config)]
+    classes: list[Any] = [type(part) for part in (model, model.base_model, layers[0], model.config)]
     return _make_class(*classes, classes[1].forward, classes[2].forward)
 
 
@@ -85,7 +85,7 @@ def _make_class(
     attributes = layer_attributes(layer_class, cut_layer(layer_class))
     loop = read_layer_loop(running_code(base_class, decorated_by=None).definition, base_class.__name__)
     if loop.takes_first != (attributes["returned"] is not None):
-        raise refusal(layer_class.__name__, "it returns other than its model takes")
+        raise layer_refusal(layer_class.__name__, "it returns other than its model takes")
     names = [*inspect.signature(layer_class.forward).parameters][2 : 2 + loop.positional]
     shared_class = next(cls for cls in base_class.__mro__ if PreTrainedModel in cls.__bases__)
 
@@ -149,7 +149,7 @@ def _code_of_layer(layer_class: type[nn.Module]) -> RunningCode:
     free = {*code.function.__code__.co_freevars} - {"__class__"}  # which no branch may read
     if free:
         names = ", ".join(sorted(free))
-        raise patched(f"{layer_class.__name__}.forward", f"it reads {names} of the function that it was made in")
+        raise patch_refusal(f"{layer_class.__name__}.forward", f"it reads {names} of the function that it was made in")
     return code
 
 
@@ -173,6 +173,6 @@ def _compiled(source: str, code: RunningCode) -> Any:
     exec(compile(ast.fix_missing_locations(tree), path, "exec"), code.function.__globals__, namespace)
     method = vars(namespace[code.class_name])[definition.name] if code.class_name else namespace[definition.name]
     defaults = inspect.signature(code.function).parameters
-    method.__defaults__ = tuple(defaults[each.arg].default for each in positional) or None
-    method.__kwdefaults__ = {each.arg: defaults[each.arg].default for each in named} or None
+    method.__defaults__ = tuple(defaults[argument.arg].default for argument in positional) or None
+    method.__kwdefaults__ = {argument.arg: defaults[argument.arg].default for argument in named} or None
     return method

@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedConfig
 
 LOST: Any = object()  # a setting that a conversion can't take
-OF_TORCH = frozenset(vars(nn.Module()))
+TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 # attributes about a model's own tensors and outputs, which a conversion makes anew
-RENEWED = ("generation_config", "all_tied_weights_keys", "warnings_issued", "model_tags", "hf_device_map")
+RENEWED_ATTRIBUTES = ("generation_config", "all_tied_weights_keys", "warnings_issued", "model_tags", "hf_device_map")
 # fields of a config that say which model it is of, not what modules compute
-OF_THE_MODEL = (
+MODEL_FIELDS = (
     *("model_type", "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype"),
     "tie_word_embeddings",
 )
@@ -41,7 +41,7 @@ class SetByHand:
         target = self._counterparts[id(source)]
         settings: dict[str, Any] = {}
         for name, value in vars(source).items():
-            if name in {*OF_TORCH, *RENEWED} - {"training"} or not hasattr(target, name):
+            if name in {*TORCH_ATTRIBUTES, *RENEWED_ATTRIBUTES} - {"training"} or not hasattr(target, name):
                 continue
             of_target, is_own = getattr(target, name), name in vars(target)
             if isinstance(value, SCALAR):
@@ -63,7 +63,7 @@ class SetByHand:
             others = {
                 name: value
                 for name, value in vars(source).items()
-                if name not in OF_THE_MODEL and (name == ATTENTION or not name.startswith("_"))
+                if name not in MODEL_FIELDS and (name == ATTENTION or not name.startswith("_"))
                 if not isinstance(value, PreTrainedConfig) and of_target.get(name, LOST) != value
             }
             self._configs[pair] = target

@@ -43,7 +43,7 @@ def running_code(cls: type, decorated_by: Collection[str] | None = LIBRARIES) ->
     method, function = f"{cls.__name__}.forward", getattr(cls, "forward", None)
     while (inner := getattr(function, "__wrapped__", None)) is not None:
         if decorated_by is not None and (package := package_of(function)) not in decorated_by:
-            raise patched(method, f"it is wrapped by a function of {package or 'another package'}")
+            raise patch_refusal(method, f"it is wrapped by a function of {package or 'another package'}")
         function = inner
     if not isinstance(function, FunctionType):
         raise UnsupportedCheckpointError(f"the source of {cls.__name__} can't be read.")
@@ -55,7 +55,7 @@ def running_code(cls: type, decorated_by: Collection[str] | None = LIBRARIES) ->
     for definition, class_name, code in candidates:
         if code == function.__code__:
             return RunningCode(function, definition, source, class_name)
-    raise patched(method, "its file has no function of this code")
+    raise patch_refusal(method, "its file has no function of this code")
 
 
 def package_of(function: Any) -> str:
@@ -63,7 +63,7 @@ def package_of(function: Any) -> str:
     return str(getattr(function, "__globals__", {}).get("__name__", "")).partition(".")[0]
 
 
-def patched(method: str, reason: str) -> UnsupportedCheckpointError:
+def patch_refusal(method: str, reason: str) -> UnsupportedCheckpointError:
     """Return the error to raise for a method that its source does not show."""
     return UnsupportedCheckpointError(
         f"{method} is not the code that its source shows: {reason}. A conversion would lose that. Convert without the "

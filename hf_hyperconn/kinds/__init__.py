@@ -9,7 +9,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from ..models.connection_fields import CHOICES, FIELDS, FORMAT, convertible
-from .kind import READOUTS, Kind, Readout, parts, place_of, setting, sub_layers
+from .kind import READOUTS, Kind, Readout, count_sub_layers, field_value, place_of, sub_layers_of
 
 for module in iter_modules(__path__):  # the classes of all modules here are the rows
     import_module(f"{__name__}.{module.name}")
@@ -24,20 +24,20 @@ __all__ = [
     "READOUTS",
     "Kind",
     "Readout",
-    "setting",
+    "field_value",
     "kind_of",
     "readout_of",
-    "parts",
+    "sub_layers_of",
     "place_of",
-    "sub_layers",
+    "count_sub_layers",
 ]
 
 
 def kind_of(config: Mapping) -> Kind:
     """Return the kind of a config's connections. Raises `KeyError` for a name that is in no row."""
-    return KINDS[setting(config, "connection")]
+    return KINDS[field_value(config, "connection")]
 
 
 def readout_of(config: Mapping) -> Readout:
     """Return the readout of a config. Raises `KeyError` for a name that is in no row."""
-    return kind_of(config).readout or READOUTS[setting(config, "hc_readout")]
+    return kind_of(config).readout or READOUTS[field_value(config, "hc_readout")]

@@ -41,7 +41,7 @@ OWN_READOUTS = rows_of("connection", "_readout")
 NORMS = rows_of("norm")
 
 
-def readout_of(config) -> Callable | None:
+def readout_maker(config) -> Callable | None:
     """Return the function that makes the readout of a config; None where its connection computes it."""
     return OWN_READOUTS.get(config.connection, READOUTS.get(config.hc_readout))
 

@@ -27,12 +27,12 @@ class HyperConnectionCompositeConfig(ShippedConfig):
     part_class: ClassVar[type[HyperConnectionConfig]]
 
     @property
-    def of_layers(self):
+    def connection_config(self):
         """The config with the fields of connections: the inner model's."""
         return getattr(self, self.part_field)
 
     def __post_init__(self, **kwargs):
-        part_class, part, field = self.part_class, self.of_layers, self.part_field
+        part_class, part, field = self.part_class, self.connection_config, self.part_field
         given = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
         model_type = part.get("model_type") if isinstance(part, dict) else getattr(part, "model_type", None)
         if model_type not in (None, part_class.model_type, part_class.base_model_type):
@@ -44,14 +44,14 @@ class HyperConnectionCompositeConfig(ShippedConfig):
         if isinstance(part, dict):
             setattr(self, field, part_class(**{**without_its_folder(part, part_class), **given}))
         super().__post_init__(**kwargs)
-        part = self.of_layers
+        part = self.connection_config
         if part.model_type != part_class.model_type:  # a config of the base, or made by the base's class
             fields = {**without_its_folder(part.to_dict(), part_class), **given, **implementations(part)}
             setattr(self, field, part_class(**fields))
 
     def to_diff_dict(self) -> dict:
         """Return the fields that differ from defaults; of the inner model's config, those that differ from its own."""
-        return {**super().to_diff_dict(), self.part_field: self.of_layers.to_diff_dict()}
+        return {**super().to_diff_dict(), self.part_field: self.connection_config.to_diff_dict()}
 
     @classmethod
     def from_prenorm(cls, config: PreTrainedConfig, **fields: "Unpack[GivenFields]"):

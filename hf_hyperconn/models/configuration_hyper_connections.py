@@ -11,13 +11,21 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig
 
-from .connection_fields import FIELDS, FORMAT, ConnectionFields, GivenFields, completed, fault, refusal
+from .connection_fields import (
+    FIELDS,
+    FORMAT,
+    ConnectionFields,
+    GivenFields,
+    complete,
+    fault_of_fields,
+    refusal_of_fields,
+)
 from .shipped_code import code_of, modules_in, source_in
 from .transformers_seam import implementations, share_lookups
 
 VERSION = "0.1.0"  # of hf_hyperconn
-OF_A_CONVERSION = ("hc_base_model", "hc_base_commit", "hc_version")  # in config.json beside the fields below
-OF_A_FOLDER = ("model_type", "architectures", "auto_map", "transformers_version")
+CONVERSION_FIELDS = ("hc_base_model", "hc_base_commit", "hc_version")  # in config.json beside the fields below
+FOLDER_FIELDS = ("model_type", "architectures", "auto_map", "transformers_version")
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -107,7 +115,7 @@ class ShippedConfig(Base):
         super().save_pretrained(save_directory, **kwargs)
         this: Any = self
         read = (this.source_in or source_in)(self.code_package or package)
-        for name, source in code_of(read, modules_in(self.auto_map), vars(this.of_layers)).items():
+        for name, source in code_of(read, modules_in(self.auto_map), vars(this.connection_config)).items():
             Path(save_directory, f"{name}.py").write_text(source, encoding="utf-8", newline="\n")
         if push_to_hub:
             self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)
@@ -167,7 +175,7 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
             cls.__doc__ = f"{cleandoc(own)}\n\n{meanings}"
 
     @property
-    def of_layers(self):
+    def connection_config(self):
         """The config with the fields of connections: this one."""
         return self
 
@@ -181,7 +189,7 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
         config = {name: getattr(self, name) for name in FIELDS}
         if self.connection == "frac":
             config["hidden_size"] = self.hidden_size
-        if reason := fault(config):
+        if reason := fault_of_fields(config):
             raise ValueError(f"{reason}.")
 
     @classmethod
@@ -195,22 +203,22 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
 
         Raises `ValueError` when `config` belongs to another family, or no model with `fields` is equivalent to it.
         """
-        if reason := refusal(fields):
+        if reason := refusal_of_fields(fields):
             raise ValueError(f"{reason}.")
         cls.check_base(config)
         base = without_its_folder(config.to_dict(), cls)
-        return cls(**{**base, **completed(fields), **base_on_the_hub(config)}, **implementations(config))
+        return cls(**{**base, **complete(fields), **base_on_the_hub(config)}, **implementations(config))
 
 
 def _is_mistaken(name: str, config_class: Any) -> bool:
     """Tell whether a name looks like a field of connections and is none."""
-    known = (*config_class.__dataclass_fields__, *FIELDS, "hc_format", *OF_A_CONVERSION)
+    known = (*config_class.__dataclass_fields__, *FIELDS, "hc_format", *CONVERSION_FIELDS)
     return name == "n" or (name.startswith("hc_") and name not in known)
 
 
 def without_its_folder(config: dict, config_class: type) -> dict:
     """Return the fields of a config without those of its folder, and without mistaken ones."""
-    return {k: value for k, value in config.items() if k not in OF_A_FOLDER and not _is_mistaken(k, config_class)}
+    return {k: value for k, value in config.items() if k not in FOLDER_FIELDS and not _is_mistaken(k, config_class)}
 
 
 def base_on_the_hub(config: PreTrainedConfig) -> dict[str, Any]:

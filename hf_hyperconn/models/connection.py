@@ -119,7 +119,7 @@ class Connection(WideModule):
         """Return the hidden states `[B, S, D]` of streams."""
         return reduce_streams(streams, readout)
 
-    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read_and_mix(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the branch input `[B, S, D]` of streams `[B, S, N, D]`, in their dtype, and H' and b of `Carry`."""
         raise NotImplementedError
 
@@ -136,7 +136,7 @@ class Connection(WideModule):
         """
         values = streams.written()
         with without_autocast(values):
-            branch_input, mixed, beta = self.connect(values)
+            branch_input, mixed, beta = self.read_and_mix(values)
         return branch_input, self.carry(mixed, beta, values.dtype)
 
     def carry(self, mixed: torch.Tensor, beta: torch.Tensor, dtype: torch.dtype) -> Carry:

@@ -22,7 +22,11 @@ from .sub_layers import READOUT, is_of_connection
 
 logger = logging.get_logger(__name__)
 
-BY_PLACE = ("selected", "opens_block", "alpha")  # attributes of AltUp, attention residuals and Keel that follow from k
+PLACE_ATTRIBUTES = (
+    "selected",
+    "opens_block",
+    "alpha",
+)  # attributes of AltUp, attention residuals and Keel that follow from k
 
 if TYPE_CHECKING:
     Base = PreTrainedModel
@@ -30,7 +34,7 @@ else:
     Base = object
 
 
-class InitialisedModule(nn.Module):
+class InitializedModule(nn.Module):
     """A module whose `initial_values` its constructor and a model's `_init_weights` both take.
 
     decayed: names of those of its parameters that weight decay applies to.
@@ -48,7 +52,7 @@ class InitialisedModule(nn.Module):
             self.register_parameter(name, nn.Parameter(value))
 
 
-class WideModule(InitialisedModule):
+class WideModule(InitializedModule):
     """A module whose parameters stay float32 when a model is cast to 16 bits (`.to(torch.bfloat16)`, `.half()`).
 
     Those made or loaded in 16 bits stay so; its forward has to cast up.
@@ -66,7 +70,7 @@ class WideModule(InitialisedModule):
 
 def fresh_copy(module: nn.Module) -> nn.Module:
     """Return a deep copy that a model initializes by itself, also of fake tensors, which `deepcopy` can't copy."""
-    with whole(module.parameters()):
+    with gathered(module.parameters()):
         parameters = {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in module.parameters()}
     copy = deepcopy(module, parameters | {id(buffer): buffer.clone() for buffer in module.buffers()})
     for part in copy.modules():
@@ -99,8 +103,8 @@ class InitialWeights(Base):
         for part in self.modules():
             if isinstance(part, PreTrainedModel) and not isinstance(part, InitialWeights):
                 for module in part.modules():
-                    if isinstance(module, InitialisedModule):
-                        with whole(module.parameters(recurse=False), changes=True):
+                    if isinstance(module, InitializedModule):
+                        with gathered(module.parameters(recurse=False), changes=True):
                             self._initialize_weights(module)
         super().initialize_weights()
         scaled: Any = [module for module in self.modules() if getattr(module, "hc_is_scaled", None) is False]
@@ -108,23 +112,23 @@ class InitialWeights(Base):
             module.hc_is_scaled = True
             parameter = getattr(module, module.hc_output_projection)
             if not getattr(parameter, "_is_hf_initialized", False):  # it was not loaded
-                with whole([parameter], changes=True):
-                    parameter.mul_(self.config.of_layers.hc_mult**-0.5)
+                with gathered([parameter], changes=True):
+                    parameter.mul_(self.config.connection_config.hc_mult**-0.5)
 
     def _init_weights(self, module):
         super()._init_weights(module)
-        if isinstance(module, InitialisedModule):
+        if isinstance(module, InitializedModule):
             for name, value in module.initial_values().items():
                 parameter = getattr(module, name)
                 init.copy_(parameter, _sharded_like(value, parameter))
 
     @torch.inference_mode(False)  # they may be trained later
-    def materialise_connections(self, device: torch.device) -> None:
+    def materialize_connections(self, device: torch.device) -> None:
         """Create and initialize the connections' weights on the meta device, where loading leaves new weights."""
         for module in self.modules():
             if isinstance(module, InitialWeights):
                 innermost = module  # a language model starts its norms in its own way
-            if isinstance(module, InitialisedModule) and any(p.is_meta for p in module.parameters()):
+            if isinstance(module, InitializedModule) and any(p.is_meta for p in module.parameters()):
                 module.to_empty(device=device)
                 module.apply(innermost._init_weights)
 
@@ -191,11 +195,11 @@ def warn_of_old_places(model: nn.Module) -> None:
             (layer, getattr(layer, part.connection)) for layer in connected for part in layer.parts
         ]
         for k, (layer, connection) in enumerate(connections):
-            if not any(hasattr(connection, name) for name in BY_PLACE):
+            if not any(hasattr(connection, name) for name in PLACE_ATTRIBUTES):
                 continue
             with torch.device("meta"):
                 new = layer.make_connection(k, len(connections))
-            if any(getattr(connection, name, None) != getattr(new, name, None) for name in BY_PLACE):
+            if any(getattr(connection, name, None) != getattr(new, name, None) for name in PLACE_ATTRIBUTES):
                 logger.warning(
                     f"sub-layer {connection.sub_layer} is sub-layer {k} of {len(connections)} now, as layers have "
                     f"been removed or moved, and this kind of connection computes something else there: the "
@@ -205,7 +209,7 @@ def warn_of_old_places(model: nn.Module) -> None:
                 break
 
 
-def whole(parameters: Iterable[torch.Tensor], changes: bool = False) -> AbstractContextManager:
+def gathered(parameters: Iterable[torch.Tensor], changes: bool = False) -> AbstractContextManager:
     """Return a context in which parameters that ZeRO-3 has split are whole; every rank has to enter it.
 
     changes: whether they are changed within; each rank then has the values of the first rank.

@@ -11,9 +11,9 @@ import transformers
 from torch import nn
 from transformers.utils import logging
 
-from .chosen_code import CONNECTIONS, readout_of, replace_norms
+from .chosen_code import CONNECTIONS, readout_maker, replace_norms
 from .connection import Connection, Written
-from .connection_weights import InitialisedModule, fresh_copy, warn_of_training
+from .connection_weights import InitializedModule, fresh_copy, warn_of_training
 from .sub_layers import SUB_LAYERS, SubLayer, written_streams
 
 logger = logging.get_logger(__name__)
@@ -70,11 +70,11 @@ class HyperConnectionDecoderLayer(Base):
     cut_from: Any = None
     cache_names: tuple[str, str] | None = None
     predicting_norm: str | None = "post_attention_layernorm"
-    hc_head: InitialisedModule
-    embedding_scale: InitialisedModule
-    lent_readout: tuple[InitialisedModule, ...] = ()  # in a tuple, so that its parameters keep the one name they have
+    hc_head: InitializedModule
+    embedding_scale: InitializedModule
+    lent_readout: tuple[InitializedModule, ...] = ()  # in a tuple, so that its parameters keep the one name they have
 
-    def connect(self, config, layer_idx: int, layers: int) -> None:
+    def add_connections(self, config, layer_idx: int, layers: int) -> None:
         """Give a layer that the family's `__init__` has built its connections.
 
         layers: their number.
@@ -93,7 +93,7 @@ class HyperConnectionDecoderLayer(Base):
         for place, part in enumerate(self.parts):
             connection = self.make_connection(len(self.parts) * layer_idx + place, len(self.parts) * layers)
             setattr(self, part.connection, connection)
-        if self.is_last and (make_readout := readout_of(config)) is not None:
+        if self.is_last and (make_readout := readout_maker(config)) is not None:
             self.hc_head = make_readout(self)
 
     @classmethod
@@ -144,7 +144,7 @@ class HyperConnectionDecoderLayer(Base):
 
     def read_out(self, streams: torch.Tensor) -> torch.Tensor:
         """Read hidden states `[B, S, D]` out of streams, by the readout of the config."""
-        if readout_of(self.config) is not None:
+        if readout_maker(self.config) is not None:
             return (self.lent_readout[0] if self.lent_readout else self.hc_head)(streams)
         return self.sub_layers[-1][0].reduce_streams(streams, self.config.hc_readout)
 
@@ -289,7 +289,7 @@ def place_layers(layers: nn.ModuleList, config, count: int | None = None, are_re
             "Set `embedding_scale` of the layer to that module."
         )
     readout = getattr(layers[-1], "hc_head", None)
-    if readout_of(config) is not None and hasattr(last, "is_last") and readout is None:
+    if readout_maker(config) is not None and hasattr(last, "is_last") and readout is None:
         raise ValueError(
             "the last decoder layer present has no readout: that was in a layer that has been removed. "
             "Set `hc_head` of the layer to that module."
@@ -301,7 +301,7 @@ def place_layers(layers: nn.ModuleList, config, count: int | None = None, are_re
         expands, reads_out = layer is first, layer is last
         if (compiled := compiled_alone(layer)) is not None:
             compiled.expands = expands and outside and config.norm is None
-            compiled.reads_out = reads_out and outside and readout_of(config) is None
+            compiled.reads_out = reads_out and outside and readout_maker(config) is None
             expands, reads_out = expands and not compiled.expands, reads_out and not compiled.reads_out
         if layer.is_first != expands:
             layer.is_first = expands

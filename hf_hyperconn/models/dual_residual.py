@@ -48,7 +48,7 @@ class DualResidual(Connection):
         """Return nothing: the only parameters are the norm's."""
         return {}
 
-    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read_and_mix(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         values = streams.to(compute_dtype(streams.dtype))
         return streams[..., 0, :], values, values.new_ones(2)
 

@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from .connection import compute_dtype
-from .connection_weights import InitialisedModule
+from .connection_weights import InitializedModule
 
 # initial alpha before attention and elsewhere, by width: the DyT paper's Tables 10 and 11
 ALPHAS = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
 DERF_ALPHA = 0.5
 
 
-class DynamicActivation(InitialisedModule):
+class DynamicActivation(InitializedModule):
     """DyT or Derf over the last dimension.
 
     size: of the last dimension.
@@ -69,7 +69,7 @@ class DynamicActivation(InitialisedModule):
         return f"{self.size}, kind={self.kind}"
 
 
-class EmbeddingScale(InitialisedModule):
+class EmbeddingScale(InitializedModule):
     """Embeddings times a learned scalar, the root of the hidden size at the start (DyT paper, Appendix A)."""
 
     weight: nn.Parameter

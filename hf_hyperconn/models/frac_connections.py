@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from .connection import Carry
-from .hyper_connections import HyperConnection, read_and_mix
+from .hyper_connections import HyperConnection, read_and_mix_by_matrix
 
 
 @dataclass(eq=False)
@@ -59,9 +59,9 @@ class FracConnection(HyperConnection):
         """Return None: steps are for streams that are read into one."""
         return None
 
-    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read_and_mix(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         alpha, beta = self.coefficients(streams)
-        read, mixed = read_and_mix(streams, alpha, reads=self.hc_mult)
+        read, mixed = read_and_mix_by_matrix(streams, alpha, reads=self.hc_mult)
         return read.flatten(-2), mixed, beta
 
     def carry(self, mixed: torch.Tensor, beta: torch.Tensor, dtype: torch.dtype) -> FracCarry:

@@ -34,7 +34,9 @@ from .hc_torch import ConnectionParameters
 from .norm_forms import NormForm, form_of
 
 
-def read_and_mix(streams: torch.Tensor, alpha: torch.Tensor, reads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def read_and_mix_by_matrix(
+    streams: torch.Tensor, alpha: torch.Tensor, reads: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the streams read and mixed: the columns of `alpha` are those of A_m, then those of A_r. Eqs. 3 and 4.
 
     streams: H, `[B, S, N, D]`.
@@ -127,9 +129,9 @@ class HyperConnection(Connection):
             beta + self.dynamic_beta_scale.to(dtype) * predicted_beta,
         )
 
-    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read_and_mix(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         alpha, beta = self.coefficients(streams)
-        read, mixed = read_and_mix(streams, alpha)
+        read, mixed = read_and_mix_by_matrix(streams, alpha)
         return read.squeeze(-2), mixed, beta
 
     def matrices(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

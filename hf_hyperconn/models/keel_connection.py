@@ -48,7 +48,7 @@ class KeelConnection(Connection):
         """Return nothing: the only parameters are the norm's."""
         return {}
 
-    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read_and_mix(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         values = streams.to(compute_dtype(streams.dtype))
         return streams.squeeze(-2), self.alpha * values, values.new_ones(1)
 

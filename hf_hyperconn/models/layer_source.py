@@ -74,14 +74,14 @@ def has_other_cache_names(cut: CutFrom, installed: str) -> bool:
         functions = [_parsed(function) for function in cut.functions]
     except (ImportError, AttributeError, OSError, TypeError, SyntaxError, ValueError) as error:
         raise SourceDiffersError(_refusal(cut, installed, f"can't be read there ({error})")) from error
-    if digest(functions, spelled=True) == cut.spelled:
+    if digest_of_functions(functions, spelled=True) == cut.spelled:
         return False
-    if digest(functions) == cut.same:
+    if digest_of_functions(functions) == cut.same:
         return True
     raise SourceDiffersError(_refusal(cut, installed, "differ"))
 
 
-def digest(functions: Iterable[tuple[ast.AST, str]], *, spelled: bool = False) -> str:
+def digest_of_functions(functions: Iterable[tuple[ast.AST, str]], *, spelled: bool = False) -> str:
     """Return the first 16 digits of the SHA-256 of functions, by their syntax.
 
     functions: with the attribute of the layers that they run; "" for a function that counts as a whole.

@@ -26,7 +26,7 @@ from torch import nn
 
 from .computing import gradients, implementation, is_transformed, needs_autograd, products_on
 from .connection import Connection, Streams, Writer, broadcast_output, compute_dtype, without_autocast
-from .connection_fields import FAVOURED_READ, KEPT
+from .connection_fields import FAVOURED_READ, KEPT_SHARE
 from .readouts import centred, logit, normed_projection, read_streams
 from .sinkhorn import sinkhorn
 
@@ -62,7 +62,7 @@ class ManifoldHyperConnection(Connection):
     hidden_size, hc_mult, sub_layer: as for `HyperConnection`; at least two streams. At the start the branch reads all
         of them, stream k mod N with weight 0.7, and a stream keeps 0.96 of itself.
     mixes: whether the streams are mixed (mHC) or not (iHC).
-    sinkhorn_iters: number of normalisations of columns and rows.
+    sinkhorn_iters: number of normalizations of columns and rows.
     eps: added to the reads and to what divides, as in DeepSeek-V4's kernels.
     is_biased: whether the initial biases are the paper's (Appendix A.6) instead: 3 for what the branch reads of stream
         k mod N and for what a stream keeps of itself, -3 for the others. The reads of four streams then sum to 1.09.
@@ -93,7 +93,11 @@ class ManifoldHyperConnection(Connection):
         Reads sum to 1, writes are 1, and the rows of the mix sum to 1.
         """
         n, home = self.hc_mult, self.sub_layer % self.hc_mult
-        reads, keeps, gives = read_logits(n, home, self.eps), math.log(KEPT), math.log((1 - KEPT) / (n - 1))
+        reads, keeps, gives = (
+            read_logits(n, home, self.eps),
+            math.log(KEPT_SHARE),
+            math.log((1 - KEPT_SHARE) / (n - 1)),
+        )
         if self.is_biased:
             reads, keeps, gives = [BIAS if i == home else -BIAS for i in range(n)], BIAS, -BIAS
         base = [*reads, *[0.0] * n]
@@ -123,9 +127,9 @@ class ManifoldHyperConnection(Connection):
             mix = torch.eye(self.hc_mult, dtype=read.dtype, device=read.device).expand(*read.shape, -1)
         return torch.cat([read.unsqueeze(-1), mix.transpose(-1, -2)], dim=-1), write
 
-    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read_and_mix(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         read, write, mix = self.coefficients(streams)
-        return *read_and_mix(streams, read, mix), write
+        return *read_and_mix_deviations(streams, read, mix), write
 
     def forward(self, streams: Streams) -> tuple[torch.Tensor, Writer]:
         """Return the branch input and the carry, by the fused kernels or in plain torch (`set_hc_implementation`)."""
@@ -212,7 +216,7 @@ def _width(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return H_res x, the branch input and H_post by the algebra: `_Width` receives the gradients of these."""
     read, write, mix = coefficients(streams.float(), fn, base, scale, *settings)
-    branch_input, mixed = read_and_mix(streams, read, mix)
+    branch_input, mixed = read_and_mix_deviations(streams, read, mix)
     return mixed, branch_input, write
 
 
@@ -241,7 +245,7 @@ def coefficients(
     return read, write, sinkhorn(mix, sinkhorn_iters, eps).transpose(-1, -2)
 
 
-def read_and_mix(
+def read_and_mix_deviations(
     streams: torch.Tensor, read: torch.Tensor, mix: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return H_pre x `[B, S, D]`, in the streams' dtype, and H_res x `[B, S, N, D]`, in the coefficients' dtype."""

@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .chosen_code import replace_norms
-from .modeling_hyper_connections import HyperConnectionPreTrainedModel, adopt, let_auto_model_find
+from .modeling_hyper_connections import HyperConnectionPreTrainedModel, adopt, register_with_auto_model
 
 if TYPE_CHECKING:
     Base = PreTrainedModel
@@ -27,9 +27,9 @@ class HyperConnectionComposite(Base):
 
     @classmethod
     def register_parts(cls, config) -> None:
-        let_auto_model_find(config.of_layers, cls.part_class)
+        register_with_auto_model(config.connection_config, cls.part_class)
 
-    def connect(self) -> None:
+    def convert_layers(self) -> None:
         """Give the inner model its connections."""
         adopt(self.get_submodule(self.stack.partition(".")[0]), self.part_class)
         self.post_init()
@@ -48,7 +48,7 @@ class HyperConnectionOuterModel(Base):
 
     inner: dict[str, type[PreTrainedModel]]
 
-    def connect(self) -> None:
+    def convert_layers(self) -> None:
         """Give each inner model its connections."""
         for name, model_class in self.inner.items():
             adopt(getattr(self, name), model_class)

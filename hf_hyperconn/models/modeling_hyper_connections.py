@@ -21,24 +21,24 @@ from torch import nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from .chosen_code import readout_of, refuse_others, replace_norms
-from .connection_fields import FIELDS, GivenFields, fault_of_start, inequivalence, unread
+from .chosen_code import readout_maker, refuse_others, replace_norms
+from .connection_fields import FIELDS, GivenFields, fault_of_start, inequivalence, unread_field
 from .connection_weights import InitialWeights, warn_of_narrow, warn_of_old_places
 from .decoder_layer import HyperConnectionDecoderLayer
-from .pipeline_stages import hand_streams_on, refuse_generating_in_stages
+from .pipeline_stages import exchange_streams, refuse_generating_in_stages
 from .shipped_code import code_of, modules_in, source_in
 from .sub_layers import READOUT, is_of_connection
 from .transformers_seam import (
+    base_config_error,
     declare,
     dtypes_in,
-    plain_config,
     share_implementation_of_experts,
     share_names_of_weights,
 )
 
 logger = logging.get_logger(__name__)
 
-OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 # whether this thread is in `from_prenorm`, where connections are new
 _loads_a_base: ContextVar[bool] = ContextVar("_loads_a_base", default=False)
 # the checkpoint that this thread loads: its name, options of the Hub, and the names of connections that are new on it
@@ -72,9 +72,9 @@ class HyperConnectionPreTrainedModel(InitialWeights):
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        if hasattr(cls, "connect") and plain_class(cls) in cls.__bases__:
+        if hasattr(cls, "convert_layers") and plain_class(cls) in cls.__bases__:
             base: Any = plain_class(cls)
-            cls.__init__ = connected(base.__init__)  # type: ignore[method-assign]
+            cls.__init__ = init_with_connections(base.__init__)  # type: ignore[method-assign]
         if "layer_classes" in vars(cls):
             cls._adopt_family(plain_class(cls))
         elif cls.__module__.startswith("torch."):
@@ -107,9 +107,9 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         # the base's class may have collected its own before this class adopted the model
         for name in ("_no_split_modules", "_keep_in_fp32_modules_strict"):
             self.__dict__.pop(name, None)
-        if readout_of(self.config.of_layers) is not None:
+        if readout_maker(self.config.connection_config) is not None:
             self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), READOUT}
-        self.add_model_tags(["hyper-connections", "hf-hyperconn", f"hc-x{self.config.of_layers.hc_mult}"])
+        self.add_model_tags(["hyper-connections", "hf-hyperconn", f"hc-x{self.config.connection_config.hc_mult}"])
         super().post_init()
 
     @classmethod
@@ -124,7 +124,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
     def maybe_distribute_model(cls, model, *args, **kwargs):
         distributed: Any = super().maybe_distribute_model(model, *args, **kwargs)
         if hasattr(distributed, "_pp_stage"):
-            hand_streams_on(distributed)
+            exchange_streams(distributed)
         return distributed
 
     def _tell_config_of_code(self) -> None:
@@ -182,7 +182,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
                 model_type = PreTrainedConfig.get_config_dict(name, **where)[0].get("model_type")
             if model_type != self.config.base_model_type:
                 return
-            logger.warning(_start_on(name, vars(self.config.of_layers)))
+            logger.warning(_start_on(name, vars(self.config.connection_config)))
         new |= connections
         loading_info.missing_keys = loading_info.missing_keys - connections
 
@@ -194,7 +194,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         threads at once may leave these exchanged, such as a `tie_weights` that does nothing.
         """
         name = args[0] if args else kwargs.get("pretrained_model_name_or_path")
-        where, new = {option: kwargs[option] for option in OF_THE_HUB if option in kwargs}, set[str]()
+        where, new = {option: kwargs[option] for option in HUB_OPTIONS if option in kwargs}, set[str]()
         with _loading:
             token = _loaded.set((name, where, new))
             try:
@@ -227,7 +227,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         family, lacks weights of the base or would be offloaded to disk.
         """
         given = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
-        if fault := unread(given):
+        if fault := unread_field(given):
             raise ValueError(f"{fault}.")
         base_config = kwargs.pop("config", None)
         if base_config is None or isinstance(base_config, str | os.PathLike):
@@ -254,14 +254,14 @@ class HyperConnectionPreTrainedModel(InitialWeights):
                 "part of the model would be offloaded to disk, where its new hyper-connections are not. "
                 "Save a conversion first (hf-hyperconn convert) and load that."
             )
-        model.materialise_connections(model.device)
+        model.materialize_connections(model.device)
         result: Any = (model, info) if with_info else model
         return result
 
 
 def _load_config(name: str | os.PathLike, kwargs: dict[str, Any]) -> PreTrainedConfig:
     """Load the config of a base, and move its fields out of the arguments of `from_pretrained`."""
-    where = {option: kwargs[option] for option in OF_THE_HUB if option in kwargs}
+    where = {option: kwargs[option] for option in HUB_OPTIONS if option in kwargs}
     config = AutoConfig.from_pretrained(name, **where)
     of_loading = ("dtype", "torch_dtype", "quantization_config", *where)
     fields = {field: kwargs.pop(field) for field in [*kwargs] if field not in of_loading and hasattr(config, field)}
@@ -292,20 +292,20 @@ class HyperConnectionModel(Base):
     stack = "layers"
     hc_layerdrop: str | None = None
 
-    def connect(self) -> None:
+    def convert_layers(self) -> None:
         """Give every decoder layer its connections.
 
         Raises `ValueError` for a config whose fields are not accepted: they may have been set since it was made.
         Raises `ImportError` for a config of a base.
         """
         if not hasattr(self.config, "validate_hyper_connections"):
-            raise plain_config(self)
+            raise base_config_error(self)
         self.config.validate_hyper_connections()
         refuse_others(self.config)
         layers, classes = self.decoder_layers, {plain_class(hc_class): hc_class for hc_class in self.layer_classes}
         for index, layer in enumerate(layers):
             layer.__class__ = classes[type(layer)]
-            layer.connect(self.config, index, len(layers))
+            layer.add_connections(self.config, index, len(layers))
         replace_norms(self, self.config)
         self.post_init()
 
@@ -329,10 +329,10 @@ class HyperConnectionHead(Base):
 
     @classmethod
     def register_parts(cls, config) -> None:
-        let_auto_model_find(config, cls.model_class)
+        register_with_auto_model(config, cls.model_class)
         cls.model_class.register_parts(config)
 
-    def connect(self) -> None:
+    def convert_layers(self) -> None:
         """Give its base model connections. Raises `ValueError` when it has none."""
         for child in self.children():
             if isinstance(child, plain_class(self.model_class)):
@@ -345,12 +345,12 @@ class HyperConnectionHead(Base):
         self.post_init()
 
 
-def connected(built: Callable) -> Callable:
+def init_with_connections(built: Callable) -> Callable:
     """Return the `__init__` of a class with hyper-connections, which takes the arguments of its base's `__init__`."""
 
     @wraps(built)
     def __init__(self, config, *args, **kwargs):
-        if not hasattr(config, "of_layers"):
+        if not hasattr(config, "connection_config"):
             name, wanted = type(self).__name__, type(self).config_class.__name__
             raise TypeError(
                 f"config must be of class {wanted} (got {type(config).__name__}). "
@@ -358,7 +358,7 @@ def connected(built: Callable) -> Callable:
             )
         self.register_parts(config)
         built(self, config, *args, **kwargs)
-        self.connect()
+        self.convert_layers()
 
     return __init__
 
@@ -371,7 +371,7 @@ def adopt(model: Any, hc_class: type[PreTrainedModel]) -> None:
         is_connected = isinstance(model, HyperConnectionPreTrainedModel)
         model.__class__ = hc_class
         if not is_connected:
-            model.connect()
+            model.convert_layers()
 
 
 def plain_class(hc_class: type) -> type:
@@ -380,7 +380,7 @@ def plain_class(hc_class: type) -> type:
     return next(base for base in hc_class.__mro__ if issubclass(base, nn.Module) and not issubclass(base, ours))
 
 
-def let_auto_model_find(config, model_class: type[HyperConnectionPreTrainedModel]) -> None:
+def register_with_auto_model(config, model_class: type[HyperConnectionPreTrainedModel]) -> None:
     """Register a class with AutoModel, by which some bases build their parts."""
     # the file of this config may have been loaded more than once
     if type(config).__name__ == model_class.config_class.__name__ and type(config) not in MODEL_MAPPING:

@@ -108,7 +108,7 @@ def unread_states(like: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Te
     return torch.full((*like.shape[:2], size), torch.nan, dtype=dtype, device=like.device)
 
 
-def hand_streams_on(model: Any) -> None:
+def exchange_streams(model: Any) -> None:
     """Let the stages that Transformers has made of a model exchange streams, each after its dtype and shape.
 
     Raises `ValueError` for recurrent layers: their states say to all stages whether a text goes on.
@@ -124,8 +124,8 @@ def hand_streams_on(model: Any) -> None:
     def communicate(operation: str, *, device: torch.device, dtype: torch.dtype, tensor=None, shape=None):
         if operation == "send_forward":
             streams = stand_ins.sent()
-            told = torch.tensor([DTYPES.index(streams.dtype), *streams.shape], device=device)
-            exchange(operation, device=device, dtype=told.dtype, tensor=told)
+            header = torch.tensor([DTYPES.index(streams.dtype), *streams.shape], device=device)
+            exchange(operation, device=device, dtype=header.dtype, tensor=header)
             return exchange(operation, device=device, dtype=streams.dtype, tensor=streams)
         of_dtype, *sizes = exchange(operation, device=device, dtype=torch.int64, shape=(5,)).tolist()
         streams = exchange(operation, device=device, dtype=DTYPES[of_dtype], shape=tuple(sizes))

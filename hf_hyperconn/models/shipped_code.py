@@ -12,8 +12,8 @@ from typing import Any
 
 from .connection_fields import CHOICES, FIELDS
 
-CHOOSING = ("connection", "hc_readout", "norm")  # fields, of which no two have a value in common
-CHOSEN = "chosen_code"  # the module that imports their code
+CHOOSING_FIELDS = ("connection", "hc_readout", "norm")  # fields, of which no two have a value in common
+CHOOSING_MODULE = "chosen_code"  # the module that imports their code
 SOURCES: dict[str, str] = {}  # of modules, as they were when they were first read
 
 IMPORTED = re.compile(r"^\s*from\s+\.(\w+)\s+import", re.MULTILINE)  # as Transformers reads a file
@@ -35,16 +35,18 @@ def code_of(read: Callable[[str], str], modules: Iterable[str], config: Mapping 
     pending = set(modules)
     while pending:
         name = pending.pop()
-        sources[name] = read(name) if config is None else written_for(config, name, read(name))
+        sources[name] = read(name) if config is None else source_for(config, name, read(name))
         pending |= {*IMPORTED.findall(sources[name])} - sources.keys()
     return dict(sorted(sources.items()))
 
 
-def written_for(config: Mapping, module: str, source: str) -> str:
+def source_for(config: Mapping, module: str, source: str) -> str:
     """Write the source of a module as a model with this config brings it: `chosen_code.py` without other rows."""
-    if module != CHOSEN:
+    if module != CHOOSING_MODULE:
         return source
-    others = {value for field in CHOOSING for value in CHOICES[field] if value != config.get(field, FIELDS[field])}
+    others = {
+        value for field in CHOOSING_FIELDS for value in CHOICES[field] if value != config.get(field, FIELDS[field])
+    }
 
     def row(line: re.Match) -> str:
         names = [name for name in line[1].split(", ") if value_of(name) not in others]

@@ -28,12 +28,14 @@ class SubLayer(NamedTuple):
 
 SUB_LAYERS = (SubLayer("attn_hc", "attention_branch", "attention"), SubLayer("mlp_hc", "mlp_branch", "mlp"))
 READOUT = "hc_head"  # the module of the last layer that reads the streams out
-ADDED = re.compile(rf"(?:^|\.)(?:\w+_hc|{READOUT})(?=\.|$)")  # modules that a decoder layer has besides its base's
+CONNECTION_NAME = re.compile(
+    rf"(?:^|\.)(?:\w+_hc|{READOUT})(?=\.|$)"
+)  # modules that a decoder layer has besides its base's
 
 
 def is_of_connection(name: str) -> bool:
     """Tell whether a name is that of a connection's parameter, or of a readout's."""
-    return ADDED.search(name) is not None
+    return CONNECTION_NAME.search(name) is not None
 
 
 def written_streams(sub_layer: int, sub_layers: int, hc_mult: int, history: str, parts: int = 2) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ LORA_TARGETS = {
 LORA_TABLE = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
 
 
-def names_are_gone(error: ImportError) -> ImportError:
+def missing_names_error(error: ImportError) -> ImportError:
     """Return the error for classes of a model's code that Transformers no longer has."""
     return ImportError(
         f"Transformers {transformers.__version__} lacks a class of this model's code ({error}). "
@@ -56,7 +56,7 @@ def names_are_gone(error: ImportError) -> ImportError:
     )
 
 
-def plain_config(model: Any) -> ImportError:
+def base_config_error(model: Any) -> ImportError:
     """Return the error for a model that the installed Transformers builds with a config of its base."""
     return ImportError(
         f"the installed Transformers builds {type(model).__name__} with a {type(model.config).__name__}, which has no "

@@ -24,9 +24,9 @@ from ..kinds import FIELDS as DEFAULTS
 from ..kinds import kind_of, readout_of
 from ..models.configuration_hyper_connections import HyperConnectionConfig
 from ..models.connection_fields import CHOICES
-from ..models.connection_weights import warn_of_narrow, warn_of_old_places, whole
+from ..models.connection_weights import gathered, warn_of_narrow, warn_of_old_places
 from ..models.sub_layers import is_of_connection
-from ..wrappers import config_of, is_of_diffusers, modules_in_use, outermost_model
+from ..wrappers import config_of, connection_config, is_of_diffusers, modules_in_use, outermost_model
 
 FILE = "hyper_connections.safetensors"
 METADATA = "hyper_connections"  # the entry of the file's metadata with model type and connection fields, as JSON
@@ -79,10 +79,10 @@ def save_hc(model: nn.Module, path: str | os.PathLike) -> Path:
         )
     warn_of_old_places(_model(model))
     parameters = hc_parameters(model)
-    with whole(parameters.values()):
+    with gathered(parameters.values()):
         tensors = {name: _whole(name, parameter.detach()) for name, parameter in parameters.items()}
-    connection_config = _connection_config(config)
-    saved = {"model_type": config.model_type, **{name: getattr(connection_config, name) for name in FIELDS}}
+    fields_config = connection_config(config)
+    saved = {"model_type": config.model_type, **{name: getattr(fields_config, name) for name in FIELDS}}
     warn_of_narrow({name: tensor.dtype for name, tensor in tensors.items()})
     file = _file(path)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -147,11 +147,6 @@ def _model(model: nn.Module) -> nn.Module:
 def _has_hyper_connections(config) -> bool:
     # also for the classes of a Hub repo's own files, which are no subclasses of ours
     return hasattr(config, "base_model_type")
-
-
-def _connection_config(config):
-    """Return the config with the fields of hyper-connections, which may be that of a model within."""
-    return config if hasattr(config, "hc_mult") else config.of_layers
 
 
 def _whole(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -242,8 +237,8 @@ def _refuse_other_fields(file: Path, saved: dict, model: Any, stack: str | None)
     """
     config = config_of(model)
     if _has_hyper_connections(config):
-        connection_config = _connection_config(config)
-        expected = {name: getattr(connection_config, name, None) for name in saved}
+        fields_config = connection_config(config)
+        expected = {name: getattr(fields_config, name, None) for name in saved}
         expected["model_type"] = config.model_type
     else:
         base_type = type(model).__name__ if is_of_diffusers(model) else name_of_family(config.to_dict(), stack)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
-from ..analysis.observation import Inputs, Observation, in_evaluation_mode, observe, watch, with_layers
+from ..analysis.observation import Inputs, Observation, in_evaluation_mode, observe, run_observed, with_layers
 from ..analysis.statistics import pair_cosine
 from ..errors import HyperConnError
 from ..wrappers import outermost_model
@@ -110,7 +110,7 @@ def hc_figures(
     """
     meter = _Meter()
     with in_evaluation_mode(model):
-        has_run = watch(model, inputs, meter.see, stack)
+        has_run = run_observed(model, inputs, meter.see, stack)
     if not has_run:
         raise HyperConnError("the mask of the inputs leaves no token. Give at least one that it is not zero for.")
     return meter.figures(per_layer)

@@ -45,7 +45,7 @@ USUAL_ATTENTION = "hidden_states = self.input_layernorm(hidden_states)"
 USUAL_MLP = "hidden_states = self.post_attention_layernorm(hidden_states)\nhidden_states = self.mlp(hidden_states)"
 
 
-def refusal(layer: str, reason: str) -> UnsupportedCheckpointError:
+def layer_refusal(layer: str, reason: str) -> UnsupportedCheckpointError:
     """Return the error to raise for a layer of another form."""
     return UnsupportedCheckpointError(
         f"the forward of {layer} is not a chain of branches, each added to the residual stream: {reason}. So "
@@ -84,7 +84,7 @@ def _cut_by(choice: Choice, forward: ast.FunctionDef, layer: str, inliner: Inlin
     """Cut all statements of a forward; where that fails, those that run."""
     body = [node for node in forward.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
     if not body:
-        raise refusal(layer, "nothing is added to the stream that it takes")
+        raise layer_refusal(layer, "nothing is added to the stream that it takes")
     line = body[0].lineno - 1
     try:
         return _Cutter(forward, layer).cut([*ConfigChoice(choice.lines).statements(body, line)])
@@ -143,7 +143,8 @@ class _Segment:
 
     def reads(self, name: str) -> bool:
         """Tell whether the statements so far read what a name was before them, and that was not the stream."""
-        return name not in self.streams and name in read_before_assigned(each.node for each in self.statements)
+        nodes = [statement.node for statement in self.statements]
+        return name not in self.streams and name in read_before_assigned(nodes)
 
 
 class _Cutter:
@@ -170,22 +171,24 @@ class _Cutter:
             case ast.Return(ast.Tuple()) as last:
                 others.pop()
         stream, *returned = names_returned(last) or [""]
-        unless_made = {name for name in returned if any(_is_none(each.node, name) for each in others)}
+        unless_made = {name for name in returned if any(_is_none(statement.node, name) for statement in others)}
         unless_made -= {*self.arguments}
-        ahead = deque(each for each in others if not any(_is_none(each.node, name) for name in unless_made))
+        ahead = deque(
+            statement for statement in others if not any(_is_none(statement.node, name) for name in unless_made)
+        )
         while ahead:
             ahead.extendleft(reversed(self._take(ahead.popleft())))
-        if any(isinstance(node, ast.Return) for each in others for node in ast.walk(each.node)):
-            raise refusal(self.layer, "it returns at several places")
+        if any(isinstance(node, ast.Return) for statement in others for node in ast.walk(statement.node)):
+            raise layer_refusal(self.layer, "it returns at several places")
         if not self.segments:
-            raise refusal(self.layer, "nothing is added to the stream that it takes")
+            raise layer_refusal(self.layer, "nothing is added to the stream that it takes")
         if stream not in self.streams and self.streams & {*returned}:
-            raise refusal(self.layer, f"it hands {stream} on, too, a second residual stream")
+            raise layer_refusal(self.layer, f"it hands {stream} on, too, a second residual stream")
         by_branches = {name for segment in self.segments for name in segment.assigned} | unless_made
         if not stream or not by_branches >= {*returned}:
-            raise refusal(self.layer, "it returns more than the stream")
+            raise layer_refusal(self.layer, "it returns more than the stream")
         if stream not in self.streams or self.segment.statements:
-            raise refusal(self.layer, "it changes the stream by more than additions")
+            raise layer_refusal(self.layer, "it changes the stream by more than additions")
         branches = tuple(_branches(self.segments, self.forward, self.layer, returned))
         return Cut(branches, self.widened, tuple(returned) if isinstance(last.value, ast.Tuple) else None)
 
@@ -200,14 +203,16 @@ class _Cutter:
             return []
         if self.segments and not segment.statements and changes_each_alike(node, self.streams & {STREAM}):
             if statement.given != self.segments[-1].given:
-                raise refusal(self.layer, f"the stream is changed only where {statement.given} is given")
+                raise layer_refusal(self.layer, f"the stream is changed only where {statement.given} is given")
             self.segments[-1].after.append(statement)
             self._continue_as(STREAM)
             return []
         if not segment.statements:
             segment.given = statement.given
         elif segment.given != statement.given:
-            raise refusal(self.layer, f"what depends on {segment.given or statement.given} is no branch by itself")
+            raise layer_refusal(
+                self.layer, f"what depends on {segment.given or statement.given} is no branch by itself"
+            )
         if (both := added_twice(statement, self.streams)) is not None:
             return [*both]
         added = added_to(node, self.streams) or added_in_another_shape(node, segment.reshaped)
@@ -234,7 +239,7 @@ class _Cutter:
             self.widened, stream = wide
             self.streams = {stream}
         elif changes_in_place(node, self.streams):
-            raise refusal(self.layer, "it changes the stream in place")
+            raise layer_refusal(self.layer, "it changes the stream in place")
         else:
             assigned = assigned_names(node)
             segment.reshaped -= assigned
@@ -251,12 +256,12 @@ def _branches(segments: list[_Segment], forward: ast.FunctionDef, layer: str, re
     foreign = arguments | {name for segment in segments for name in segment.assigned}
     for place, segment in enumerate(segments):
         if {"super", "__class__"} & read_names(*segment.trees):
-            raise refusal(layer, "a branch calls a method of its base class")
+            raise layer_refusal(layer, "a branch calls a method of its base class")
         if segment.taken & segment.copies:
-            raise refusal(layer, "it reads the stream in another shape")
+            raise layer_refusal(layer, "it reads the stream in another shape")
         after = [statement.node for statement in segment.after]
         if (read_before_assigned(after) - {STREAM, "self"}) & foreign:
-            raise refusal(layer, "what changes the stream depends on more than the layer")
+            raise layer_refusal(layer, "what changes the stream depends on more than the layer")
         read = sorted(segment.taken & segment.streams, key=lambda name: (name != STREAM, name))
         stream, *copies = read or [STREAM]
         later = {name for names in handed_on[place + 1 :] for name in names} - {*returned}
@@ -268,7 +273,7 @@ def _branches(segments: list[_Segment], forward: ast.FunctionDef, layer: str, re
             stream=stream,
             arguments=(*sorted(given - arguments), *signature),
             statements="\n".join(
-                [*(f"{name} = {stream}" for name in copies), *(each.text for each in segment.statements)]
+                [*(f"{name} = {stream}" for name in copies), *(statement.text for statement in segment.statements)]
             ),
             result=segment.source,
             returned=(
@@ -281,7 +286,7 @@ def _branches(segments: list[_Segment], forward: ast.FunctionDef, layer: str, re
             has_usual_statements=len(segments) == len(SUB_LAYERS)
             and _is_usual(segment.statements, None if place else forward.args),
             given=segment.given,
-            after="\n".join(each.text for each in segment.after),
+            after="\n".join(statement.text for statement in segment.after),
             reads=bool(read),
         )
 
@@ -297,13 +302,15 @@ def _is_none(statement: ast.stmt, name: str) -> bool:
 def _handed_on(segments: list[_Segment], place: int, layer: str) -> set[str]:
     """Return the names that a branch reads, besides the stream, and that earlier ones assign."""
     segment, earlier = segments[place], segments[:place]
-    of_streams = {name for each in earlier for name in each.streams}
-    before = {name for each in earlier for name in each.assigned} | of_streams
-    foreign = segment.taken & before - segment.streams
+    of_streams = {name for before in earlier for name in before.streams}
+    assigned = {name for before in earlier for name in before.assigned} | of_streams
+    foreign = segment.taken & assigned - segment.streams
     assured = _assured(earlier) - of_streams
     if not foreign <= assured:
         names = ", ".join(sorted(foreign - assured))
-        raise refusal(layer, f"a branch reads {names}, which an earlier one made in some cases, or as its stream")
+        raise layer_refusal(
+            layer, f"a branch reads {names}, which an earlier one made in some cases, or as its stream"
+        )
     return foreign
 
 
@@ -316,7 +323,7 @@ def _arguments(forward: ast.FunctionDef, layer: str) -> list[str]:
     """Return the names of `self`, the stream, and the other arguments that have places."""
     arguments = [argument.arg for argument, _ in _with_defaults(forward.args)]
     if len(arguments) < 2 or arguments[0] != "self":
-        raise refusal(layer, "it takes no stream")
+        raise layer_refusal(layer, "it takes no stream")
     return arguments
 
 
@@ -331,7 +338,7 @@ def _optional(forward: ast.FunctionDef) -> frozenset[str]:
     """Return the arguments whose default is None, and that stay what they are."""
     arguments = forward.args
     pairs = [*_with_defaults(arguments), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    optional = {each.arg for each, value in pairs if isinstance(value, ast.Constant) and value.value is None}
+    optional = {argument.arg for argument, value in pairs if isinstance(value, ast.Constant) and value.value is None}
     return frozenset(optional - assigned_names(forward))
 
 

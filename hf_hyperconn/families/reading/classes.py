@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .source_files import Definition, SourceFile, package, table
 
-APART = "__"  # between the names in the name of a family
+SEPARATOR = "__"  # between the names in the name of a family
 # the table of Transformers behind each Auto class, by suffix
 MAPPINGS = {
     "Model": "MODEL_MAPPING_NAMES",
@@ -49,12 +49,12 @@ class FamilyName:
     @classmethod
     def of(cls, name: str) -> "FamilyName":
         """Take a name apart."""
-        own, *rest = name.split(APART)
+        own, *rest = name.split(SEPARATOR)
         chosen = rest.pop(0) if rest and rest[0] in table("CONFIG_MAPPING_NAMES") else None
-        return cls(own, chosen, APART.join(rest) or None)
+        return cls(own, chosen, SEPARATOR.join(rest) or None)
 
     def __str__(self) -> str:
-        return APART.join(name for name in (self.own, self.chosen, self.stack) if name is not None)
+        return SEPARATOR.join(name for name in (self.own, self.chosen, self.stack) if name is not None)
 
 
 def auto_class(suffix: str) -> str:
@@ -76,7 +76,7 @@ def within_another(file: SourceFile, config: str) -> str | None:
 
     Of several that are made of a config it is that of the text; None where there is no telling.
     """
-    classes = [definition for name in file.made_of(config) if (definition := file.find(name)) is not None]
+    classes = [definition for name in file.classes_with(config) if (definition := file.find(name)) is not None]
     models = [definition.name for definition in classes if definition.pretrained]
     of_text = [name for name in models if name.endswith("TextModel")]
     return next(iter(of_text or (models if len(models) == 1 else [])), None)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .choices import ConfigChoice
-from .source_files import Definition, Source, SourceFile
+from .source_files import Definition, FunctionSource, SourceFile
 from .statements import Statement, added_to, assigned_names, is_copy, names, read_names, returned_at_once, statement_of
 
 
@@ -35,9 +35,9 @@ class Callee:
     path: str | None
 
     @property
-    def source(self) -> Source:
+    def source(self) -> FunctionSource:
         """The function that its statements are from."""
-        return Source.of(self.node, self.owner.file if self.owner else self.file, self.owner)
+        return FunctionSource.of(self.node, self.owner.file if self.owner else self.file, self.owner)
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Inliner:
     layer: Definition
     choice: ConfigChoice
     inlined: list[Definition] = field(default_factory=list)
-    sources: list[Source] = field(default_factory=list)
+    sources: list[FunctionSource] = field(default_factory=list)
 
     def expanded(self, statement: Statement, streams: set[str]) -> list[Statement] | None:
         """Return the statements that stand for one that calls what adds to the stream; None for another statement."""
@@ -82,7 +82,7 @@ class Inliner:
             self.inlined.append(callee.owner)
         before, after = ends
         *others, last = body[:-1]
-        texts = [*arguments, *(each.text for each in others), *before, last.text, *after]
+        texts = [*arguments, *(other.text for other in others), *before, last.text, *after]
         return [statement_of(text, statement.given) for text in texts]
 
     def _statements(self, callee: Callee) -> Iterator[Statement]:

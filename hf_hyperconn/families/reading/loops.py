@@ -140,8 +140,8 @@ def _called_between(statement: ast.stmt, stream: str) -> str | None:
     match statement:
         case ast.If(
             test,
-            [ast.Assign([ast.Name(made_of)], ast.Call(ast.Attribute(ast.Name("self"), method), [first, *others], []))],
-        ) if made_of == stream == ast.unparse(first):
+            [ast.Assign([ast.Name(target)], ast.Call(ast.Attribute(ast.Name("self"), method), [first, *others], []))],
+        ) if target == stream == ast.unparse(first):
             return None if stream in read_names(test, *others) else method
     return None
 

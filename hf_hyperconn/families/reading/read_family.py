@@ -7,13 +7,13 @@ from functools import cache
 from typing import Any
 
 from ...errors import UnsupportedCheckpointError
-from ...models.layer_source import CutFrom, digest
-from ..family_source import INNER, Cut, FamilySource, InnerModel, LayerSource
-from .branches import cut_branches_of_class, refusal
+from ...models.layer_source import CutFrom, digest_of_functions
+from ..family_source import PLACE_MARK, Cut, FamilySource, InnerModel, LayerSource
+from .branches import cut_branches_of_class, layer_refusal
 from .classes import FamilyName, class_names, first_with, module_of, named_by_init, path_of, within_another
 from .inlining import assigned_classes, moved_recorders
 from .loops import LayerLoop, read_layer_loop
-from .source_files import Definition, Source, SourceFile, release, source_file, table
+from .source_files import Definition, FunctionSource, SourceFile, release, source_file, table
 from .stacks import (
     TEXT,
     Inner,
@@ -45,7 +45,7 @@ def read_family(model_type: str) -> FamilySource:
     Raises `UnsupportedCheckpointError` when Transformers doesn't have it, or its layers are not of the form that
     hyper-connections replace.
     """
-    whole, _, place = model_type.partition(INNER)
+    whole, _, place = model_type.partition(PLACE_MARK)
     if place:
         for inner in read_family(whole).inner:
             if inner.attribute == place:
@@ -202,7 +202,7 @@ def _with_inner_models(known: _Classes, models: Mapping[str, Inner], stack: str 
     inner_models = []
     for attribute, model in connected.items():
         of_model = {
-            "model_type": f"{known.of_family['model_type']}{INNER}{attribute}",
+            "model_type": f"{known.of_family['model_type']}{PLACE_MARK}{attribute}",
             "heads": {"Model": model.definition.name},
             "prefix": attribute.title() if is_one_class else "",
         }
@@ -243,15 +243,17 @@ def _with_stack(
     attribute = stack.path.rpartition(".")[2]
     loop = read_layer_loop(forward[0], stack.owner.name, attribute, stack.owner)
     if loop.between and "." in stack.path:
-        raise refusal(stack.layers[0].name, f"{stack.owner.name}.{loop.between} changes the stream between layers")
-    run_by = Source.of(forward[0], stack.owner.file, stack.owner, attribute)
+        raise layer_refusal(
+            stack.layers[0].name, f"{stack.owner.name}.{loop.between} changes the stream between layers"
+        )
+    run_by = FunctionSource.of(forward[0], stack.owner.file, stack.owner, attribute)
     cuts = [cut_branches_of_class(layer, of_config, known) for layer in stack.layers]
     layers = tuple(
         _layer_source(layer, cut, base.name, loop, run_by) for layer, cut in zip(stack.layers, cuts, strict=True)
     )
     for layer in layers[1:]:
         if _connections(layer) != _connections(layers[0]) or layers[0].norm.keys() != layer.norm.keys():
-            raise refusal(layer.name, f"it has other sub-layers than {layers[0].name}")
+            raise layer_refusal(layer.name, f"it has other sub-layers than {layers[0].name}")
     defaults, renamed = of_config.constants(), of_config.renamed()
     if stack.count != "num_hidden_layers":
         renamed.setdefault("num_hidden_layers", stack.count)
@@ -263,7 +265,7 @@ def _with_stack(
         stack=stack.path,
         count=stack.count,
         modules=_attributes(base),
-        loop=(stack.owner.name, digest([(forward[0], "")], spelled=True)),
+        loop=(stack.owner.name, digest_of_functions([(forward[0], "")], spelled=True)),
         between=loop.between,
         layerdrop=loop.layerdrop,
         recorders=moved_recorders(base, (module for cut in cuts for module in cut.inlined)),
@@ -276,17 +278,17 @@ def _connections(layer: LayerSource) -> list[str]:
     return [sub_layer.connection for sub_layer in layer.cut.sub_layers]
 
 
-def _layer_source(layer: Definition, cut: Cut, model: str, loop: LayerLoop, run_by: Source) -> LayerSource:
+def _layer_source(layer: Definition, cut: Cut, model: str, loop: LayerLoop, run_by: FunctionSource) -> LayerSource:
     """Read a class of layers, whose branches have been cut.
 
     model: the class that has the layers. run_by: the function that runs them.
     """
     forward, _ = layer.own_method("forward")
     if loop.takes_first != (cut.returned is not None):
-        raise refusal(layer.name, "it returns other than its model takes")
+        raise layer_refusal(layer.name, "it returns other than its model takes")
     subscripts = (ast.unparse(node) for node in ast.walk(forward) if isinstance(node, ast.Subscript))
     if f"{forward.args.args[1].arg}.shape[2]" in subscripts:
-        raise refusal(layer.name, "the stream has rows and columns, where a sequence is expected")
+        raise layer_refusal(layer.name, "the stream has rows and columns, where a sequence is expected")
     norm, values = _norm_of(layer)
     return LayerSource(
         name=layer.name,
@@ -301,14 +303,16 @@ def _layer_source(layer: Definition, cut: Cut, model: str, loop: LayerLoop, run_
     )
 
 
-def _cut_from(layer: Definition, forward: ast.FunctionDef, cut: Cut, run_by: Source) -> CutFrom:
+def _cut_from(layer: Definition, forward: ast.FunctionDef, cut: Cut, run_by: FunctionSource) -> CutFrom:
     """Return the functions that the branches of a layer depend on, and their digests."""
-    sources = [Source.of(forward, layer.file, layer), *cut.sources]
+    sources = [FunctionSource.of(forward, layer.file, layer), *cut.sources]
     if cut.settings:  # which are read from the attributes that it sets
-        sources.append(Source.of(layer.own_method("__init__")[0], layer.file, layer))
+        sources.append(FunctionSource.of(layer.own_method("__init__")[0], layer.file, layer))
     by_name = {source.name: source for source in (*sources, run_by)}
     functions = [(source.node, source.layers) for source in by_name.values()]
-    return CutFrom(release(), tuple(by_name), digest(functions), digest(functions, spelled=True))
+    return CutFrom(
+        release(), tuple(by_name), digest_of_functions(functions), digest_of_functions(functions, spelled=True)
+    )
 
 
 def _attributes(base: Definition) -> dict[str, str]:

@@ -143,7 +143,7 @@ class SourceFile:
             return source_file(path).find(name)
         return None
 
-    def made_of(self, config: str) -> list[str]:
+    def classes_with(self, config: str) -> list[str]:
         """Return the names of the classes in this file that say themselves that they are made of a config."""
         return [name for name, node in self._classes.items() if config in _annotations(node)]
 
@@ -176,7 +176,7 @@ class SourceFile:
         return pairs
 
 
-class Source(NamedTuple):
+class FunctionSource(NamedTuple):
     """A function of Transformers that was read.
 
     name: as `CutFrom.functions` has it.
@@ -189,14 +189,16 @@ class Source(NamedTuple):
     layers: str = ""
 
     @classmethod
-    def of(cls, node: ast.FunctionDef, file: SourceFile, owner: Definition | None, layers: str = "") -> "Source":
+    def of(
+        cls, node: ast.FunctionDef, file: SourceFile, owner: Definition | None, layers: str = ""
+    ) -> "FunctionSource":
         """Return the source of a function in a file, or of a method that a class there has, its own or inherited."""
         module = ".".join(file.path.relative_to(package() / "models").with_suffix("").parts)
         path = node.name if owner is None else f"{owner.name}.{node.name}"
         return cls(":".join([module, path, *([layers] if layers else [])]), node, layers)
 
     @classmethod
-    def named(cls, name: str) -> "Source | None":
+    def named(cls, name: str) -> "FunctionSource | None":
         """Return the source of such a name in the installed Transformers; None where there is none."""
         match = re.fullmatch(r"([\w.]+):(?:(\w+)\.)?(\w+)(?::(\w+))?", name)
         path = (package() / "models").joinpath(*match[1].split(".")).with_suffix(".py") if match else None

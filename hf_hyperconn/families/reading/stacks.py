@@ -14,7 +14,7 @@ from ...errors import UnsupportedCheckpointError
 from .source_files import Definition, SourceFile, table
 
 TEXT = "text_config"  # of the config, as Transformers' `get_text_config` has it
-OF_PART = re.compile(r"(?:self\.)?config\.(\w+_config)")
+PART_CONFIG = re.compile(r"(?:self\.)?config\.(\w+_config)")
 AUTO = "AutoModel.from_config"
 LISTS = ("layers", "layer", "blocks", "block")
 
@@ -257,7 +257,7 @@ def _parts(init: ast.FunctionDef) -> Iterator[Part]:
     configs = {}
     for node in ast.walk(init):
         match node:
-            case ast.Assign([ast.Name(variable)], value) if OF_PART.fullmatch(source := ast.unparse(value)):
+            case ast.Assign([ast.Name(variable)], value) if PART_CONFIG.fullmatch(source := ast.unparse(value)):
                 configs[variable] = source
     for node in ast.walk(init):
         match node:
@@ -266,7 +266,7 @@ def _parts(init: ast.FunctionDef) -> Iterator[Part]:
                 ast.Call(called, [given], []) | ast.Call(called, [], [ast.keyword("config", given)]),
             ):
                 text, name = ast.unparse(given), ast.unparse(called)
-                if of_part := OF_PART.fullmatch(configs.get(text, text)):
+                if of_part := PART_CONFIG.fullmatch(configs.get(text, text)):
                     yield Part(attribute, of_part[1], None if name == AUTO else name.removesuffix("._from_config"))
 
 
