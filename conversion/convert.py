@@ -1,4 +1,4 @@
-"""The command `convert`: base shards pass through untouched, one shard of hyper-connections is added."""
+"""The command `convert`: base shards stay unchanged, and one shard of hyper-connections is added."""
 
 import json
 import os
@@ -78,24 +78,24 @@ def convert_checkpoint(
     say: Callable[[str], None] = lambda line: None,
     **fields: "Unpack[GivenFields]",
 ) -> ConversionResult:
-    """Convert a Pre-Norm checkpoint into one with `hc_mult` residual streams that computes exactly the same.
+    """Convert a Pre-Norm checkpoint into one with `hc_mult` residual streams and the same outputs, bit for bit.
 
     model: local folder or Hub id.
-    out: folder to make, by default `<model's name>-HCx<n>` here, `-AttnRes` for attention residuals. It exists only
-        once it is complete and verified. An interrupted conversion stays in `.<out>.incomplete` beside it, and the
-        same call goes on from there. A link stands for its target.
+    out: folder to make, by default `<model's name>-HCx<n>` here, `-AttnRes` for attention residuals. It appears only
+        when it is complete and verified. An interrupted conversion stays in `.<out>.incomplete` beside it. The same
+        call continues it. A link stands for its target.
     stack: the inner model that gets connections, by its attribute, as in `convert_model`; None for the usual ones.
     revision: branch, tag or commit of a Hub repo.
     link: "copy", "hard" or "symlink": how base shards reach `out`.
-    force: rename an `out` that exists, to a name with the time.
+    force: rename an existing `out`; its new name contains the time.
     verify: "auto", "full", "structure" or "off"; see `hf_hyperconn.conversion.verify.verify_checkpoint`.
     layers: how many layers a numeric verification runs; by default all that fit in memory.
     say: called with a line for each step done.
     fields: `connection`, `hc_mult` and others of `HyperConnectionConfig`. By default there are 4 streams, 1 for
         attention residuals, and the readout is the one that keeps the model exact.
 
-    Raises `UnsupportedCheckpointError` before any work for a model that can't be converted, `ConversionError` when
-    writing fails and for impossible arguments, and `VerificationError` when the result differs from its base.
+    Raises `UnsupportedCheckpointError` before any work for a model that can't be converted. Raises `ConversionError`
+    when writing fails and for impossible arguments, and `VerificationError` when the result differs from its base.
     """
     plan = plan_conversion(model, out, fields=fields, stack=stack, revision=revision, link=link, force=force)
     return carry_out(plan, verify=verify, layers=layers, say=say)
@@ -153,9 +153,9 @@ def carry_out(
 
 @contextmanager
 def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
-    """Yield the folder to work in, ours alone: an interrupted conversion's if it had the same plan, else an empty one.
+    """Yield the workspace, locked: of an interrupted conversion with the same plan, else an empty folder.
 
-    Raises `ConversionError` when another conversion is working in it, when it is not a conversion's, and when OUT has
+    Raises `ConversionError` when another conversion works in it, when it is not a conversion's, and when OUT has
     appeared since the plan was made.
     """
     work = plan.output.work
@@ -182,7 +182,7 @@ def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
 
 
 def _hold_workspace(plan: ConversionPlan, work: Path) -> ExitStack:
-    """Make the folder to work in if it isn't there, and lock it."""
+    """Make the workspace if it is missing, and lock it."""
     while True:
         with suppress(FileExistsError):
             make_folder(work, plan.base.source.folder([CONFIG]), plan.base.source.path(CONFIG))
@@ -225,7 +225,7 @@ def _earlier_report(work: Path, subject: dict) -> VerificationReport | None:
 def _publish(plan: ConversionPlan, work: Path) -> Path | None:
     """Give the finished conversion its name, and return the new name of an old one.
 
-    When its name is refused, it waits for the next attempt.
+    When renaming fails, the next attempt renames it.
     """
     _update_plan(work, finished=True)
     renamed = plan.output.publish()
@@ -344,7 +344,7 @@ def _say_left_behind(plan: ConversionPlan, say: Callable[[str], None]) -> None:
 
 
 def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
-    """Return the record of a conversion that is not verified yet.
+    """Return the record of a conversion before its verification.
 
     digests: the SHA-256 of base shards by their names in the base; null is recorded for other shards.
     """

@@ -1,4 +1,4 @@
-"""`hf-hyperconn demo`: training, conversion, verification and further training of a model that is small enough."""
+"""`hf-hyperconn demo`: training, conversion, verification and further training of a tiny model."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=48, do_sample=False,
 
 
 def run_demo(folder: str | None = None, *, steps: int = 300, say: Callable[[str], None] = print) -> None:
-    """Train a tiny byte-level Llama on the standard library's source and take it through the converter.
+    """Train a tiny byte-level Llama on the standard library's source, convert it and train both further.
 
     Prints its progress with `say` and a table of held-out losses on stdout. Needs no network.
 
@@ -121,7 +121,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def standard_library() -> tuple[list[Path], list[Path]]:
     """Return the standard library's top-level modules: nine files in ten to train on, the others held out.
 
-    Raises `HyperConnError` when this Python comes without them.
+    Raises `HyperConnError` when this Python lacks them.
     """
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     if not files:

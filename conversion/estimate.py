@@ -34,7 +34,7 @@ class TrainingEstimate:
     estimate: Estimate
 
     def lines(self) -> list[str]:
-        """Return the estimate for people, as a table of the plain model and of one with connections."""
+        """Return the estimate for people, as a table of the plain model and the model with connections."""
         estimate = self.estimate
         head = [
             f"{self.model}, {describe(dict(self.fields))}",
@@ -84,11 +84,12 @@ def estimate_training(
     fields: of the connections to add; a conversion has its own.
     stack: of a base, as for `plan_conversion`.
     revision: branch, tag or commit of a Hub repo.
-    tokens: of a step on a GPU.
+    tokens: tokens of a step on one GPU.
+    gpus: number of GPUs.
     dtype: of the weights, "float32" or "bfloat16".
 
     Raises `UnsupportedCheckpointError` for a model that can't be read or converted, and `ConversionError` for fields
-    that it can't have.
+    that it does not accept.
     """
     source = open_source(model, revision)
     if str(read_raw_config(source).get("model_type")).startswith("hc_"):

@@ -46,23 +46,23 @@ class Inspection:
 
     name: as the user gave it.
     family: as Transformers spells it in class names.
-    stack: the model in it that has the connections, where `--stack` chose it.
-    layers: number of those with connections.
+    stack: the inner model with the connections, where `--stack` chose it.
+    layers: number of layers with connections.
     fields: all fields of its connections, with defaults where its config lacks them.
-    dtype: that of most of its weights, as safetensors spells it.
+    dtype: dtype of most weights, as safetensors spells it.
     quantized: the method of a quantized checkpoint; None otherwise.
     base, commit: the base and its commit, where they are recorded.
-    code_files, code_lines: number of its files of code, and of the lines in them that are not empty.
-    cut_from: the releases of Transformers that its code was cut from; empty where its branches are of no release.
-    parameters: number of all stored ones; None when they are packed by quantization.
-    added_parameters: number of those of the connections.
+    code_files, code_lines: number of files of code, and of their lines that are not empty.
+    cut_from: the releases of Transformers that the code was cut from; empty where it fits all releases.
+    parameters: number of all stored parameters; None when quantization packs them.
+    added_parameters: number of the connections' parameters.
     flops: operations of one token's forward; None like `parameters`.
     added_flops: operations of the connections among them, see `connection_flops`.
-    added_memory: bytes for a token that the connections keep for the backward, see `kept_bytes`.
-    trained: whether the connections have left the equivalent initialization; None when that is not known.
-    not_known: the reason why it is not known.
-    drift: distance from that start by sub-layer; None where values were not read.
-    readout_drift: the largest change of the readout's parameters; None, too, when it has none.
+    added_memory: bytes a token that the connections keep for the backward, see `kept_bytes`.
+    trained: whether the connections have left the equivalent initialization; None if not known.
+    not_known: the reason why `trained` is not known.
+    drift: distance from the equivalent initialization by sub-layer; None where values were not read.
+    readout_drift: the largest change of the readout's parameters; None without any, and where values were not read.
     """
 
     name: str
@@ -182,8 +182,8 @@ def inspection_of(checkpoint: Checkpoint) -> Inspection:
 def flops_of_base(checkpoint: Checkpoint) -> int:
     """Return the operations of one token's forward without connections.
 
-    Raises `UnsupportedCheckpointError` for connections alone, and for a mixture of experts whose config lacks their
-    number, or the number that a token meets.
+    Raises `UnsupportedCheckpointError` for connections alone. Raises it also for a mixture of experts whose config
+    lacks their number, or the number of experts a token.
     """
     config, weights = checkpoint.config, checkpoint.weights
     is_mixture = any(map(EXPERT.search, filter(weights_that_run(config, weights.tensors), weights.tensors)))
@@ -202,7 +202,7 @@ def flops_of_base(checkpoint: Checkpoint) -> int:
 
 
 def quantization_method(config: dict) -> str | None:
-    """Return the name of the method that has packed a model's weights; None without one."""
+    """Return the name of the method that packed a model's weights; None without one."""
     settings = config.get("quantization_config")
     if settings is None:
         return None
@@ -229,7 +229,7 @@ def _training_of(
 
 
 def _is_trained_by_digest(checkpoint: Checkpoint) -> bool | None:
-    """Return whether the file of the connections, which holds nothing else, differs from its recorded digest."""
+    """Tell whether the file of connections differs from its recorded digest; None if not known."""
     digests, weights, record = checkpoint.source.sha256, checkpoint.weights, checkpoint.record or {}
     file, digest = record.get("hyper_connection_shard"), record.get("hyper_connection_sha256")
     held = {name for name, tensor in weights.tensors.items() if tensor.file == file}
@@ -256,7 +256,7 @@ def written_count(count: int) -> str:
 
 
 def _table(drift: "tuple[Drift, ...]") -> list[str]:
-    """Return a table for each list of layers: a line for a layer, columns for each of its sub-layers."""
+    """Return a table for each list of layers: a line a layer, columns for each sub-layer."""
     head, lines = f"{'alpha':>9} {'beta':>9} {'dynamic':>9}", ["", CAPTION]
     for stack, stack_drift in groupby(drift, lambda part: part.stack):
         layers = [(layer, list(parts)) for layer, parts in groupby(stack_drift, lambda part: part.layer)]

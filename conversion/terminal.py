@@ -1,4 +1,4 @@
-"""Printing of the command line: results to stdout, the rest to stderr, also when nobody reads them."""
+"""Printing of the command line: results to stdout, the rest to stderr, even if nobody reads it."""
 
 import os
 import re
@@ -12,7 +12,7 @@ MOST_NAMED = 3  # files that a message names before it counts
 
 
 def open_streams() -> None:
-    """Replace a closed stdout or stderr, so that nothing is printed into the next file that is opened."""
+    """Replace a closed stdout or stderr, so that nothing is printed into the next opened file."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -26,7 +26,7 @@ def open_streams() -> None:
 def print_result(text: str, *, as_is: bool = False) -> None:
     """Print a result to stdout, or nowhere if its reader has closed it.
 
-    as_is: whether nothing is escaped unless a terminal shows it, for paths that a script goes on with.
+    as_is: whether to escape nothing outside of terminals, for paths that a script reads.
 
     Raises `HyperConnError` when the result can't be written otherwise.
     """
@@ -79,7 +79,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _to_nowhere(stream: TextIO) -> None:
-    """Send the rest of a stream to nowhere; else it would be written, and fail, when the process ends."""
+    """Discard the rest of a stream; else it would be written, and fail, when the process ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

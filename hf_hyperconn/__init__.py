@@ -42,7 +42,7 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    """Return the names of all exports, and of the classes of the usual families; any other family has classes, too."""
+    """Return the names of all exports and of the usual families' classes; other families have classes, too."""
     return sorted({*__all__, *(name for model_type in LISTED_FAMILIES for name in hc_class_names(model_type))})
 
 

@@ -4,9 +4,8 @@
 
     from hf_hyperconn.diffusion import HCDiTTransformer2DModel
 
-Its blocks are diffusers' own. Their branches are cut from the source of a block's `forward`, as it runs with the
-block's attributes. The branch that computes the scales, shifts and gates of an adaptive norm hands them on to the
-branch that uses them, too.
+Its blocks are diffusers' own. Their branches are cut from the source of a block's `forward`, by its attributes. A
+branch that computes the scales, shifts and gates of an adaptive norm hands them on to later branches.
 """
 
 import inspect
@@ -58,7 +57,7 @@ class DiffusionConfig(HyperConnectionConfig, PreTrainedConfig):
 class HyperConnectionBlock(HyperConnectionDecoderLayer):
     """Mixin before a block of diffusers.
 
-    class_arguments: the arguments of `_block_class` for its class, which no module has under its name.
+    class_arguments: the arguments of `_block_class` for this class, which no module contains by name.
     """
 
     class_arguments: "tuple[type[nn.Module], Cut, int]"
@@ -68,7 +67,7 @@ class HyperConnectionBlock(HyperConnectionDecoderLayer):
         return _empty_block, self.class_arguments, self.__getstate__()
 
     def make_norm(self) -> nn.Module:
-        """Copy the block's first plain norm; an RMSNorm where all depend on the time step."""
+        """Copy the block's first plain norm; return an RMSNorm where all norms depend on the time step."""
         norms = [module for module in self.children() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
         return fresh_copy(norms[0]) if norms else nn.RMSNorm(self.config.hidden_size, eps=self.config.hc_eps)
 
@@ -86,10 +85,10 @@ class HyperConnectionBlock(HyperConnectionDecoderLayer):
 class HyperConnectionTransformer(Base):
     """Mixin before a transformer of diffusers: its blocks work on residual streams.
 
-    Besides what its base takes, it takes the fields of hyper-connections by their names, and keeps them in its config.
+    Besides its base's arguments, it accepts the fields of hyper-connections by name, and keeps them in its config.
 
-    hc_config_class: of `hc_config`, which has these fields, and the sizes.
-    positional: how many arguments, besides hidden states, it gives a block by their place.
+    hc_config_class: class of `hc_config`, which has these fields and the sizes.
+    positional: number of arguments, besides hidden states, that it gives a block by their place.
     """
 
     hc_config_class: type[DiffusionConfig]
@@ -112,14 +111,14 @@ class HyperConnectionTransformer(Base):
 
     @property
     def decoder_layers(self) -> nn.ModuleList:
-        """Its blocks."""
+        """Return the blocks."""
         return getattr(self, BLOCKS)
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
         """Load a model that was saved with its hyper-connections.
 
-        Raises `UnsupportedCheckpointError` for one without, whose connections would have any values.
+        Raises `UnsupportedCheckpointError` for a model without hyper-connections.
         """
         with_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
@@ -155,9 +154,9 @@ class HyperConnectionTransformer(Base):
 def convert_transformer(model: Any, fields: Mapping[str, object], check: Callable[[Any], object]) -> Any:
     """Convert a model of diffusers as `convert_model` does.
 
-    check: is called with the conversion before its hyper-connections take memory; what it raises ends the conversion.
+    check: is called with the conversion before its hyper-connections use memory; its errors end the conversion.
 
-    Raises `UnsupportedCheckpointError` for a model of another form, or one that others have hooked or patched.
+    Raises `UnsupportedCheckpointError` for a model of another form, and for a hooked or patched model.
     """
     blocks, name = getattr(model, BLOCKS, None), type(model).__name__
     if not isinstance(blocks, nn.ModuleList) or not len(blocks):
@@ -190,14 +189,14 @@ def convert_transformer(model: Any, fields: Mapping[str, object], check: Callabl
 def hyper_connection_class(model_class: Any) -> Any:
     """Return the hyper-connection class for a class of diffusers.
 
-    Raises `UnsupportedCheckpointError` when it does more with the stream than to pass it from block to block.
+    Raises `UnsupportedCheckpointError` when it does more with the stream than pass it from block to block.
     """
     return _make_class(model_class, model_class.forward)
 
 
 @cache
 def _make_class(model_class: Any, forward_that_runs: Callable) -> Any:
-    """Make `hyper_connection_class`, anew when the class has got another forward."""
+    """Make the result of `hyper_connection_class`; again when the class has another forward."""
     name = model_class.__name__
     loop = read_layer_loop(running_code(model_class, decorated_by=None).definition, name, BLOCKS)
     if loop.takes_first or loop.between:

@@ -34,7 +34,7 @@ def register(family: Family) -> None:
 
 
 def _auto(suffix: str) -> Any:
-    """Return an Auto class; None where this release has none of that name."""
+    """Return an Auto class; None if the installed Transformers has none of that name."""
     return getattr(transformers, auto_class(suffix), None)
 
 
@@ -54,7 +54,7 @@ def _find(key: Hashable) -> Family | None:
 class _ClassesOnDemand(dict):
     """The classes registered with an Auto class, by model type or config class; ours are added when looked up.
 
-    suffix: of the Auto class; "Config" for AutoConfig.
+    suffix: suffix of the Auto class; "Config" for AutoConfig.
     """
 
     def __init__(self, content: dict, suffix: str):

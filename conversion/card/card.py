@@ -66,8 +66,8 @@ class WrittenCard:
 
     files: the card, and what was written with it.
     metadata: what the Hub reads of the card.
-    kept: generated sections that stay as they were: a person edited them, or there are no facts for them now.
-    warnings: what to see to before publishing.
+    kept: generated sections that stay unchanged: a person edited them, or their facts are missing.
+    warnings: problems to solve before publishing.
     """
 
     files: tuple[Path, ...]
@@ -91,14 +91,14 @@ def write_card(
     folder: of the checkpoint.
     results: a results file of lm-eval for it.
     base_results: the same for its base, to show beside.
-    update: whether to take in a README.md without any generated section, which somebody else wrote.
+    update: whether to add sections to a README.md without generated ones, which somebody else wrote.
     name: of the model; by default the folder's.
 
-    Raises `UnsupportedCheckpointError` when the folder holds no such checkpoint, and `CardError` when its README.md is
-    somebody else's, it or the results can't be read, or writing fails.
+    Raises `UnsupportedCheckpointError` when the folder contains no such checkpoint. Raises `CardError` when its
+    README.md is somebody else's, it or the results can't be read, or writing fails.
     """
     if base_results is not None and results is None:
-        raise CardError("results of the base are shown beside the model's. Give these too, with --results.")
+        raise CardError("--base-results requires --results, the results of the model itself. Give both, or neither.")
     folder = Path(folder)
     if not os.path.isdir(folder):
         raise CardError(f"there is no folder '{folder}'. Give the folder of a checkpoint with hyper-connections.")
@@ -225,7 +225,7 @@ def _rows(evaluation: Evaluation, base_evaluation: Evaluation | None) -> list[li
 
 
 def _existing_card(readme: Path, update: bool) -> "ModelCard | None":
-    """Read the card that is there, if any; refuse somebody else's that is not to be updated."""
+    """Read an existing card; refuse somebody else's card without `update`."""
     if not os.path.isfile(readme):
         return None
     card = read_card(readme)
@@ -239,7 +239,7 @@ def _existing_card(readme: Path, update: bool) -> "ModelCard | None":
 
 
 def _notice(facts: Facts) -> dict[str, str]:
-    """Return the text file that some licenses want beside the weights."""
+    """Return the text file that some licenses require beside the weights."""
     terms = terms_of(facts.inherited)
     is_there = any(name.lower() in ("notice", "notice.txt", "notice.md") for name in facts.files)
     return {} if terms is None or is_there else {NOTICE: f"{terms.notice}\n"}

@@ -28,10 +28,10 @@ TRAINER_STATE = "trainer_state.json"
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is known of a conversion or of a model trained from it.
+    """The facts of a conversion, or of a model trained from it.
 
     name: of the model.
-    base, commit: of a base on the Hub; None for another.
+    base, commit: Hub id and commit of the base; None for a local base.
     inherited: metadata from the card of the base.
     training: names and values from the state of a Trainer.
     """
@@ -46,51 +46,51 @@ class Facts:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Paths in the folder."""
+        """Return the paths of the folder's files."""
         return tuple(self.checkpoint.source.files)
 
     @property
     def record(self) -> dict:
-        """The record of the conversion; empty for a model that was saved after training."""
+        """Return the record of the conversion; empty for a model that was saved after training."""
         return self.checkpoint.record or {}
 
     @property
     def state(self) -> str | None:
-        """Whether it is "equal" to its base, or its connections "initial" or "trained"; None if not known."""
+        """Return "equal" for a model equal to its base, else "initial" or "trained"; None if not known."""
         if self.inspection.trained is False:
             return "equal" if _is_as_converted(self.checkpoint) else "initial"
         return "trained" if self.inspection.trained else None
 
     @property
     def head(self) -> str:
-        """The head of the model's class, a key of `TASKS`."""
+        """Return the head of the model's class, a key of `TASKS`."""
         family = self.checkpoint.family
         (architecture, *_) = self.checkpoint.config.get("architectures") or [family.usual_architecture]
         return family.head_of(architecture)
 
     @property
     def base_name(self) -> str | None:
-        """The Hub id of the base, or the name of its folder."""
+        """Return the Hub id of the base, or the name of its folder."""
         return self.base or self.inspection.base
 
     @property
     def license(self) -> str | None:
-        """The name of the base's license."""
+        """Return the name of the base's license."""
         return license_of(self.inherited)
 
     @property
     def license_files(self) -> list[str]:
-        """Files with a license or its policy, beside the weights."""
+        """Return files with a license or its policy, beside the weights."""
         return sorted(name for name in self.files if "/" not in name and name.lower().startswith(LICENSE_FILES))
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether there is a tokenizer beside the weights."""
+        """Tell whether there is a tokenizer beside the weights."""
         return not set(TOKENIZERS).isdisjoint(self.files)
 
     @property
     def figures(self) -> list[tuple[str, str]]:
-        """Title and path of every picture in `figures`."""
+        """Return title and path of every picture in `figures`."""
         paths = [Path(name) for name in sorted(self.files) if name.startswith("figures/")]
         return [
             (path.stem, path.as_posix()) for path in paths if path.suffix in PICTURE_SUFFIXES and len(path.parts) == 2
@@ -98,7 +98,7 @@ class Facts:
 
     @property
     def command(self) -> str | None:
-        """The command that makes this conversion."""
+        """Return the command that makes this conversion."""
         if not (arguments := self.record.get("arguments")):
             return None
         words = ["hf-hyperconn", "convert", self.base_name, self.name, "-n", arguments["hc_mult"]]
@@ -113,7 +113,7 @@ class Facts:
 
     @property
     def verification(self) -> list[tuple[str, str]]:
-        """Subject and result of each check of the conversion."""
+        """Return subject and result of each check of the conversion."""
         report = self.record.get("verification")
         if not report:
             return []
@@ -126,7 +126,7 @@ class Facts:
 
 
 def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[str]]:
-    """Collect the facts of the checkpoint in a folder, and warnings of those that could not be read.
+    """Collect the facts of the checkpoint in a folder, and warnings of unreadable ones.
 
     name: of the model; by default the folder's.
 
@@ -179,9 +179,9 @@ def training_facts(state: dict) -> list[tuple[str, str]]:
 
 
 def _is_as_converted(checkpoint: Checkpoint) -> bool:
-    """Whether the weights lie in files as the converter leaves them, which saving a model never does.
+    """Tell whether the weight files are as the converter leaves them; a saved model's never are.
 
-    Connections then have a file to themselves, and the other files the recorded sizes.
+    Connections then have a file of their own, and the other files have their recorded sizes.
     """
     record, sizes = checkpoint.record or {}, checkpoint.source.files
     shards, hc_shard = record.get("base_shards", []), record.get("hyper_connection_shard")

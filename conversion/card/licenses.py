@@ -1,4 +1,4 @@
-"""Duties under the licenses of bases, as far as a card can state or check them; docs/publishing.md has the rest."""
+"""Duties under the licenses of bases that a card can state or check; docs/publishing.md lists the others."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Terms:
     notice: the line for a text file "Notice" that goes with the weights.
     display: words to display prominently.
     prefix: the required beginning of the model's name.
-    restrictions: the page of the restrictions of use that have to be passed on.
+    restrictions: the page with the restrictions of use, which have to be passed on.
     """
 
     notice: str

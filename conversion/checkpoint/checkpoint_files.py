@@ -56,8 +56,8 @@ class Weights:
     def stack_prefixes(self, family: Family) -> tuple[str, ...]:
         """Return the part of the tensors' names before a layer's index, for each list of layers of a family.
 
-        Of a model that looks or listens, too, these are the layers that read text, unless others have the connections.
-        A list without a layer 0 has its name in a base model.
+        In a model with towers, these are the layers of its language model, unless others have the connections.
+        A list without a layer 0 gets the name that it has in a base model.
         """
         if (tower := family.source.tower) is not None:
             return (self._of_tower(tower),)
@@ -76,7 +76,7 @@ class Weights:
         return tuple(stacks)
 
     def _of_tower(self, tower: InnerModel) -> str:
-        """Return the beginning of the names in a tower's list of layers; on disk a tower may have another name."""
+        """Return the beginning of the tensors' names in a tower's list of layers, by its name on disk."""
         place, lists = f"{tower.source.stack}.", self._lists
         named = filter(weights_of_tower(tower, lists), lists)
         return min(named, key=lambda name: (not name.endswith(place), name), default=f"{tower.attribute}.{place}")
@@ -96,7 +96,7 @@ class Weights:
 
 
 def read_weights(source: Source) -> Weights:
-    """Find and check the weights of a checkpoint; of a Hub repo only headers are fetched.
+    """Find and check the weights of a checkpoint. Of a Hub repo only headers are fetched.
 
     Raises `UnsupportedCheckpointError` when there are no safetensors weights, or they are incomplete or corrupt.
     """
@@ -179,7 +179,7 @@ def _of_diffusers(source: Source) -> str:
 
 
 def refuse_other_weights(source: Source, config: dict) -> None:
-    """Refuse a checkpoint of which Transformers loads other weights than `WEIGHTS` or `INDEX` have, or more.
+    """Refuse a checkpoint from which Transformers loads weights besides `WEIGHTS` or `INDEX`.
 
     Raises `UnsupportedCheckpointError`.
     """
@@ -198,7 +198,7 @@ def refuse_other_weights(source: Source, config: dict) -> None:
 def read_weight_map(source: Source) -> dict[str, str]:
     """Return the file of each tensor by its name, from the index.
 
-    Raises `UnsupportedCheckpointError` when the index has no map of them.
+    Raises `UnsupportedCheckpointError` for an index without a map of them.
     """
     weight_map = read_json_object(source, INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
@@ -207,9 +207,9 @@ def read_weight_map(source: Source) -> dict[str, str]:
 
 
 def refuse_links_out(source: Source, names: Iterable[str]) -> None:
-    """Raise `UnsupportedCheckpointError` when one of some files of a folder is a link out of it.
+    """Raise `UnsupportedCheckpointError` when one of these files is a link out of its folder.
 
-    In a snapshot of the Hub's cache, links to the files of that cache are none.
+    In a snapshot of the Hub's cache, links to files of the cache are allowed.
     """
     if not isinstance(source, LocalSource):
         return
@@ -258,7 +258,7 @@ def read_json_value(source: Source, name: str) -> Any:
 
 
 def _how_unlike_the_decoder(stack: str) -> tuple:
-    """Order stacks by name: first the language model's; last those of towers."""
+    """Order stacks by name: the language model first, towers last."""
     return bool(TOWER.search(stack)), not LANGUAGE_MODEL.search(stack), not stack.endswith("layers."), stack
 
 

@@ -55,7 +55,7 @@ MEANINGS = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give `convert` the options of connections; those that are left out are None."""
+    """Give a command the options of connections. Options that are left out are None."""
     for name, option in OPTIONS.items():
         how: dict[str, Any] = {"type": type(FIELDS[name]), "metavar": "X" if name == "hc_eps" else "N"}
         if name in CHOICES:
@@ -72,9 +72,9 @@ def exact_values(field: str) -> tuple:
 
 
 def fields_of_conversion(**given: "Unpack[GivenFields]") -> dict[str, Any]:
-    """Complete the given fields of connections; the readout is one that keeps the conversion exact.
+    """Complete the given fields of connections, with a readout that keeps the conversion exact.
 
-    Raises `ConversionError` for fields that no conversion has.
+    Raises `ConversionError` for fields that no conversion accepts.
     """
     fields = complete(given)
     if fault := unknown_fields(given) or refusal_of_fields(given) or unread_field(given):

@@ -1,4 +1,4 @@
-"""The model code of a checkpoint, judged by its own names and not by the code of this release."""
+"""The model code of a checkpoint, judged by its own names instead of this release's code."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ REFERENCE = re.compile(r"(\w+)\.(\w+)")
 
 
 def code_files(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the files that `auto_map` names, and their imports beside them, also where one is missing.
+    """Return the files that `auto_map` names, and their imports, missing ones included.
 
     Raises `UnsupportedCheckpointError` when one can't be read.
     """
@@ -34,7 +34,7 @@ def code_files(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def size_of_code(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Count the files of code that a checkpoint brings, and their lines that are not empty.
+    """Count the files of code of a checkpoint, and their lines that are not empty.
 
     Raises `UnsupportedCheckpointError` when one can't be read.
     """
@@ -64,7 +64,7 @@ def cuts_of(checkpoint: Checkpoint) -> tuple[CutFrom, ...]:
 
 
 def cut_fault(cuts: Iterable[CutFrom]) -> str | None:
-    """Find a source of branches that the installed Transformers has otherwise."""
+    """Find a source of branches that differs in the installed Transformers."""
     for cut in cuts:
         functions = [function for name in cut.functions if (function := Function.named(name)) is not None]
         same = digest_of_functions([(function.node, function.layers) for function in functions])
@@ -103,7 +103,7 @@ def releases_of_code(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
 
 
 def code_of_this_release(name: str, config: dict) -> str | None:
-    """Return a file of model code as this release writes it for a config; None when it has no such file."""
+    """Return a file of model code as this release writes it for a config; None without such a file."""
     try:
         return source_for(config, name.removesuffix(".py"), code_text(name))
     except (FileNotFoundError, UnsupportedCheckpointError):

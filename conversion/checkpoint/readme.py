@@ -1,6 +1,6 @@
 """The README.md of a model: metadata that a conversion inherits from its base, and the sections of a card.
 
-A generated section stands between two marks, of which the first bears a digest of what was generated:
+A generated section stands between two marks. The first one contains a digest of the generated text:
 
     <!-- hf-hyperconn: limitations 0123abcd -->
     ...
@@ -86,7 +86,7 @@ def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
 
 
 def _check_metadata(content: str) -> None:
-    """Raise `ValueError` or `YAMLError` for metadata that stand for more than is written, or take long to read."""
+    """Raise `ValueError` or `YAMLError` for metadata with aliases, or too long to be read."""
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
     from yaml import AliasEvent, SafeLoader, compose
 
@@ -104,14 +104,14 @@ def _check_metadata(content: str) -> None:
 
 
 def _languages(value):
-    """Return languages as they were written: in YAML, Norwegian's code is a way to say false."""
+    """Return languages as they were written: YAML reads Norwegian's code, no, as false."""
     if isinstance(value, list):
         return [_languages(language) for language in value]
     return "no" if value is False else value
 
 
 def is_term(field: str) -> bool:
-    """Tell whether a field of a card's metadata is of its license, or of the form for access."""
+    """Tell whether a field of a card's metadata states its license, or its form for access."""
     return field in LICENSE_FIELDS or field.startswith(GATED)
 
 
@@ -138,7 +138,7 @@ def license_fields(metadata: dict) -> dict:
 
 
 def inheritable(metadata: dict) -> dict:
-    """Return the part of a base's metadata that its conversion inherits; nothing when JSON can't hold it."""
+    """Return the part of a base's metadata that its conversion inherits; nothing if it is no JSON."""
     kept = {name: value for name, value in metadata.items() if name in INHERITED or name.startswith(GATED)}
     kept |= license_fields(metadata)
     if isinstance(kept.get("tags"), list):
@@ -196,7 +196,7 @@ def with_repo_name(text: str, repo_id: str) -> str:
 def merge(old: str, new: str) -> tuple[str, tuple[str, ...]]:
     """Put the generated sections of `new`, which is stamped, into the text `old`.
 
-    A section that `old` lacks is put after its predecessor in `new`. A section that `new` lacks stays.
+    A section that `old` lacks comes after its predecessor in `new`. A section that `new` lacks stays.
 
     Returns the text, and the names of the sections that stayed: edited, or not generated this time.
     """
@@ -237,7 +237,7 @@ def trainer_facts(text: str) -> str:
 
 
 def text_by_people(text: str) -> str:
-    """Return a person's text from a Trainer's card: sections that Trainer left open, and sections of their own."""
+    """Return a person's text from a Trainer's card: completed sections of Trainer, and new ones."""
     by_trainer = (*TRAINER_FACTS, "Training procedure")
     return "".join(
         block

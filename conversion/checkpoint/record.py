@@ -39,13 +39,13 @@ COMPARISON = {
 
 
 class ClosedFolderError(ConversionError):
-    """A folder that may not be written to."""
+    """A folder without permission to write."""
 
 
 def read_record(source: Source) -> dict | None:
     """Return the record of a conversion; None of a checkpoint without one.
 
-    It has the keys `base` and `base_shards`. The parts in `PARTS` are None or as the converter writes them.
+    It has the keys `base` and `base_shards`. Each of the other `PARTS` is None or as the converter writes it.
 
     Raises `UnsupportedCheckpointError` when the file is not as the converter writes it.
     """
@@ -70,7 +70,7 @@ def base_of(config: dict, record: dict | None) -> tuple[str | None, str | None]:
 
 
 def base_on_the_hub(config: dict, record: dict | None) -> tuple[str | None, str | None]:
-    """Return id and commit of a base that is no local folder; the commit is None where it is not known."""
+    """Return id and commit of a base on the Hub; the commit is None if not known."""
     base, commit = base_of(config, record)
     is_named = commit is not None or base == config.get("hc_base_model")
     return (base, commit) if is_named and REPO_ID.fullmatch(str(base)) and base is not None else (None, None)
@@ -95,17 +95,17 @@ def folder_state(folder: Path) -> FolderState | None:
 
 
 def record_comparison(folder: Path, report: Mapping, compared: FolderState | None) -> bool:
-    """Note in the record of a conversion that it equals its base, if that isn't there yet.
+    """Record that a conversion equals its base, unless it is recorded already.
 
-    The SHA-256 of base shards that the conversion did not record are noted, too.
+    Missing SHA-256 of base shards are recorded, too.
 
     report: of a verification that passed, as `VerificationReport.as_dict` gives it. Nothing is noted of a report
         without a base, or of a trained checkpoint.
-    compared: the folder's state before the verification, of `folder_state`.
+    compared: the folder's state before the verification, by `folder_state`.
 
     Returns whether the record was changed. Raises `ClosedFolderError` when the folder may only be read. Raises
-    `ConversionError` when the record can't be written otherwise, when the folder holds other files than before, and
-    when a conversion or a refresh is at work on it.
+    `ConversionError` when the record can't be written for another reason, and when the folder has changed. Raises it
+    also when a conversion or a refresh is at work on it.
     """
     if report["trained"] or report["changed"] != 0:
         return False
@@ -137,7 +137,7 @@ def record_comparison(folder: Path, report: Mapping, compared: FolderState | Non
 
 
 def _folder_state(folder: Path) -> FolderState:
-    """Return inode, size and time of change of every file of a folder, and of the targets of links."""
+    """Return inode, size and time of change of every file in a folder; for links, also the target's."""
     seen: FolderState = {}
     for name in LocalSource(folder).files:
         path = folder / name
@@ -189,11 +189,11 @@ def _fault(record: dict) -> str | None:
 
 
 def _is_of(value, accepted: type | tuple[type, ...]) -> bool:
-    """Tell whether a value of JSON is of a type, where true and false are no numbers."""
+    """Tell whether a value of JSON has a type; true and false are no numbers."""
     types = accepted if isinstance(accepted, tuple) else (accepted,)
     return isinstance(value, types) and (not isinstance(value, bool) or bool in types)
 
 
 def _are_layers(value) -> bool:
-    """Tell whether a value is the number of layers that ran, and of all layers."""
+    """Tell whether a value is a pair of numbers: of layers that ran, and of all layers."""
     return isinstance(value, list) and len(value) == 2 and all(_is_of(count, int) for count in value)

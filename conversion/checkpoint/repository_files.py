@@ -58,9 +58,9 @@ def belongs_to_module(name: str) -> bool:
 
 
 def may_be_added(name: str) -> bool:
-    """Tell whether a file that does not belong may go up on request.
+    """Tell whether a file that does not belong may be uploaded by `--include`.
 
-    It may not where it would be loaded instead of the model's weights, or is of git or a download.
+    Files of git and of downloads may not, nor weights that would be loaded instead of the model's.
     """
     return not (OTHER_WEIGHTS.fullmatch(name) or NOT_FOR_A_REPO.fullmatch(name))
 

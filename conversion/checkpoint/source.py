@@ -41,7 +41,7 @@ class Source(ABC):
 
     @abstractmethod
     def folder(self, names: Iterable[str]) -> Path:
-        """Return a local folder that holds the files `names`, downloaded first if need be."""
+        """Return a local folder with the files `names`, downloaded first if needed."""
 
     @abstractmethod
     def header(self, name: str) -> dict[str, TensorInfo]:
@@ -52,12 +52,12 @@ class Source(ABC):
         """Return the folder of downloads, and how many bytes of the files `names` are not there yet."""
 
     def path(self, name: str) -> Path:
-        """Return a local path of one file, downloaded first if need be; never a symbolic link."""
+        """Return a local path of one file, downloaded first if needed; never a symbolic link."""
         return Path(os.path.realpath(self.folder([name]) / name))
 
 
 class LocalSource(Source):
-    """A folder without its pipes, devices and links to nothing.
+    """The regular files of a folder; pipes, devices and broken links are left out.
 
     Raises `UnsupportedCheckpointError` when the folder can't be read in full, or a name in it is not UTF-8.
     """
@@ -187,12 +187,12 @@ def check_is_text(name: str) -> None:
         name.encode()
     except UnicodeEncodeError as error:
         raise UnsupportedCheckpointError(
-            f"the name {name!r} is not UTF-8, so it can't be written down. Rename it."
+            f"the name {name!r} is not UTF-8, so it can't be recorded. Rename it."
         ) from error
 
 
 def _regular_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield path inside a folder and size of each of its files, but those that a file system keeps for itself."""
+    """Yield path inside a folder and size of each of its files, without the file system's own."""
 
     def refuse(error: OSError) -> None:
         if Path(str(error.filename)) == folder / "lost+found":  # of a file system, which only root may read

@@ -1,4 +1,4 @@
-"""Writing, copying and comparing of files: whole or not at all, inside of a folder, and under a lock."""
+"""Writing, copying and comparing files: whole or not at all, within a folder, and under a lock."""
 
 import errno
 import hashlib
@@ -29,7 +29,7 @@ Progress = Callable[[int], None]  # called with each number of bytes done
 def replace_file(path: Path, content: bytes) -> None:
     """Make a file hold `content`, in one step; a failure leaves the old file.
 
-    A link is replaced, not what it leads to. A file keeps its permissions. Raises `OSError`.
+    A link is replaced, not its target. A file keeps its permissions. Raises `OSError`.
     """
     replace_files(path.parent, {path.name: content})
 
@@ -64,19 +64,19 @@ def as_json(content: object) -> bytes:
 
 
 def is_part(name: str) -> bool:
-    """Tell whether a name is that of a file that a killed process had not completed."""
+    """Tell whether a name belongs to a file that a killed process left incomplete."""
     return PART.fullmatch(name) is not None
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove the files that a killed process had not completed, from a folder that is locked."""
+    """Remove the files that a killed process left incomplete from a locked folder."""
     for name in filter(is_part, os.listdir(folder)):
         (folder / name).unlink()
 
 
 @contextmanager
 def opened_to_copy(source: Path, target: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Open a file to read and a new one to write, with no more permissions than the first.
+    """Open a file to read, and a new file to write with no more permissions.
 
     Raises `OSError`, also when `source` is a symbolic link or no regular file, or there is a `target`.
     """
@@ -120,7 +120,7 @@ def copy_or_link(source: Path, target: Path, link: str, progress: Progress) -> N
 
 
 def compare(source: Path, target: Path, progress: Progress = _ignore) -> str:
-    """Read two files side by side and return their common SHA-256; a file and a link to it are read once.
+    """Compare two files and return their common SHA-256; a file and a link to it are read once.
 
     Raises `VerificationError` when they differ.
     """
@@ -191,7 +191,7 @@ def _copy_some(source: int, target: int, offset: int) -> int:
 
 
 def make_folder(path: Path, like: Path, file: Path | None = None) -> None:
-    """Make a folder for those alone who may enter the folder `like`, and read `file`.
+    """Make a folder that no more users may enter than the folder `like`, or than may read `file`.
 
     Raises `OSError`.
     """
@@ -213,7 +213,7 @@ def is_regular(path: Path) -> bool:
 def leads_out(folder: Path, path: Path) -> bool:
     """Tell whether a path in a folder leads out of it, by a symbolic link.
 
-    In a snapshot of the Hub's cache, links to the files of the cache do not.
+    In a snapshot of the Hub's cache, links to files of the cache are allowed.
     """
     folder, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
     is_of_cache = folder.parent.name == "snapshots" and target.parent == folder.parents[1] / "blobs"
@@ -221,15 +221,15 @@ def leads_out(folder: Path, path: Path) -> bool:
 
 
 def _create(path: Path, mode: int) -> BinaryIO:
-    """Create a file to write; the process's umask takes from `mode`."""
+    """Create a file to write, with `mode` less the process's umask."""
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
 
 
 def lock(folder: Path) -> ExitStack:
-    """Keep other commands from a folder, where the system can, until the returned context is left.
+    """Lock a folder against other commands, where the system can, until the returned context is left.
 
-    Raises `ConversionError` when another command holds it, `NotADirectoryError` for a link or a file, and
-    `FileNotFoundError` when the folder is gone, also when it went during this call.
+    Raises `ConversionError` when another command holds it, and `NotADirectoryError` for a link or a file. Raises
+    `FileNotFoundError` when the folder is gone, even if it went during this call.
     """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))

@@ -34,7 +34,7 @@ WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."
 
 
 def refuse_own_code(source: Source, config: dict) -> None:
-    """Refuse a config that names classes of its own, or a kernel on the Hub: neither is run or copied.
+    """Refuse a config that names code of its own, or a kernel on the Hub. Neither is run or copied.
 
     Raises `UnsupportedCheckpointError`.
     """
@@ -50,7 +50,7 @@ def refuse_own_code(source: Source, config: dict) -> None:
 
 
 def _without_it(model_type: str) -> str:
-    """Say what to do with a checkpoint that brings code of its own."""
+    """Return the remedy for a checkpoint with code of its own."""
     from transformers import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
@@ -62,7 +62,7 @@ def _without_it(model_type: str) -> str:
 
 
 def _nested(config: dict) -> Iterator[tuple[str, dict]]:
-    """Yield a config and those inside of it, outer ones first, each after its path as `text_config.`."""
+    """Yield a config and its inner configs, outer ones first, each after its path such as `text_config.`."""
     pending = [("", config)]
     while pending:
         path, part = pending.pop(0)
@@ -71,7 +71,7 @@ def _nested(config: dict) -> Iterator[tuple[str, dict]]:
 
 
 def _kernel_of(config: dict) -> str | None:
-    """Find a kernel on the Hub that a config, or one in it, names as its implementation of attention or experts."""
+    """Find a kernel on the Hub that a config, or an inner config, names for attention or experts."""
     for _, part in _nested(config):
         for field, value in part.items():
             names = list(value.values()) if isinstance(value, dict) else [value]
@@ -84,8 +84,8 @@ def _kernel_of(config: dict) -> str | None:
 def refuse_quantized(source: Source, config: dict, weights: Weights | None = None) -> None:
     """Refuse a checkpoint whose config declares a quantization, or whose matrices are packed.
 
-    config: as it is written.
-    weights: None where they are not read yet.
+    config: config.json.
+    weights: the weights; None before they are read.
 
     Raises `UnsupportedCheckpointError`.
     """
@@ -110,8 +110,8 @@ def _quantization(source: Source, config: dict, weights: Weights | None) -> str 
 def packed_tensor(weights: Weights) -> str | None:
     """Find the first matrix that is stored in few bits, with its scales beside it or under its name.
 
-    Matrices in float8 without scales are numbers themselves. So are matrices beside a scale in the same float8, which
-    was cast with them.
+    Matrices in float8 without scales are not packed. Nor are matrices beside a scale in the same float8, which was
+    cast with them.
     """
     inside: dict[str, list[str]] = {}
     for name in weights.tensors:
@@ -128,9 +128,9 @@ def packed_tensor(weights: Weights) -> str | None:
 
 
 def refuse_unfit(base: Checkpoint, because: str = "") -> None:
-    """Refuse a base that Transformers would not load in full, and from all of its tensors.
+    """Refuse a base from which Transformers would not load the whole model by all of its tensors.
 
-    because: a fault that is known already, to be read before Transformers' own.
+    because: a known fault, shown before Transformers' own.
 
     Raises `UnsupportedCheckpointError`.
     """

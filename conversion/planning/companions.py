@@ -31,10 +31,10 @@ CORRECTED = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
 
 
 def companions_of(source: Source) -> tuple[str, ...]:
-    """Return the files that come along with weights, code, config and card: tokenizer, chat template and the like.
+    """Return the companions: tokenizer, chat template and others.
 
-    These are all files but `LEFT_BEHIND` and other models in folders of the checkpoint. Configs and safetensors in
-    folders that modules.json names come along, too.
+    These are all files without `LEFT_BEHIND` and other models in folders of the checkpoint. Configs and safetensors in
+    folders that modules.json names are companions, too.
 
     Raises `UnsupportedCheckpointError` as `folders_of_modules` does.
     """
@@ -51,7 +51,7 @@ def companions_of(source: Source) -> tuple[str, ...]:
 
 
 def left_behind(source: Source, taken: Iterable[str]) -> tuple[str, ...]:
-    """Return the files of a base that have no part in its conversion, but hidden ones.
+    """Return the files of a base that stay behind, without hidden ones.
 
     taken: weights and companions of the base.
     """
@@ -62,7 +62,7 @@ def left_behind(source: Source, taken: Iterable[str]) -> tuple[str, ...]:
 def modules_left_behind(source: Source, left: Iterable[str]) -> tuple[str, ...]:
     """Return weights of modules without which sentence-transformers would not load the conversion.
 
-    left: as `left_behind` has them.
+    left: the files of `left_behind`.
     """
     modules = folders_of_modules(source)
     held = {name.rpartition("/")[0] for name in source.files if name.endswith(".safetensors")}
@@ -72,7 +72,7 @@ def modules_left_behind(source: Source, left: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_no_code(source: Source, companions: tuple[str, ...]) -> None:
-    """Refuse tokenizers, processors, modules and ways to generate that are code, which would not be copied."""
+    """Refuse tokenizers, processors, modules and generation with code of their own, which is not copied."""
     for name in companions:
         if name.endswith("config.json") and (classes := _auto_map(read_json_object(source, name))):
             raise UnsupportedCheckpointError(
@@ -94,7 +94,7 @@ def check_no_code(source: Source, companions: tuple[str, ...]) -> None:
 
 
 def check_split_of_text(source: Source, config: dict) -> None:
-    """Refuse a tokenizer that Transformers corrects for the base's model type, and would not for the conversion's."""
+    """Refuse a tokenizer that Transformers corrects for the base's model type alone."""
     flag = read_json_object(source, TOKENIZER).get(FLAG) if TOKENIZER in source.files else None
     if flag and config["model_type"] in CORRECTED and _is_old(config.get("transformers_version")):
         raise UnsupportedCheckpointError(
@@ -132,7 +132,7 @@ def _auto_map(config: dict):
 
 
 def folders_of_modules(source: Source) -> tuple[str, ...]:
-    """Return the folders that modules.json names, each with a "/" at its end, but for the checkpoint's own.
+    """Return the folders that modules.json names, without the checkpoint's own, each with a final "/".
 
     Raises `UnsupportedCheckpointError` when one leads out, or the file is not as sentence-transformers writes it.
     """

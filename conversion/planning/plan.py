@@ -43,10 +43,10 @@ class ConversionPlan:
     """A checked conversion.
 
     shards: name in the output by name in the base, in order; the hyper-connection shard comes after them.
-    output: where OUT is, and whether it is renamed.
+    output: the place of OUT.
     companions: files copied unchanged besides the weights.
     left: files of the base that stay behind, hidden ones aside.
-    bytes_needed: space on disk of the output, without files that it shares with the base.
+    bytes_needed: bytes on disk for the output, without files that it shares with the base.
     """
 
     base: Checkpoint
@@ -90,7 +90,7 @@ class ConversionPlan:
     def loading(self) -> str:
         """Return the call that loads the output from its folder.
 
-        It is of an Auto class, but for a backbone, which an Auto class would look for on the Hub.
+        It is of an Auto class. For a backbone, which an Auto class would look for on the Hub, it is of its class.
         """
         architecture = self.base.architectures[0]
         name = auto_class(self.base.family.head_of(architecture))
@@ -100,7 +100,7 @@ class ConversionPlan:
 
     @property
     def config(self) -> dict:
-        """Return the config.json of the output: the base's, with its new type, classes and connection fields.
+        """Return the config.json of the output: the base's, with the new type, classes and fields.
 
         `_name_or_path` is left out: older releases of Transformers wrote a path of their machine there.
         """
@@ -129,7 +129,7 @@ class ConversionPlan:
         return self.base.family.code(self.config)
 
     def fingerprint(self) -> list:
-        """Return the facts that an interrupted conversion must have in common with this one to be resumed."""
+        """Return the facts that an interrupted conversion must share with this plan to be continued."""
         source = self.base.source
         files = {name: source.files[name] for name in (*self.shards, *self.companions)}
         return json.loads(json.dumps([source.name, source.commit, files, self.config, self.link]))
@@ -197,15 +197,14 @@ def plan_conversion(
     """Decide how MODEL becomes OUT, and refuse a model that can't be converted; nothing is written.
 
     model: local folder or Hub id.
-    out: folder to make; by default the model's name followed by `-HCx<n>` (`-AttnRes` for attention residuals), here.
-    fields: of the hyper-connections to add; None for the usual ones.
-    stack: which model in it gets them, by its attribute, as in `convert_model`; None for the usual ones.
-    revision: of a Hub repo.
+    out: folder to make, by default `<model's name>-HCx<n>` here, `-AttnRes` for attention residuals.
+    fields: fields of the connections to add; None for the defaults.
+    stack: the inner model that gets connections, by its attribute, as in `convert_model`; None for the usual ones.
+    revision: branch, tag or commit of a Hub repo.
     link: "copy", "hard" or "symlink": how base shards reach OUT.
-    force: whether an OUT that exists is renamed.
+    force: whether an existing OUT is renamed.
 
-    Raises `UnsupportedCheckpointError` for a model that can't be converted, `ConversionError` for an OUT that can't be
-    written.
+    Raises `UnsupportedCheckpointError` for a model that can't be converted, and `ConversionError` for another OUT.
     """
     if link not in LINKS:
         raise ConversionError(f"link must be {one_of(LINKS)} (got {link!r}).")
@@ -250,7 +249,7 @@ def plan_conversion(
 def open_base(source: Source, stack: str | None, fields: dict[str, Any]) -> Checkpoint:
     """Open a base, and check that it can get connections with these fields.
 
-    Raises `UnsupportedCheckpointError` for a config or weights of no such base, and `ConversionError` for fields.
+    Raises `UnsupportedCheckpointError` for a config or weights of no base, and `ConversionError` for its fields.
     """
     base = _open_base(source, stack)
     if reason := fault_of_fields({**base.config, **fields}):
@@ -260,7 +259,7 @@ def open_base(source: Source, stack: str | None, fields: dict[str, Any]) -> Chec
 
 
 def _open_base(source: Source, stack: str | None) -> Checkpoint:
-    """Open a base, and refuse one whose config is not that of a model that can be converted."""
+    """Open a base, and refuse a config of a model that can't be converted."""
     config = read_raw_config(source)
     base = Checkpoint(source, config, _family(source, config, stack))
     architectures = config.get("architectures")
@@ -311,7 +310,7 @@ def _family(source: Source, config: dict, stack: str | None) -> Family:
 
 
 def _check_sizes(base: Checkpoint) -> None:
-    """Refuse a config without a hidden size, or a number of layers in one list."""
+    """Refuse a config without a hidden size, or without a number of layers in one list."""
     name, config, family = base.name, base.config, base.family
     if (backbone := config.get("backbone_config")) is not None:
         kind = backbone.get("model_type") if isinstance(backbone, dict) else backbone
@@ -343,7 +342,7 @@ def _check_size(name: str, field: str, value: object) -> None:
 
 
 def _check_weights(base: Checkpoint) -> None:
-    """Refuse packed weights, weights of other sizes than the config's, and others that Transformers would load."""
+    """Refuse packed weights, weights of other sizes than the config's, and weights of other files."""
     refuse_quantized(base.source, base.raw_config, base.weights)
     if not base.weights.has_layers:
         raise UnsupportedCheckpointError(
@@ -359,7 +358,7 @@ def _check_weights(base: Checkpoint) -> None:
 
 
 def _with_space_checked(plan: ConversionPlan) -> ConversionPlan:
-    """Return the plan with its bytes, and refuse one that needs more space than there is."""
+    """Return the plan with its bytes, and refuse a plan that requires more space than is free."""
     source, parent = plan.base.source, plan.output.path.parent
     needed = sum(source.files[name] for name in plan.companions) + 4 * plan.hc_parameters + 2**20
     if plan.link == "copy":

@@ -31,8 +31,7 @@ from ..planning.base_refusals import LOAD_REMEDY
 def load_model(checkpoint: Checkpoint) -> PreTrainedModel:
     """Load a model without its head, in the dtype of the weights.
 
-    Raises `UnsupportedCheckpointError` when some of its weights are missing, or Transformers would load others, or
-    can't load it.
+    Raises `UnsupportedCheckpointError` when weights are missing, or Transformers would load others, or can't load it.
     """
     register_auto_classes()
     source = checkpoint.source
@@ -48,9 +47,9 @@ def load_model(checkpoint: Checkpoint) -> PreTrainedModel:
 
 
 def load_connections(checkpoint: Checkpoint) -> PreTrainedModel:
-    """Load the connections of a conversion alone; all other weights are on the meta device, and not read.
+    """Load the connections of a conversion alone. All other weights are on the meta device, and not read.
 
-    Raises `UnsupportedCheckpointError` when some of theirs are missing, or Transformers can't load them.
+    Raises `UnsupportedCheckpointError` when their weights are missing, or Transformers can't load them.
     """
     register_auto_classes()
     source, weights, family = checkpoint.source, checkpoint.weights, checkpoint.family
@@ -74,7 +73,7 @@ def load_connections(checkpoint: Checkpoint) -> PreTrainedModel:
 def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint.
 
-    Raises `HyperConnError` when it has none, or one that can't be read.
+    Raises `HyperConnError` when it has no tokenizer, or an unreadable one.
     """
     if set(TOKENIZERS).isdisjoint(source.files):
         raise HyperConnError(
@@ -100,8 +99,8 @@ def open_base_of(model: str, checkpoint: Checkpoint) -> Checkpoint:
 
     model: local folder or Hub id.
 
-    Raises `UnsupportedCheckpointError` when it can't be read, is of another family or has another number of layers, or
-    Transformers would load other weights than its own.
+    Raises `UnsupportedCheckpointError` when it can't be read, or is of another family or number of layers. Raises it
+    also when Transformers would load other weights than its own.
     """
     source, family = open_source(model), checkpoint.family
     base = Checkpoint(source, read_raw_config(source), family)
@@ -119,7 +118,7 @@ def open_base_of(model: str, checkpoint: Checkpoint) -> Checkpoint:
 
 @contextmanager
 def _refusals(source: Source) -> Iterator[None]:
-    """Raise every error of Transformers, which meets unchecked files, as `UnsupportedCheckpointError`."""
+    """Raise errors of Transformers, which reads unchecked files here, as `UnsupportedCheckpointError`."""
     try:
         yield
     except Exception as error:
@@ -138,7 +137,7 @@ def _refuse_missing(source: Source, names) -> None:
 
 @contextmanager
 def _tokenizer_errors(source: Source) -> Iterator[None]:
-    """Raise every error of a tokenizer as `HyperConnError`, also a panic of Rust, whose report is not shown."""
+    """Raise errors of a tokenizer, panics of Rust included, as `HyperConnError`, and hide Rust's report."""
     try:
         with _without_stderr():
             yield
@@ -154,7 +153,7 @@ def _tokenizer_errors(source: Source) -> Iterator[None]:
 
 @contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Discard what is written to the process's stderr: Rust writes there itself."""
+    """Discard the output to the process's stderr, where Rust writes itself."""
     sys.stderr.flush()
     try:
         stderr = os.dup(2)

@@ -1,4 +1,4 @@
-"""A folder that is fit for pushing: the files that go up, and the bytes that were checked."""
+"""A folder that is fit for pushing: its files to upload, by the checked bytes."""
 
 import hashlib
 import os
@@ -34,10 +34,10 @@ Say = Callable[[str], None]
 class CheckedFolder:
     """A folder that is fit for pushing.
 
-    names: its files that go up.
-    left: its files that stay here, but for git's and of downloads.
-    base, commit: id and commit of the Hub repo that it was converted from, as far as they are known.
-    metadata: of its card; empty when there is none.
+    names: its files to upload.
+    left: its files that stay here, without files of git and of downloads.
+    base, commit: id and commit of the base on the Hub, as far as they are known.
+    metadata: the card's metadata; empty without a card.
     """
 
     def __init__(self, checkpoint: Checkpoint, include: Iterable[str], trained: bool):
@@ -70,7 +70,7 @@ class CheckedFolder:
         return self._digests[name]
 
     def name_repo(self, repo_id: str) -> None:
-        """Name the repo in the quick start of the card that goes up; the folder's own card stays as it is."""
+        """Name the repo in the quick start of the uploaded card; the folder's own card stays unchanged."""
         if README in self.names:
             self.digest(README)
             content = with_repo_name(self._contents[README].decode(), repo_id).encode()
@@ -78,7 +78,7 @@ class CheckedFolder:
             self.source.files[README] = len(content)
 
     def equals(self, name: str, sibling: "RepoSibling") -> bool:
-        """Return whether a file of the Hub has the content of the folder's."""
+        """Tell whether a file of the Hub has the same content as the folder's file."""
         from huggingface_hub.utils.sha import git_hash
 
         if sibling.size != self.source.files[name]:
@@ -104,8 +104,8 @@ class CheckedFolder:
 def open_checked(folder: Path, include: Iterable[str], accept_changes: bool, say: Say) -> CheckedFolder:
     """Open a folder, and refuse one that is not fit for pushing.
 
-    include: patterns of files to push besides those of a model.
-    accept_changes: whether it goes up though code, config or companions differ from how they were written.
+    include: patterns of files to push besides the model's.
+    accept_changes: whether to push changed code, config and companions.
 
     Raises as `push_checkpoint` does.
     """
@@ -145,7 +145,7 @@ def printable_name(name: str) -> str:
 
 
 def _names(checkpoint: Checkpoint) -> frozenset[str]:
-    """Return the files of the model: config, weights, code, and those that go with them."""
+    """Return the files of the model: config, weights, code, and their companions."""
     source, weights, code = checkpoint.source, checkpoint.weights.files, code_files(checkpoint)
     index = () if weights == (WEIGHTS,) else (INDEX,)
     files = (checkpoint.record or {}).get("files") or {}
@@ -156,7 +156,7 @@ def _names(checkpoint: Checkpoint) -> frozenset[str]:
 
 
 def _included(source: Source, patterns: Iterable[str]) -> frozenset[str]:
-    """Return the files that patterns name. Raises `PushError` for a pattern that names none."""
+    """Return the files that patterns match. Raises `PushError` for a pattern without a match."""
     names = set()
     for pattern in patterns:
         parts = Path(pattern).parts
@@ -171,7 +171,7 @@ def _included(source: Source, patterns: Iterable[str]) -> frozenset[str]:
 
 
 def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether a path matches a pattern as in `glob`, which would follow links to folders, too."""
+    """Tell whether a path matches a pattern as in `glob`, which would follow links to folders, too."""
     if not pattern:
         return not names
     if pattern[0] == "**":
@@ -186,7 +186,7 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
 def _check_changes(
     folder: Path, checked: CheckedFolder, report: VerificationReport, accept_changes: bool, say: Say
 ) -> None:
-    """Refuse files that differ from how they were written, by the bytes to upload, unless that is accepted."""
+    """Refuse files that differ from the written ones, by the bytes to upload, unless that is accepted."""
     changes, notes = find_changes(checked.checkpoint, as_converted=report.as_converted, digest_of=checked.digest)
     changes = tuple(change for change in changes if change.name in checked.names)
     if changes and not accept_changes:

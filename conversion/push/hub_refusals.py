@@ -36,7 +36,7 @@ def explain_hub_errors(repo_id: str) -> Iterator[None]:
 
 
 def refuses_copies(error: Exception, base: str) -> bool:
-    """Return whether the error of a commit is about copying from `base`, not about the repo that is written to."""
+    """Tell whether the error of a commit is about copying from `base`, not about the target repo."""
     from huggingface_hub.errors import FileDuplicationError, HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):

@@ -35,8 +35,8 @@ LONGEST_SHOWN = 60  # characters of a value, in a message
 class FileChange:
     """A file that is not as it was written.
 
-    name: its path in the checkpoint.
-    finding: the difference, to be read after the name.
+    name: path in the checkpoint.
+    finding: the difference, shown after the name.
     fails: whether a conversion with this file fails verification.
     """
 
@@ -53,9 +53,9 @@ def find_changes(
 ) -> tuple[tuple[FileChange, ...], tuple[str, ...]]:
     """Compare code, config, index and companions with the record, and code with this package's.
 
-    as_converted: whether nobody has trained the checkpoint since its conversion. After training and saving, config,
-        index and tokenizer are Transformers' own, and code alone can be judged.
-    digest_of: gives the SHA-256 of a file of the checkpoint.
+    as_converted: whether nobody has trained the checkpoint since its conversion. After training, config, index and
+        tokenizer are Transformers' own, and code alone can be judged.
+    digest_of: returns the SHA-256 of a file of the checkpoint.
 
     Returns the files that changed, and notes on other files.
     """
@@ -117,8 +117,8 @@ def _code_changes(
 def config_differences(checkpoint: Checkpoint, base: dict) -> list[str]:
     """Find fields of the model in the config of a checkpoint that differ from its base's config.json.
 
-    Where any differs, both configs are read as Transformers reads them: a newer release, or saving, adds fields,
-    renames them and leaves out defaults.
+    Where any differs, both configs are read as Transformers reads them: newer releases and saving add and rename
+    fields, and leave out defaults.
     """
     config, family = checkpoint.config, checkpoint.family
     if differences := _differences(config, base, family):
@@ -139,9 +139,9 @@ def config_differences(checkpoint: Checkpoint, base: dict) -> list[str]:
 
 
 def _differences(config: dict, base: dict, family: Family) -> list[str]:
-    """Find fields of a base that differ in a config, but for fields that a conversion sets.
+    """Find fields of a base that differ in a config, without fields that a conversion sets.
 
-    Of a model with its layers in another one, the fields of the inner model are compared.
+    Where an inner model has the layers, the inner model's fields are compared.
     """
     config, base = usual_names(config), usual_names({**base, "model_type": family.model_type})
     if isinstance(base.get(family.part_field), dict):

@@ -65,7 +65,7 @@ class Comparison:
 
     @property
     def rounded(self) -> bool:
-        """Tell whether both are equal but for the rounding of float32 reads, which sum to 1 within an ulp."""
+        """Tell whether both are equal up to the rounding of float32 reads, which sum to 1 within an ulp."""
         return self.dtype == "float32" and self.relative < ROUNDING and self.continuation is not False
 
     def line(self) -> str:
@@ -109,8 +109,8 @@ def compare_models(target: Checkpoint, base: Checkpoint, *, layers: int) -> tupl
 
     layers: how many of the first layers to run.
 
-    Raises `VerificationError` when one can't be loaded, lacks weights or has others, or computes NaN, and when the
-    base can't run on the inputs that are made here.
+    Raises `VerificationError` when a model can't be loaded, has missing or unknown weights, or computes NaN. Raises it
+    also when the base can't run on the inputs that are made here.
     """
     plain_class = base_class(target)
     hc_class = getattr(target.family.modeling_module(), f"HC{plain_class.__name__}")
@@ -136,7 +136,7 @@ def compare_models(target: Checkpoint, base: Checkpoint, *, layers: int) -> tupl
 def _run(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -> dict:
     """Return logits (or last hidden state, or maps), hidden states and greedy continuation on fixed inputs.
 
-    `fault` names weights that are NaN or infinite, or says that finite ones lead to NaN; None where all is well.
+    `fault` names weights that are NaN or infinite, or says that finite weights lead to NaN; None without a fault.
     """
     model: Any = checkpoint.family.observed(_load(model_class, checkpoint, dtype, layers))
     inputs, new_tokens = _inputs(model)
@@ -169,7 +169,7 @@ def _run(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -
 
 
 def _without_search(config: GenerationConfig) -> GenerationConfig:
-    """Keep special tokens and options of this model alone: by the others a checkpoint could ask for 10,000 beams."""
+    """Keep special tokens and options of this model; other options could set 10,000 beams."""
     of_search = GenerationConfig().to_dict()
     kept = {
         name: value for name, value in config.to_dict().items() if name not in of_search or name.endswith("_token_id")
@@ -234,7 +234,7 @@ def _image(config: PreTrainedConfig, model: PreTrainedModel, generator: torch.Ge
 
 
 def _noise(shape: tuple[int, ...], model: PreTrainedModel, generator: torch.Generator) -> torch.Tensor:
-    """Make noise of a shape that a config asks for, in the model's dtype.
+    """Make noise of a shape by a config, in the model's dtype.
 
     Raises `VerificationError` for more than `LARGEST_INPUT` values.
     """
@@ -244,7 +244,7 @@ def _noise(shape: tuple[int, ...], model: PreTrainedModel, generator: torch.Gene
 
 
 def _load(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -> PreTrainedModel:
-    """Load the model of a checkpoint in evaluation mode, cut after some layers, without fetching kernels."""
+    """Load the first layers of a checkpoint's model in evaluation mode, without fetching kernels."""
     source, family = checkpoint.source, checkpoint.family
     needed = (CONFIG, INDEX, "generation_config.json", *checkpoint.weights.files)
     names = [name for name in needed if name in source.files]
@@ -287,7 +287,7 @@ def _first_layers(config: PreTrainedConfig, layers: int, counts: list[str], fiel
     """Cut the config of a model after some layers.
 
     counts: the fields with the number of layers in each list of layers.
-    field: the inner config that has these fields; None where it is this config.
+    field: the inner config with these fields; None for this config.
     """
     if field is not None:
         inner = _first_layers(getattr(config, field), layers, counts, None)
@@ -323,7 +323,7 @@ def _compare(dtype: str, expected: dict, actual: dict) -> Comparison:
 
 
 def free_memory() -> int:
-    """Return the bytes that can be used without swapping, on the machine and within the strictest limit."""
+    """Return the bytes that are free without swapping, on the machine and within every limit."""
     return min([psutil.virtual_memory().available, *_left_by_limits()])
 
 

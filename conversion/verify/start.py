@@ -1,4 +1,4 @@
-"""The tensors of connections by name: as they start, and how far stored ones are from that."""
+"""The tensors of connections by name: their start, and the drift of stored ones."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class Drift:
     layer: from zero. sub_layer: "attention", "mlp", or another name of the family.
     alpha: the largest change of a static weight that reads or mixes streams; of its logit, for mHC and iHC.
     beta: the same of the weights that write.
-    dynamic: the standard deviation of the predicted part of a coefficient, of the coefficient where it is largest, for
-        streams of independent values of mean square 1; 0 when nothing is predicted, as at the start. For attention
-        residuals it is that of a value's score.
+    dynamic: the largest standard deviation of the predicted part of a coefficient, for streams of independent values
+        of mean square 1. It is 0 at the start, where nothing is predicted. For attention residuals it is the
+        standard deviation of a value's score.
     """
 
     stack: str
@@ -62,7 +62,7 @@ class _Module:
         return kind.shapes(self.config, self.family.norm)
 
     def values(self) -> dict[str, np.ndarray]:
-        """Return the parameters as they start, float32."""
+        """Return the parameters at the start, float32."""
         if self.k is None:
             return readout_of(self.config).values(self.config, self.family.norm)
         return kind_of(self.config).values(self.config, self.family.norm, self.k)
@@ -75,9 +75,9 @@ def _modules(config: dict, family: Family, stacks: Sequence[str]) -> Iterator[_M
 
 
 def hyper_connection_tensors(config: dict, family: Family, stacks: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return every tensor of connections and readouts by its name in the checkpoint, float32, as it starts.
+    """Return every tensor of connections and readouts at the start, float32, by its name in the checkpoint.
 
-    config: of the hyper-connection model, as in its config.json.
+    config: config.json of the hyper-connection model.
     stacks: the beginning of the names of the tensors in each list of layers, as `model.layers.`.
     """
     return {
@@ -116,11 +116,11 @@ def fault_of_connections(checkpoint: Checkpoint) -> str | None:
 def measure_drift(
     read: Callable[[str], np.ndarray], checkpoint: Checkpoint
 ) -> tuple[bool, tuple[Drift, ...], float | None]:
-    """Tell whether any value of the connections differs from its start, and how far each connection has come.
+    """Measure the drift of each connection, and tell whether any value differs from its start.
 
-    read: gives a stored tensor by its name, in float32.
+    read: returns a stored tensor by its name, in float32.
 
-    The last value is the largest change of a parameter of the readout; None when it has none.
+    The last value is the largest change of a parameter of the readout; None for a readout without parameters.
     """
     has_changed, drifts, changes = False, [], []
     for module in _modules(checkpoint.config, checkpoint.family, checkpoint.stack_prefixes):

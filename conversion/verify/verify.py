@@ -42,14 +42,14 @@ class VerificationReport:
     """The findings of a verification.
 
     tensors: number of tensors of the checkpoint.
-    trained: whether its hyper-connections have left the equivalent initialization; None when that is not known.
+    trained: whether its hyper-connections have left the equivalent initialization; None if not known.
     as_converted: whether it is a conversion that nobody has trained and saved since.
-    changed: number of tensors that differ from the base's; None when there was no base to compare with.
+    changed: number of tensors that differ from the base's; None without a base.
     comparisons: one for each dtype in which both models ran; empty without a numeric verification.
     layers: (run, all) decoder layers of the numeric verification.
-    changes: code, config and companions that are not as they were written.
+    changes: changed files of code, config and companions.
     notes: other facts of the files.
-    failure: the reason why verification fails, or None.
+    failure: the reason why verification fails; None if it passes.
     """
 
     tensors: int
@@ -91,7 +91,7 @@ class VerificationReport:
 
     @classmethod
     def from_dict(cls, report: dict) -> "VerificationReport":
-        """Return the report of an `as_dict`, also after JSON."""
+        """Return the report of a result of `as_dict`, also after JSON."""
         from .numeric import Comparison
 
         fields = {name: value for name, value in report.items() if name != "passed"}
@@ -127,21 +127,21 @@ def verify_checkpoint(
 ) -> VerificationReport:
     """Check a hyper-connection checkpoint, and compare it with its base.
 
-    A conversion fails, unless it was trained, when its code, config or index differs from its record, or its config
-    from the base's. Other differences of files are reported.
+    An untrained conversion fails when its code, config or index differs from its record, or its config from the
+    base's. Other differences of files are reported.
 
     folder: of the hyper-connection checkpoint.
-    against: its Pre-Norm base, a folder or a Hub id; without a base only the folder itself is checked.
-    revision: of `against`, when it is a Hub repo.
+    against: the base, a folder or a Hub id; None to check the folder alone.
+    revision: branch, tag or commit of `against` on the Hub.
     mode: "structure" checks tensors and files; "full" also runs both models, one after the other, in the checkpoint's
         dtype and in float32; "auto" does so with as many of the first layers as fit in free memory.
-    layers: run only this many of the first layers.
-    fresh: the folder was just made from `against` by the converter, which compares the shards itself, so it must be at
-        the equivalent initialization.
-    accept_changes: whether changes of code, config and index are only reported, too.
+    layers: number of the first layers to run.
+    fresh: whether the converter has just made the folder from `against`, and compared the shards. The folder must then
+        be at the equivalent initialization.
+    accept_changes: whether changes of code, config and index are only reported.
 
-    Raises `UnsupportedCheckpointError` when either can't be read or `folder` is no hyper-connection checkpoint, and
-    `HyperConnError` for an unknown mode, or layers where none are run.
+    Raises `UnsupportedCheckpointError` when either can't be read or `folder` is no hyper-connection checkpoint. Raises
+    `HyperConnError` for an unknown mode, and for `layers` in a mode that runs none.
     """
     if fault := fault_of_mode(mode, layers):
         raise HyperConnError(fault)
@@ -189,7 +189,7 @@ def verify_checkpoint(
 
 
 def _recorded_base(record: dict, against: Source) -> str | None:
-    """Name the base in a record beside another that was given; None where both have the same name."""
+    """Say that the record names another base; None where both have the same name."""
     recorded, commit = record["base"]["model"], record["base"]["commit"]
     if recorded in (against.name, Path(os.path.realpath(against.name)).name):
         return None
@@ -241,7 +241,7 @@ def _compare_tensors(
 
 
 def _tokens_if_resized(target: Checkpoint, base: Checkpoint, trained: bool | None) -> tuple[int, int] | None:
-    """Return the numbers of tokens of a trained checkpoint and its base, where they differ, as for a chat."""
+    """Return the numbers of tokens of a trained checkpoint and its base if they differ, else None."""
     tokens: Any = target.config.get("vocab_size"), usual_names(base.raw_config).get("vocab_size")
     return tokens if trained and None not in tokens and tokens[0] != tokens[1] else None
 
@@ -249,7 +249,7 @@ def _tokens_if_resized(target: Checkpoint, base: Checkpoint, trained: bool | Non
 def _check_alone(target: Checkpoint) -> tuple[str | None, bool | None]:
     """Find a fault of the checkpoint by itself, and tell whether its hyper-connections have been trained.
 
-    With a fault, the latter is None.
+    The second value is None with a fault.
     """
     from .start import fault_of_connections, measure_drift
 
@@ -271,7 +271,7 @@ def _check_alone(target: Checkpoint) -> tuple[str | None, bool | None]:
 
 
 def _has_its_connections(target: Source, record: dict) -> bool:
-    """Tell whether the shard of connections is the conversion's; its digest may not be recorded."""
+    """Tell whether the shard of connections is the conversion's, by its recorded digest."""
     name = record.get("hyper_connection_shard")
     return name in target.files and _digest(target, name) == record.get("hyper_connection_sha256")
 
@@ -294,9 +294,9 @@ def _digest(source: Source, name: str) -> str:
 
 
 def _renamed(target: Checkpoint, base: Checkpoint) -> frozenset[str]:
-    """Return the tensors with other names than in the base: saving gives them names of the installed Transformers.
+    """Return the tensors with other names than in the base: saving uses the installed Transformers' names.
 
-    There are none where Transformers doesn't load the base in full.
+    The set is empty where Transformers doesn't load the whole base.
     """
     from ..checkpoint.loading import fault_by_headers
 
@@ -320,7 +320,7 @@ def _check_headers(
 
     Training may have changed dtypes, and saving may have left out tensors that the model does not know.
 
-    renamed: as `_renamed` has them; None for a conversion that nobody has saved since.
+    renamed: the tensors of `_renamed`; None for a conversion that nobody has saved since.
     tokens: numbers of tokens of the checkpoint and the base, where they may differ.
     """
     ours, theirs = _base_tensors(target), base.weights.tensors
@@ -339,7 +339,7 @@ def _check_headers(
 
 
 def _count_changed(target: Checkpoint, base: Checkpoint) -> int:
-    """Count the tensors taken from the base that differ in their bytes, by their names or else by any name."""
+    """Count the tensors of the base that differ in their bytes, by their names or else by any name."""
     import torch
     from huggingface_hub.utils import tqdm
 

@@ -3,8 +3,8 @@
 The costs of one connection or readout are in `kinds`.
 
 N streams, D hidden size, L decoder layers, which have 2 L connections. An addition and a multiplication are two
-operations (FLOPs), as in the HC paper's Table 8. Left out is what depends on the length of the context (the scores of
-attention) and what is done once for a coefficient (tanh, Sinkhorn), not for each of D channels.
+operations (FLOPs), as in the HC paper's Table 8. Operations that depend on the length of the context (the scores of
+attention) are left out. So are operations on coefficients (tanh, Sinkhorn) instead of D channels.
 
 A `config` is a config.json, or what a config's `to_dict` returns.
 """
@@ -41,19 +41,19 @@ LAYER = re.compile(r"(?:^|\.)(?:layers?|h|(?:res)?blocks?)\.([0-9]{1,9})\.")
 
 
 def number_of_experts(config: Mapping) -> int | None:
-    """Return the number of routed experts of a layer, by any name that families use; None where no name stands."""
+    """Return the number of routed experts of a layer, by any name that families use; None without any."""
     return _of_a_layer(config, EXPERTS)
 
 
 def experts_of_a_token(config: Mapping) -> int | None:
-    """Return the number of experts that a token meets, by a field or its family's rule; None without either."""
+    """Return the number of routed experts for one token, by a field or its family's rule; None without either."""
     if (met := _of_a_layer(config, EXPERTS_A_TOKEN)) is not None:
         return met
     return EXPERTS_BY_RULE.get(FamilyName.of(str(config.get("model_type")).removeprefix("hc_")).own)
 
 
 def _of_a_layer(config: Mapping, names: Iterable[str]):
-    """Return the value of the first of these fields; of a list with one value for all layers (HunYuan's), that value.
+    """Return the value of the first of these fields. HunYuan has a list, with one value for all layers.
 
     DBRX has the fields in a config of its MLP.
     """
@@ -79,10 +79,9 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
 
     shapes: of all weights by name, of each expert apart (as on disk) or fused (as in memory).
 
-    Of experts a token meets those that it is routed to. An embedding is looked up, unless it is the language model's
-    head, too. Layers beyond the config's, for the prediction of more tokens, are not run, nor what a model has for
-    images and sounds beside its language model: the token is one of a text. Where a vision tower has the connections
-    instead, the token is one of that, and nothing else is run.
+    A token runs through the experts that it is routed to. An embedding is looked up, unless it is the language model's
+    head, too. Layers beyond the config's, for the prediction of more tokens, are not run. The token is one of a text,
+    so modules for images and sounds are not run. Where a vision tower has the connections, only the tower is run.
     """
     layers = max(stack["num_hidden_layers"] for stack in configs_of_stacks(config))
     config = usual_names(config)
@@ -112,9 +111,9 @@ def base_flops(config: Mapping, shapes: Mapping[str, Iterable[int]]) -> int:
 
 
 def weights_that_run(config: Mapping, names: Iterable[str]) -> Callable[[str], bool]:
-    """Return a function that tells by the name of a weight whether a token goes through it.
+    """Return a function that tells by the name of a weight whether a token runs through it.
 
-    names: of all weights.
+    names: names of all weights.
     """
     if (tower := tower_of(config)) is not None:
         return weights_of_tower(tower, names)
@@ -124,7 +123,7 @@ def weights_that_run(config: Mapping, names: Iterable[str]) -> Callable[[str], b
 def weights_of_tower(tower: InnerModel, names: Iterable[str]) -> Callable[[str], bool]:
     """Return a function that tells by the name of a weight whether it is of a tower.
 
-    names: of all weights. On disk a tower may have another name than in memory.
+    names: names of all weights. On disk a tower may have another name than in memory.
     """
     of_attribute = re.compile(rf"(?:^|\.){tower.attribute}\.")
     pattern = of_attribute if any(map(of_attribute.search, names)) else ON_DISK
@@ -134,27 +133,28 @@ def weights_of_tower(tower: InnerModel, names: Iterable[str]) -> Callable[[str],
 def connection_flops(config: Mapping) -> int:
     """Return the operations of all connections and the readout in the forward of one token, by their equations.
 
-    To read, mix and write N streams takes 2 N (N + 2) D (HC paper, Eqs. 2-5); to predict the coefficients of DHC as
-    much again, and a norm (Eqs. 10-13); those of mHC, of all streams, N times as much (mHC paper, Eq. 7). The residual
-    additions that connections replace, D each, are not taken off.
+    Reading, mixing and writing N streams are 2 N (N + 2) D operations (HC paper, Eqs. 2-5). Predicting DHC's
+    coefficients are as many again, and a norm (Eqs. 10-13). mHC predicts from all streams at once, with N times as
+    many (mHC paper, Eq. 7). The residual additions that connections replace, D each, are not subtracted.
 
-    Table 8 of the HC paper has them off, and prints less for DHC: for DHC×4 in OLMo-1B 0.0049 G, not this 0.0073 G.
-    That is what a prediction from one stream takes, 2 (N + 2) D, where each of the N streams has its own.
+    Table 8 of the HC paper subtracts them, and prints less for DHC: 0.0049 G for DHC×4 in OLMo-1B, here 0.0073 G. Its
+    number fits a prediction from one stream, 2 (N + 2) D. By the equations each of the N streams has its own.
     """
     return sum(kind_of(stack).flops(stack) + readout_of(stack).flops(stack) for stack in configs_of_stacks(config))
 
 
 def kept_bytes(config: Mapping, item_size: int) -> int:
-    """Return the bytes for one token that connections keep for the backward, beyond those of the plain model.
+    """Return the bytes for one token that connections keep for the backward, beyond the plain model's.
 
-    item_size: bytes of one value of the streams; coefficients, and what frac-connections, Keel and ResiDual keep, are
-        float32.
+    item_size: bytes of one value of the streams. Coefficients are float32, and all values that frac-connections, Keel
+        and ResiDual keep.
 
-    The steps of SHC, DHC and AltUp keep the N streams that a layer receives and the outputs of its branches, the
-    fused kernels of mHC and iHC the streams and the output of every sub-layer; the first streams are one embedding.
-    Attention residuals keep what they read. Frac-connections, Keel and ResiDual are differentiated by autograd. Not
-    counted are streams computed again, the readout, but for that of attention residuals, the parameters' own copies,
-    and the mean of each stream where a LayerNorm predicts coefficients.
+    The steps of SHC, DHC and AltUp keep the N streams that a layer receives and its branches' outputs. The
+    kernels of mHC and iHC keep the streams and every sub-layer's output. The first streams are one embedding.
+    Attention residuals keep the values that they read. Autograd differentiates frac-connections, Keel and ResiDual.
+
+    Recomputed streams and the parameters' own copies are not counted. Of readouts only the attention residuals' is.
+    Nor is the mean of each stream where a LayerNorm predicts coefficients.
     """
     kept = 0
     for stack in configs_of_stacks(config):

@@ -42,12 +42,12 @@ def plot_connections(
     """Draw an unfolded matrix C: the weight of each writer in what a sub-layer reads.
 
     matrix: `[K, K + 1]`, or `[K + 1, K + 1]` with the output's row.
-    limits: values at the ends of the colors; by default those of the matrix and zero.
-    attention: the sub-layers to mark as such, counted from zero; by default every second one, from the first.
+    limits: values at the ends of the colors; by default the matrix's extremes and zero.
+    attention: sub-layers to mark as attention, from zero; by default every second one, from the first.
     is_difference: whether the matrix is a difference of two, so that colors diverge from zero.
-    colorbar: whether the figure gets a bar of these colors.
+    colorbar: whether to add a bar of the colors.
 
-    Negative weights bear a stroke.
+    A stroke marks negative weights.
     """
     ax, (rows, size) = _axes(ax), matrix.shape
     step = max(1, ceil((size - 1) / 8))
@@ -89,7 +89,7 @@ def plot_similarity(percentiles: torch.Tensor, ax: Axes | None = None, *, label:
     """Draw the cosine similarity of neighboring sub-layers' inputs; call again to add a model.
 
     percentiles: `LayerSimilarity.result`.
-    index: of the model in the picture, for its color and line.
+    index: number of the model in the picture, which chooses its color and line.
     """
     ax, x = _axes(ax), range(2, len(percentiles) + 2)
     low, median, high = percentiles.T.numpy()
@@ -205,7 +205,7 @@ def coefficients_figure(coefficients: dict[str, torch.Tensor]) -> Figure:
 def sheet_figure(study: Study, similarity: dict[str, torch.Tensor]) -> Figure:
     """Draw the matrices, similarity, streams and coefficients on one sheet.
 
-    similarity: of neighboring inputs of several models, by name.
+    similarity: similarity of neighboring inputs, by model.
     """
     panels: list[Panel] = [*_connections(study.matrices), partial(_similarity, similarity)]
     panels += [*_streams(study.streams), *_coefficients(study.coefficients)]
@@ -256,7 +256,7 @@ def _axes(ax: Axes | None) -> Axes:
 
 
 def _widen(ax: Axes, height: float = 0.01) -> None:
-    """Show at least `height` of the values, so that rounding is not blown up to a curve."""
+    """Show at least a range of `height`, so that rounding does not look like a curve."""
     low, high = ax.get_ylim()
     if high - low < height:
         ax.set_ylim((low + high - height) / 2, (low + high + height) / 2)
@@ -279,7 +279,7 @@ def _legend_of_streams(ax: Axes) -> None:
 
 
 def _grid(panels: Sequence[Panel], columns: int) -> Figure:
-    """Draw panels in rows; those of matrices without a colorbar have one together."""
+    """Draw panels in rows; matrices without a colorbar share one."""
     rows = ceil(len(panels) / columns)
     figure = plt.figure(figsize=(5 * min(columns, len(panels)), 4.2 * rows), layout="constrained")
     axes = [figure.add_subplot(rows, columns, place) for place in range(1, len(panels) + 1)]

@@ -1,7 +1,7 @@
 """Unfolded connection matrices (HC paper, Section 4.5 and Eq. 27): what each sub-layer reads, by its writer.
 
-With every branch output written onto the streams and mixed from sub-layer to sub-layer, the input of sub-layer k is a
-weighted sum of the embedding and of the outputs of all sub-layers before it. The weights are row k of C^(0):
+Branch outputs are written to the streams, and mixed from sub-layer to sub-layer. So the input of sub-layer k is a
+weighted sum of the embedding and the outputs of all earlier sub-layers. The weights are row k of C^(0):
 
     h_0^k = sum over j of C^(0)[k, j] T^j
 
@@ -29,8 +29,8 @@ class ConnectionMatrices:
     inputs: C^(0), `[K + 1, K + 1]`; the last row is the output's.
     streams: C^(i), `[N, K, K + 1]`.
     inputs_deviation: standard deviation of C^(0) over tokens.
-    tokens: how many; 0 when static weights alone were unfolded.
-    attention: the sub-layers with attention, counted from zero; None where no model says which.
+    tokens: number of tokens; 0 for static weights alone.
+    attention: the sub-layers with attention, counted from zero; None without a model.
     """
 
     inputs: torch.Tensor
@@ -64,7 +64,7 @@ class Unfolding:
     def step(self, k: int, alpha: torch.Tensor, beta: torch.Tensor, reads: bool = True) -> None:
         """Go through sub-layer k with A `[B, S, N, reads + N]` and b `[B, S, N]`.
 
-        reads: whether its branch reads the streams; else it has what the branch before it had read.
+        reads: whether its branch reads the streams; else its input is the earlier branch's.
         """
         alpha, beta = alpha.flatten(0, -3), beta.flatten(0, -2)
         n = beta.shape[-1]
@@ -100,7 +100,7 @@ class Unfolding:
 def readout_weights(model: Any) -> str | torch.Tensor:
     """Return a model's readout for `Unfolding`: "sum", "mean" or weights `[N]`.
 
-    A learned readout, whose weights each token predicts, takes the mean, at which it starts.
+    A learned readout, whose weights each token predicts, counts as its start, the mean.
     """
     for _, module in modules_in_use(model):
         if any(name == "static_gamma" for name, _ in module.named_parameters(recurse=False)):
@@ -111,11 +111,11 @@ def readout_weights(model: Any) -> str | torch.Tensor:
 
 
 def unfold_static(model: PreTrainedModel, stack: str | None = None) -> ConnectionMatrices:
-    """Unfold the static weights of a model's connections, without what dynamic ones add for each token.
+    """Unfold the static weights of a model's connections, without dynamic terms.
 
-    Those of mHC and iHC are the weights that their biases alone make.
+    The static weights of mHC and iHC follow from their biases.
 
-    stack: of an encoder-decoder, "encoder" or "decoder"; None for the decoder.
+    stack: "encoder" or "decoder" of an encoder-decoder; None for the decoder.
 
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """

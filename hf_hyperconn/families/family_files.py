@@ -55,7 +55,7 @@ def configuration_text(family: FamilySource) -> str:
 from huggingface_hub.dataclasses import strict
 
 {imported}
-from .transformers_seam import names_are_gone
+from .transformers_seam import missing_names_error
 
 {import_of_transformers(family.configuration, [family.config])}
 
@@ -122,7 +122,7 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
             *([import_of(f".modeling_{stem(part.source.model_type)}", [f"HC{part.name}"])] if part else []),
             import_of(".modeling_hyper_connections", mixins),
             *(["from .sub_layers import SubLayer"] if names_sub_layers else []),
-            "from .transformers_seam import names_are_gone",
+            "from .transformers_seam import missing_names_error",
             "",
             import_of_transformers(family.modeling, sorted(_names_of_transformers(family, sources))),
         ]
@@ -166,10 +166,10 @@ def _layer_class(layer: LayerSource, family: FamilySource) -> str:
     for sub_layer, branch in zip(layer.cut.sub_layers, layer.cut.branches, strict=True):
         if not branch.is_usual:
             name = {"attention": "attention", "mlp": "the MLP"}.get(sub_layer.name, f"`{sub_layer.name}`")
-            docstring = f"What {name} adds to the residual stream, `[B, S, D]` to `[B, S, D]`."
+            docstring = f"Return the addition of {name} to the residual stream, `[B, S, D]` to `[B, S, D]`."
             text += _method(branch.method(sub_layer.branch, docstring))
         if sub_layer.after is not None:
-            docstring = "What then becomes of each of the streams, `[B, S, N, D]` to `[B, S, N, D]`."
+            docstring = "Change every stream after the addition, `[B, S, N, D]` to `[B, S, N, D]`."
             text += _method(branch.method_after(sub_layer.after, docstring))
     return text
 
@@ -197,14 +197,14 @@ def _sub_layers(sub_layers: Iterable[SubLayer]) -> str:
 
 
 def _method(source: str) -> str:
-    """Write a method in the body of a class, after what stands before it."""
+    """Write a method in the body of a class."""
     return "\n\n" + "\n".join(f"    {line}".rstrip() for line in source.rstrip("\n").splitlines())
 
 
 def _pretrained_class(family: FamilySource, sources: list[FamilySource]) -> str:
     bases = ["HyperConnectionPreTrainedModel", family.pretrained]
     line = f"layer_classes = HC{family.part.name}.layer_classes" if family.part else _layer_classes(sources)
-    head = class_head(f"HC{family.pretrained}", bases, f"What the HC-{_title(family)} classes share.")
+    head = class_head(f"HC{family.pretrained}", bases, f"Base of the HC-{_title(family)} classes.")
     lines = [f"    config: HC{family.config}", f"    {line}", written_dict("auto_map", auto_map(family))]
     recorders = dict.fromkeys(item for source in sources for item in source.recorders.items())
     if recorders:
@@ -243,13 +243,13 @@ def _model_class(family: FamilySource, base: str, generates: list[str]) -> str:
 
 
 def _inner_models(family: FamilySource) -> dict[str, tuple[InnerModel, ...]]:
-    """Return the models that have the layers, encoders and decoders, of each class that makes them itself."""
+    """Return the inner models with layers, encoders and decoders, of each class that makes them itself."""
     inner = dict.fromkeys(family.outer, family.inner)
     return {**inner, family.heads["Backbone"]: family.of_backbone} if family.of_backbone else inner
 
 
 def _base_model_lines(source: FamilySource) -> list[str]:
-    """Return what the class of a base model says of its layers."""
+    """Return the lines about layers in the class of a base model."""
     base = source.heads["Model"]
     return [
         *([f"stack = {literal(source.stack)}"] if source.stack != "layers" else []),
@@ -289,9 +289,9 @@ def import_of(module: str, names: Iterable[str], width: int = WIDTH) -> str:
 
 
 def import_of_transformers(module: str, names: Iterable[str]) -> str:
-    """Write an import that says what to do when a name is gone."""
+    """Write an import whose error names a remedy when a name is gone."""
     imported = indent(import_of(f"transformers.models.{module}", names, WIDTH - 4), "    ")
-    return f"try:\n{imported}\nexcept ImportError as error:\n    raise names_are_gone(error) from error"
+    return f"try:\n{imported}\nexcept ImportError as error:\n    raise missing_names_error(error) from error"
 
 
 def written_dict(name: str, values: dict[str, str]) -> str:
@@ -301,9 +301,9 @@ def written_dict(name: str, values: dict[str, str]) -> str:
 
 
 def written_list(head: str, items: Iterable[str], *, depth: int = 1, after: str = "", is_tuple: bool = False) -> str:
-    """Write `head(items)`, in as many lines as it needs.
+    """Write `head(items)`, in one line or several.
 
-    depth: how deep it is indented, in steps of four. after: what follows the bracket.
+    depth: indentation, in steps of four. after: the text after the bracket.
     """
     items, space = [*items], "    " * depth
     line = f"{space}{head}({', '.join(items)}{',' * (is_tuple and len(items) == 1)}){after}"

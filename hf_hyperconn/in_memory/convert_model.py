@@ -39,19 +39,19 @@ def convert_model(
     """Give a loaded model hyper-connections at the equivalent initialization.
 
     The returned model shares the parameters and buffers of `model`: training one trains the other. It computes the
-    same logits, bit for bit (but for the readouts "sum" and "learned"). `model` stays as it was; what is frozen in it,
-    in evaluation mode or (un)tied by hand is so in the returned model.
+    same logits, bit for bit, except with the readouts "sum" and "learned". `model` stays unchanged. The returned model
+    keeps frozen parameters, evaluation mode and weights (un)tied by hand.
 
-    model: a Transformers model whose layers add branches to a residual stream. One of a class that is not
-        Transformers' own, but built like those, can be converted and trained, but not saved whole. Or a diffusion
-        transformer of diffusers, such as DiT.
-    stack: which model in it gets them, by its attribute in the base model: "encoder" or "decoder" alone, or, as
-        "vision_tower", another than the language model. None for the usual ones, which are both of an encoder-decoder.
+    model: a Transformers model whose layers add branches to a residual stream, or a diffusion transformer of
+        diffusers, such as DiT. A model of another class that is built like Transformers' can be converted and trained,
+        but not saved whole.
+    stack: the inner model that gets connections, by its attribute in the base model: "encoder" or "decoder" alone, or
+        a tower such as "vision_tower". None for the usual ones: the language model, or encoder and decoder.
     fields: `connection`, `hc_mult` and others of `HyperConnectionConfig`; see its `from_prenorm` for None.
 
-    Raises `TypeError` for fields without their names, and `ValueError` for fields that no conversion has. Raises
-    `UnsupportedCheckpointError` for another kind of model, a quantized, spread or offloaded one, or one whose modules
-    have been replaced, wrapped, patched or hooked.
+    Raises `TypeError` for fields without their names, and `ValueError` for fields that no conversion accepts. Raises
+    `UnsupportedCheckpointError` for another kind of model, and for a quantized, distributed or offloaded model. Raises
+    it also for a model with replaced, wrapped, patched or hooked modules.
     """
     if others:
         raise TypeError(
@@ -71,7 +71,7 @@ def convert_with_fields(
 ) -> Any:
     """Convert a model as `convert_model` does, with any of the fields of `HyperConnectionConfig`.
 
-    check: is called with the conversion before its hyper-connections take memory; what it raises ends the conversion.
+    check: is called with the conversion before its hyper-connections use memory; its errors end the conversion.
     """
     _refuse_unusual(model)
     if is_of_diffusers(model) and stack is None:
@@ -106,7 +106,7 @@ def convert_with_fields(
 
 
 def _refuse_unusual(model: Any) -> None:
-    """Refuse another model than one that is whole on a device, in full precision and on one residual stream.
+    """Refuse a model that is not whole on a device, in full precision and with one residual stream.
 
     Raises `UnsupportedCheckpointError`.
     """
@@ -138,8 +138,7 @@ def _refuse_unusual(model: Any) -> None:
 def _class_of_family(model_class: type[PreTrainedModel], config: PreTrainedConfig, stack: str | None) -> Any:
     """Return the hyper-connection class for a class of Transformers; None for a class that no Auto class finds.
 
-    Raises `UnsupportedCheckpointError` when the family's layers are of another form, or such a class has no choice of
-    stacks.
+    Raises `UnsupportedCheckpointError` for layers of another form, and for a `stack` of a class without stacks.
     """
     name = model_class.__name__
     if model_class.__module__.startswith("transformers.models."):
@@ -153,7 +152,7 @@ def _class_of_family(model_class: type[PreTrainedModel], config: PreTrainedConfi
 
 
 def _refuse_patched(family: Family) -> None:
-    """Refuse a family whose files were made of other forwards than those that run.
+    """Refuse a family whose files were made from other forwards than the running ones.
 
     Raises `UnsupportedCheckpointError`.
     """
@@ -168,7 +167,7 @@ def _refuse_patched(family: Family) -> None:
 
 
 def _refuse_patched_since(converted: nn.Module) -> None:
-    """Refuse a model whose class has got another method since connections were put around it.
+    """Refuse a model whose class has another method than when connections were put around it.
 
     Raises `UnsupportedCheckpointError`.
     """
@@ -185,7 +184,7 @@ def _refuse_patched_since(converted: nn.Module) -> None:
 
 
 def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
-    """Give a conversion on the meta device the parameters and buffers of its base, and what was set on its modules."""
+    """Give a conversion on the meta device its base's parameters, buffers and settings of modules."""
     name = type(model).__name__
     shapes, expected = _shapes(model), _shapes(converted)
     for key in [*shapes, *(key for key in expected if not is_of_connection(key))]:
@@ -220,7 +219,7 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def _obstacles(source: nn.Module, target: nn.Module | None, by_hand: SetByHand) -> Iterator[str]:
-    """Yield what a module of a base has that its counterpart would not have."""
+    """Yield the parts of a base's module that its counterpart would lose."""
     if not isinstance(target, type(source)):
         place = "" if target is None else f" in the place of {type(target).__name__}"
         yield f"a module of class {type(source).__name__}{place}"
@@ -238,7 +237,7 @@ def _obstacles(source: nn.Module, target: nn.Module | None, by_hand: SetByHand) 
 
 
 def _is_another(own: Callable, of_class: object) -> bool:
-    """Tell whether a module's own attribute stands for a method of its class, and is another function.
+    """Tell whether a module's own attribute replaces a method of its class by another function.
 
     Accelerate, when it unwraps a model, leaves the method itself there, without its decorators.
     """

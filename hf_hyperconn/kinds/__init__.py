@@ -1,7 +1,7 @@
-"""The table of connections: of each kind its parameters and their start, cost, limits, exactness, title and paper.
+"""The table of connections: parameters, start, cost, limits, exactness, title and paper of each kind.
 
-It imports neither torch nor transformers. Values are stated in numpy, apart from the modules that they initialize: a
-conversion need not import torch, and a verification does not ask the code it checks.
+It imports neither torch nor transformers. It states values in numpy, apart from the modules that they initialize. So a
+conversion need not import torch, and a verification does not rely on the code that it checks.
 """
 
 from collections.abc import Mapping
@@ -34,10 +34,10 @@ __all__ = [
 
 
 def kind_of(config: Mapping) -> Kind:
-    """Return the kind of a config's connections. Raises `KeyError` for a name that is in no row."""
+    """Return the kind of a config's connections. Raises `KeyError` for an unknown name."""
     return KINDS[field_value(config, "connection")]
 
 
 def readout_of(config: Mapping) -> Readout:
-    """Return the readout of a config. Raises `KeyError` for a name that is in no row."""
+    """Return the readout of a config. Raises `KeyError` for an unknown name."""
     return kind_of(config).readout or READOUTS[field_value(config, "hc_readout")]

@@ -23,7 +23,7 @@ from .kind import (
 
 
 class Static(Kind):
-    """`HyperConnection` without a norm."""
+    """Row of `HyperConnection` without a norm."""
 
     name, title, paper = "shc", "static hyper-connections", "2409.19606"
 
@@ -55,7 +55,7 @@ class Static(Kind):
 
 
 class Dynamic(Static):
-    """`HyperConnection` with a norm."""
+    """Row of `HyperConnection` with a norm."""
 
     name, title = "dhc", "dynamic hyper-connections"
 
@@ -194,7 +194,7 @@ def _prediction(size: int, columns: int, norm: Iterable[str]) -> Shapes:
 
 
 def _nothing_predicted(shapes: Shapes, norm: Mapping[str, float]) -> Values:
-    """Return the start of the parameters that predict: no coefficient changes yet."""
+    """Return the start of the predicting parameters, which changes no coefficient."""
     start = {f"norm.{name}": value for name, value in norm.items()}
     start |= dict.fromkeys(("dynamic_alpha_scale", "dynamic_beta_scale"), SCALE)
     return {

@@ -1,8 +1,8 @@
 """The rows of the table: a kind of connection, a kind of readout, and the four readouts that a config can choose.
 
 Letters: N streams, D hidden size, L decoder layers of P sub-layers (most have two), K = P L sub-layers and as many
-connections. A `config` is a config.json, or what a config's `to_dict` returns; of the fields of connections it may
-lack any. `norm` has, by name, the initial value of each parameter of a family's norm.
+connections. A `config` is a config.json, or the result of a config's `to_dict`; it may lack fields of connections.
+`norm` contains the initial value of each parameter of a family's norm, by name.
 """
 
 import math
@@ -30,7 +30,7 @@ def field_value(config: Mapping, name: str):
 
 
 def sub_layers_of(config: Mapping) -> tuple[SubLayer, ...]:
-    """Return the sub-layers of a decoder layer; attention and an MLP for a model type that Transformers lacks."""
+    """Return the sub-layers of a decoder layer; attention and an MLP for an unknown model type."""
     try:
         return find_family(name_of_family(config)).sub_layers
     except UnsupportedCheckpointError:
@@ -56,9 +56,9 @@ class Kind:
     name: the value of the field `connection`.
     title, paper: its name for people, and its number on arXiv.
     is_rounded: whether a conversion equals its base in float32 only up to rounding.
-    has_matrices: whether matrices read and mix the streams, so that they can be unfolded and watched.
-    extends_hyper_connections: whether its paper extends that of hyper-connections.
-    readout: the one that it always has; None for the config's choice.
+    has_matrices: whether matrices read and mix the streams, so that they can be unfolded and observed.
+    extends_hyper_connections: whether its paper extends the paper of hyper-connections.
+    readout: its only readout; None for the config's choice.
     """
 
     rows: ClassVar[dict[str, "Kind"]] = {}
@@ -87,12 +87,12 @@ class Kind:
         return text
 
     def between_layers(self, config: Mapping) -> str | None:
-        """Name the values between two layers; None for one stream, as in a base."""
+        """Name the values that layers hand on; None for one stream, as in a base."""
         n = config["hc_mult"]
         return f"{n} streams" if n > 1 else None
 
     def rows_between_layers(self, config: Mapping) -> int | None:
-        """Count the rows of D values that a layer hands on for a token; None where they grow from layer to layer."""
+        """Count the rows of D values that a layer hands on for a token; None if they grow from layer to layer."""
         return config["hc_mult"]
 
     def settings(self, config: Mapping) -> list[str]:
@@ -122,11 +122,11 @@ class Kind:
         return count_sub_layers(config) * sum(map(prod, self.shapes(config, norm).values()))
 
     def flops(self, config: Mapping) -> int:
-        """Count the operations of all connections in the forward of one token, but for tanh and Sinkhorn."""
+        """Count the operations of all connections in the forward of one token, without tanh and Sinkhorn."""
         raise NotImplementedError
 
     def kept_for_backward(self, config: Mapping) -> tuple[int, int]:
-        """Count what all connections keep for one token: rows of D values of the streams' dtype; float32 values."""
+        """Count the values that all connections keep for one token: rows of D of the streams' dtype, and float32."""
         raise NotImplementedError
 
 
@@ -164,7 +164,7 @@ class Mean(Readout):
 
 
 class Joined(Readout):
-    """Parts, or one stream, as they are."""
+    """One stream, or parts side by side."""
 
     def flops(self, config):
         return 0

@@ -1,6 +1,6 @@
 """Kinds without matrices: attention residuals; Keel and ResiDual, which norm the residual stream itself.
 
-Models with the last two are trained from scratch.
+Models with Keel or ResiDual are trained from scratch.
 """
 
 import numpy as np

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class HyperConnectionCompositeConfig(ShippedConfig):
     """Mixin before the config of a model that has its layers in an inner model.
 
-    The inner model's config has the fields of `HyperConnectionConfig`, which may be given beside it.
+    The inner model's config has the fields of `HyperConnectionConfig`. They may be given beside it.
 
     part_field: the field with the inner model's config; `text_config` of a language model.
     part_class: the class of the inner model's config.
@@ -28,7 +28,7 @@ class HyperConnectionCompositeConfig(ShippedConfig):
 
     @property
     def connection_config(self):
-        """The config with the fields of connections: the inner model's."""
+        """Return the config with the fields of connections: the inner model's."""
         return getattr(self, self.part_field)
 
     def __post_init__(self, **kwargs):
@@ -36,8 +36,10 @@ class HyperConnectionCompositeConfig(ShippedConfig):
         given = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
         model_type = part.get("model_type") if isinstance(part, dict) else getattr(part, "model_type", None)
         if model_type not in (None, part_class.model_type, part_class.base_model_type):
-            wanted = f"{type(self).__name__} takes {part_class.model_type!r}"
-            raise ValueError(f"{field} has model_type {model_type!r}; {wanted}.")
+            raise ValueError(
+                f"{field} must have model_type {part_class.model_type!r} in a {type(self).__name__} "
+                f"(got {model_type!r}). Give another."
+            )
         if given and isinstance(part, part_class):
             name = part_class.__name__
             raise ValueError(f"{', '.join(given)} belong in {field}, which is a {name}. Set them there.")
@@ -50,7 +52,7 @@ class HyperConnectionCompositeConfig(ShippedConfig):
             setattr(self, field, part_class(**fields))
 
     def to_diff_dict(self) -> dict:
-        """Return the fields that differ from defaults; of the inner model's config, those that differ from its own."""
+        """Return the fields that differ from defaults, also within the inner model's config."""
         return {**super().to_diff_dict(), self.part_field: self.connection_config.to_diff_dict()}
 
     @classmethod

@@ -21,9 +21,9 @@ class Accepted:
 
     least, most: the smallest and the largest number of streams.
     starts: the values of `hc_start`.
-    reads: the fields that it reads and some other kind does not.
-    own_readout: why its readout can't be chosen; None where it can.
-    no_equivalent: why no Pre-Norm model computes the same; None for a kind that models can be converted to.
+    reads: fields that it reads, and that some other kind does not.
+    own_readout: why its readout can't be chosen; None if it can.
+    no_equivalent: why no Pre-Norm model computes the same; None for a kind of conversions.
     """
 
     least: int = 1
@@ -67,7 +67,7 @@ Norm = Literal["dyt", "derf"]
 
 @dataclass(kw_only=True, repr=False)
 class ConnectionFields:
-    """The fields with their defaults; `HyperConnectionConfig` says what they mean."""
+    """The fields with their defaults; `HyperConnectionConfig` explains them."""
 
     connection: Connection = "dhc"
     hc_mult: int = 4
@@ -86,7 +86,7 @@ class ConnectionFields:
 
 
 class GivenFields(TypedDict, total=False):
-    """The fields that a conversion takes; where `hc_mult` and `hc_readout` are None, they follow from others."""
+    """The fields that a conversion accepts; `hc_mult` and `hc_readout` follow from others where they are None."""
 
     connection: Connection
     hc_mult: int | None
@@ -128,7 +128,7 @@ def convertible(field: str) -> tuple:
 
 
 def complete(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all fields: a field that is not given follows from others, or has its default."""
+    """Return all fields; missing ones follow from others, or have their defaults."""
     chosen = {name: value for name, value in given.items() if value is not None}
     most = ACCEPTED.get(chosen.get("connection", FIELDS["connection"]), Accepted()).most
     follow = {
@@ -139,7 +139,7 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fault_of_fields(config: Mapping[str, Any]) -> str | None:
-    """Say what keeps a config from having its fields; None when nothing does."""
+    """Say why a config can't have its fields; None if it can."""
     config = {**FIELDS, **config}
     for name, accepted in CHOICES.items():
         if config[name] not in accepted:
@@ -157,7 +157,7 @@ def fault_of_fields(config: Mapping[str, Any]) -> str | None:
 
 
 def _fault_of_kind(config: Mapping[str, Any]) -> str | None:
-    """Say which field does not fit its connection or its start; None when all fit."""
+    """Say which field does not fit its connection or its start; None if all fit."""
     name, n, start = config["connection"], config["hc_mult"], config["hc_start"]
     kind, having = ACCEPTED[name], f"with connection {name!r}"
     if kind.most is not None and not kind.least <= n <= kind.most:
@@ -178,7 +178,7 @@ def _fault_of_kind(config: Mapping[str, Any]) -> str | None:
 
 
 def fault_of_start(config: Mapping[str, Any]) -> str | None:
-    """Say what keeps a config without other faults from an equivalent start; None when nothing does."""
+    """Say why a config without other faults has no equivalent start; None if it has one."""
     config, smallest = {**FIELDS, **config}, 1.0
     n, eps = config["hc_mult"], config["hc_eps"]
     if config["connection"] in ("mhc", "ihc"):
@@ -192,12 +192,12 @@ def fault_of_start(config: Mapping[str, Any]) -> str | None:
 
 
 def inequivalence(config: Mapping[str, Any]) -> str | None:
-    """Say why no Pre-Norm model computes what one with this config does at its start; None when one does."""
+    """Say why no Pre-Norm model equals a model with this config at its start; None if one does."""
     return NOT_CONVERTED.get(_not_converted({**FIELDS, **config}))
 
 
 def refusal_of_fields(given: Mapping[str, Any]) -> str | None:
-    """Say why no conversion can have the given fields; None when one can."""
+    """Say why no conversion can have the given fields; None if one can."""
     config = complete(given)
     field, value = _not_converted(config)
     if field:
@@ -207,13 +207,13 @@ def refusal_of_fields(given: Mapping[str, Any]) -> str | None:
 
 
 def unknown_fields(given: Mapping[str, Any]) -> str | None:
-    """Say which given names are no fields of connections; None when all are."""
+    """Say which given names are no fields of connections; None if all are."""
     names = [name for name in given if name not in FIELDS]
     return f"fields of connections are {', '.join(FIELDS)} (got {', '.join(names)})" if names else None
 
 
 def unread_field(given: Mapping[str, Any]) -> str | None:
-    """Say which given field has no effect on a conversion; None when all have one."""
+    """Say which given field has no effect on a conversion; None if all have an effect."""
     config = complete(given)
     connection, start = config["connection"], config["hc_start"]
     for field in KIND_FIELDS if connection in ACCEPTED else ():
@@ -238,7 +238,7 @@ def one_of(values: Iterable[object]) -> str:
 
 
 def _not_converted(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Find the field that keeps a conversion from equality, and its value; both empty when none does."""
+    """Find the field that excludes an equal base, and its value; both empty without one."""
     read = ACCEPTED.get(config["connection"], Accepted()).reads
     for field, value in NOT_CONVERTED:
         if config[field] == value and (field not in KIND_FIELDS or field in read):

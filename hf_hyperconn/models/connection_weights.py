@@ -35,15 +35,15 @@ else:
 
 
 class InitializedModule(nn.Module):
-    """A module whose `initial_values` its constructor and a model's `_init_weights` both take.
+    """A module whose `initial_values` serve its constructor and a model's `_init_weights`.
 
-    decayed: names of those of its parameters that weight decay applies to.
+    decayed: names of its parameters with weight decay.
     """
 
     decayed: tuple[str, ...] = ()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Return every parameter of the module itself at the start."""
+        """Return every own parameter of the module at the start."""
         raise NotImplementedError
 
     def register_initial_values(self) -> None:
@@ -55,7 +55,7 @@ class InitializedModule(nn.Module):
 class WideModule(InitializedModule):
     """A module whose parameters stay float32 when a model is cast to 16 bits (`.to(torch.bfloat16)`, `.half()`).
 
-    Those made or loaded in 16 bits stay so; its forward has to cast up.
+    Parameters made or loaded in 16 bits stay so; the forward has to cast them up.
     """
 
     def _apply(self, fn, recurse=True):
@@ -69,7 +69,7 @@ class WideModule(InitializedModule):
 
 
 def fresh_copy(module: nn.Module) -> nn.Module:
-    """Return a deep copy that a model initializes by itself, also of fake tensors, which `deepcopy` can't copy."""
+    """Return a deep copy that a model initializes by itself; fake tensors, too, which `deepcopy` can't copy."""
     with gathered(module.parameters()):
         parameters = {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in module.parameters()}
     copy = deepcopy(module, parameters | {id(buffer): buffer.clone() for buffer in module.buffers()})
@@ -79,7 +79,7 @@ def fresh_copy(module: nn.Module) -> nn.Module:
 
 
 def in_float32(norm: nn.Module) -> nn.Module:
-    """Return the norm in float32; unlike `.float()`, which changes tensors in place, also with fake tensors."""
+    """Return the norm in float32; unlike the in-place `.float()`, also with fake tensors."""
     for module in norm.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dtype != torch.float32:
@@ -91,7 +91,7 @@ def in_float32(norm: nn.Module) -> nn.Module:
 
 
 class InitialWeights(Base):
-    """Mixin before a family's `PreTrainedModel`, which starts weights that were not loaded."""
+    """Mixin before a family's `PreTrainedModel` that initializes weights that were not loaded."""
 
     def _initialize_weights(self, module, is_custom_code=False):
         # as for the base's class: Transformers expects of custom code that it may start weights that were loaded
@@ -133,7 +133,7 @@ class InitialWeights(Base):
                 module.apply(innermost._init_weights)
 
     def keep_weights(self) -> None:
-        """Mark all weights as initialized, but those on the meta device: a larger model may start its parts again."""
+        """Mark all weights but the meta device's as initialized: a larger model may initialize its parts again."""
         for module in self.modules():
             if any(parameter.is_meta for parameter in module.parameters()):
                 continue
@@ -145,7 +145,7 @@ class InitialWeights(Base):
 def warn_of_narrow(dtypes: dict[str, torch.dtype]) -> None:
     """Warn once of parameters of connections that have 16 bits or fewer.
 
-    dtypes: of each parameter, by its name.
+    dtypes: dtype of each parameter, by its name.
     """
     floating = {dtype for name, dtype in dtypes.items() if is_of_connection(name) and dtype.is_floating_point}
     if narrow := sorted(str(dtype).removeprefix("torch.") for dtype in floating if dtype.itemsize < 4):
@@ -160,7 +160,7 @@ def warn_of_narrow(dtypes: dict[str, torch.dtype]) -> None:
 def warn_of_training(layers: Iterable[Any]) -> None:
     """Warn once of connections in 16 bits, and of a frozen readout, in the layers that a forward will run.
 
-    It looks at one layer, because tools cast or freeze all alike.
+    It checks one layer, because tools cast or freeze all alike.
     """
     if torch.compiler.is_compiling():
         return
@@ -186,7 +186,7 @@ def warn_of_training(layers: Iterable[Any]) -> None:
 
 
 def warn_of_old_places(model: nn.Module) -> None:
-    """Warn of removed or moved layers, where the model, loaded again, computes something else."""
+    """Warn of removed or moved layers with which the model, loaded again, computes something else."""
     for layers in model.modules():
         if not isinstance(layers, nn.ModuleList):
             continue
@@ -210,9 +210,9 @@ def warn_of_old_places(model: nn.Module) -> None:
 
 
 def gathered(parameters: Iterable[torch.Tensor], changes: bool = False) -> AbstractContextManager:
-    """Return a context in which parameters that ZeRO-3 has split are whole; every rank has to enter it.
+    """Return a context in which ZeRO-3's split parameters are gathered; every rank has to enter it.
 
-    changes: whether they are changed within; each rank then has the values of the first rank.
+    changes: whether they change within; afterwards each rank has the first rank's values.
     """
     split = [parameter for parameter in parameters if hasattr(parameter, "ds_shape")]
     if not split:
@@ -222,7 +222,7 @@ def gathered(parameters: Iterable[torch.Tensor], changes: bool = False) -> Abstr
 
 
 def _sharded_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return the part of a value that each rank has of a parameter; all of it unless the parameter is sharded."""
+    """Return a rank's part of a value for a sharded parameter; all of it for another."""
     if not hasattr(parameter, "device_mesh"):
         return value
     from torch.distributed.tensor import distribute_tensor  # not part of every build of torch

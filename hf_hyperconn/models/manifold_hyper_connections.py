@@ -8,12 +8,12 @@ For one token, x holds its N streams. With x' = RMSNorm(vec(x)), without weight,
     mix     H_res  = Sinkhorn(alpha_res  x' phi_res  + b_res)      rows and columns sum to 1; for iHC the identity
     x_next  = H_res x + H_post (outer) F(H_pre x)
 
-Parameters have the names and layout of DeepseekV4HyperConnection in Transformers: the rows of `fn` and `base` are
-read, write and mix, in this order, and so are the three `scale`s. The mix is stored by columns of H_res: it is the
-transpose of H_res that DeepSeek-V4 calls `comb`.
+Parameters have the names and layout of DeepseekV4HyperConnection in Transformers. The rows of `fn` and `base` and the
+three `scale`s are read, write and mix, in this order. The mix is stored by columns of H_res; DeepSeek-V4 calls the
+transpose of H_res `comb`.
 
-Streams are read and mixed as their mean plus weighted deviations from it, which vanish when all streams are equal: a
-converted model keeps its base's streams, whatever the rounding of the weights.
+Streams are read and mixed as their mean plus weighted deviations from it. The deviations vanish when all streams are
+equal, so a converted model keeps its base's streams, whatever the rounding of the weights.
 """
 
 import math
@@ -37,10 +37,10 @@ BIAS = 3.0
 class ManifoldCarry:
     """The carry of a width connection by the fused kernels.
 
-    streams: x, `[B, S, N, D]`, whose gradient is that of H_res x.
+    streams: x, `[B, S, N, D]`; its gradient is the gradient of H_res x.
     beta: H_post, `[B, S, N]`, float32.
     mix: H_res, `[B, S, N, N]`, float32, without a gradient: it goes through the streams. Empty for iHC.
-    mixes: whether it is there.
+    mixes: whether there is a mix.
     """
 
     streams: torch.Tensor
@@ -64,8 +64,8 @@ class ManifoldHyperConnection(Connection):
     mixes: whether the streams are mixed (mHC) or not (iHC).
     sinkhorn_iters: number of normalizations of columns and rows.
     eps: added to the reads and to what divides, as in DeepSeek-V4's kernels.
-    is_biased: whether the initial biases are the paper's (Appendix A.6) instead: 3 for what the branch reads of stream
-        k mod N and for what a stream keeps of itself, -3 for the others. The reads of four streams then sum to 1.09.
+    is_biased: whether the initial biases are the paper's (Appendix A.6) instead: 3 for the read of stream k mod N and
+        for a stream's share of itself, -3 for the others. The reads of four streams then sum to 1.09.
     """
 
     decayed = ("fn",)
@@ -88,9 +88,9 @@ class ManifoldHyperConnection(Connection):
         self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Return values that keep the function of a Pre-Norm model, float32; the paper's biases don't keep it.
+        """Return the initial values, float32. Without the paper's biases they keep a Pre-Norm model's function.
 
-        Reads sum to 1, writes are 1, and the rows of the mix sum to 1.
+        Reads then sum to 1, writes are 1, and the rows of the mix sum to 1.
         """
         n, home = self.hc_mult, self.sub_layer % self.hc_mult
         reads, keeps, gives = (
@@ -111,7 +111,7 @@ class ManifoldHyperConnection(Connection):
 
     @property
     def settings(self) -> tuple[bool, int, float]:
-        """The arguments of `coefficients` besides tensors."""
+        """Return the arguments of `coefficients` besides tensors."""
         return self.mixes, self.sinkhorn_iters, self.eps
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -132,7 +132,7 @@ class ManifoldHyperConnection(Connection):
         return *read_and_mix_deviations(streams, read, mix), write
 
     def forward(self, streams: Streams) -> tuple[torch.Tensor, Writer]:
-        """Return the branch input and the carry, by the fused kernels or in plain torch (`set_hc_implementation`)."""
+        """Return the branch input and the carry, by the fused kernels or in torch (`set_hc_implementation`)."""
         values = streams.written()
         if torch.jit.is_tracing() or is_transformed() or implementation(values, _run_one) == "torch":
             return super().forward(streams)
@@ -214,7 +214,7 @@ def _run_one(device: torch.device) -> None:
 def _width(
     settings: tuple[bool, int, float], streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return H_res x, the branch input and H_post by the algebra: `_Width` receives the gradients of these."""
+    """Return H_res x, the branch input and H_post by the algebra; `_Width` receives their gradients."""
     read, write, mix = coefficients(streams.float(), fn, base, scale, *settings)
     branch_input, mixed = read_and_mix_deviations(streams, read, mix)
     return mixed, branch_input, write
@@ -265,12 +265,12 @@ def read_logits(n: int, favoured: int, eps: float) -> list[float]:
 
 
 def manifold(layer: Any, sub_layer: int, sub_layers: int, mixes: bool = True) -> ManifoldHyperConnection:
-    """Make the connection around sub-layer k of a layer, as its config asks for."""
+    """Make the connection around sub-layer k of a layer, by its config."""
     config, is_biased = layer.config, layer.config.hc_start == "biased"
     settings = mixes, config.hc_sinkhorn_iters, config.hc_eps, is_biased
     return ManifoldHyperConnection(config.hidden_size, config.hc_mult, sub_layer, *settings)
 
 
 def identity(layer: Any, sub_layer: int, sub_layers: int) -> ManifoldHyperConnection:
-    """Make the same, with unmixed streams."""
+    """Make the connection around sub-layer k of a layer, with unmixed streams."""
     return manifold(layer, sub_layer, sub_layers, mixes=False)

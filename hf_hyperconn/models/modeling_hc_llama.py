@@ -27,7 +27,7 @@ class HCLlamaDecoderLayer(HyperConnectionDecoderLayer, LlamaDecoderLayer):
 
 
 class HCLlamaPreTrainedModel(HyperConnectionPreTrainedModel, LlamaPreTrainedModel):
-    """What the HC-Llama classes share."""
+    """Base of the HC-Llama classes."""
 
     config: HCLlamaConfig
     layer_classes = (HCLlamaDecoderLayer,)

@@ -4,7 +4,7 @@
 The first decoder layer expands the embeddings into streams and the last one reads them out. So the rest of a
 Transformers model never meets them.
 
-A base's `__init__` builds a model. Then its layers, and the models in it that have layers, get their classes with
+A base's `__init__` builds a model. Then its layers, and its inner models with layers, get their classes with
 hyper-connections (`adopt`).
 """
 
@@ -60,8 +60,8 @@ class HyperConnectionPreTrainedModel(InitialWeights):
 
     config_class: the family's config, with the fields of hyper-connections.
     layer_classes: the family's decoder layers on residual streams.
-    auto_map: `file.Class` behind every Auto class; a saved model ships these files.
-    code_package: the package that has these files as modules.
+    auto_map: `file.Class` behind every Auto class; a saved model contains these files.
+    code_package: package with these files as modules.
     """
 
     config_class: Any
@@ -85,7 +85,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
 
     @classmethod
     def _adopt_family(cls, base: type[PreTrainedModel]):
-        """Copy the base's declarations, which Transformers looks up by class or model type."""
+        """Copy the base's declarations that Transformers looks up by class or model type."""
         layer_classes, config_class = cls.layer_classes, cls.config_class
         cls.code_package = cls.__module__.rpartition(".")[0]
         wrapped = getattr(base, "_no_split_modules", None) if hasattr(config_class, "part_class") else None
@@ -128,7 +128,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         return distributed
 
     def _tell_config_of_code(self) -> None:
-        """Let the config, which saves the code, find the code of the models."""
+        """Set the place of the models' code in the config, which saves the code."""
         config_class: Any = type(self.config)
         config_class.code_package, config_class.source_in = self.code_package, staticmethod(source_in)
 
@@ -148,7 +148,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
             model_class.__name__ = name
 
     def _prepare_decoder_input_ids_for_generation(self, batch_size, model_input_name, model_kwargs, *args, **kwargs):
-        """Leave a prompt of Whisper without a start token, as Transformers does by the base's model type."""
+        """Add no start token to a prompt of Whisper, as Transformers does by the base's model type."""
         if self.config.base_model_type == "whisper" and model_kwargs.get("decoder_input_ids") is not None:
             return model_kwargs.pop("decoder_input_ids"), model_kwargs
         prepare: Any = super()
@@ -169,7 +169,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         return load(model, state_dict, checkpoint_files, *args, **kwargs)
 
     def _adjust_missing_and_unexpected_keys(self, loading_info) -> None:
-        """Leave new connections on a base out of Transformers' report of missing weights, and say how they start."""
+        """Remove new connections from Transformers' report of missing weights, and say how they start."""
         report: Any = super()
         report._adjust_missing_and_unexpected_keys(loading_info)
         name, where, new = _loaded.get()
@@ -190,8 +190,8 @@ class HyperConnectionPreTrainedModel(InitialWeights):
     def from_pretrained(cls: type[Model], *args, **kwargs) -> Model:
         """Load a model, one thread after the other; a base gets new connections.
 
-        While Transformers builds a model, it exchanges functions and the default dtype that all threads use. Two
-        threads at once may leave these exchanged, such as a `tie_weights` that does nothing.
+        While Transformers builds a model, it replaces functions and the default dtype of all threads. Two threads at
+        once may leave replacements behind, such as a `tie_weights` that does nothing.
         """
         name = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         where, new = {option: kwargs[option] for option in HUB_OPTIONS if option in kwargs}, set[str]()
@@ -217,14 +217,14 @@ class HyperConnectionPreTrainedModel(InitialWeights):
     def from_prenorm(cls: type[Model], pretrained_model_name_or_path, **kwargs: Any) -> Model:
         """Load a base checkpoint as this class, with hyper-connections at the equivalent initialization.
 
-        The result computes the same logits as the base, bit for bit (but for the readouts "sum" and "learned").
+        The result computes the same logits as the base, bit for bit, except with the readouts "sum" and "learned".
 
         pretrained_model_name_or_path: a local folder or a Hub id.
         kwargs: `connection`, `hc_mult` and others of `HyperConnectionConfig`; see its `from_prenorm` for None. Others
-            are as for `from_pretrained` (`dtype`, `device_map`, `revision`, ..., and fields of the base's config).
+            go to `from_pretrained` (`dtype`, `device_map`, `revision`, ..., and fields of the base's config).
 
-        Raises `ValueError` for fields that no conversion has. Raises it also when the checkpoint belongs to another
-        family, lacks weights of the base or would be offloaded to disk.
+        Raises `ValueError` for fields that no conversion accepts. Raises it also for a checkpoint of another family,
+        for missing weights, and for offloading to disk.
         """
         given = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
         if fault := unread_field(given):
@@ -284,8 +284,8 @@ class HyperConnectionModel(Base):
     The family's `forward` stays, inside `reduce_recorded_streams`.
 
     stack: the path of its layers.
-    hc_layerdrop: the name of the rate at which training leaves layers out, beside the layers; None without one. It is
-        set to 0, because there are no streams without the first layer.
+    hc_layerdrop: name of the rate at which training leaves layers out, beside the layers; None without one. It is set
+        to 0, because there are no streams without the first layer.
     """
 
     layer_classes: Any
@@ -295,8 +295,8 @@ class HyperConnectionModel(Base):
     def convert_layers(self) -> None:
         """Give every decoder layer its connections.
 
-        Raises `ValueError` for a config whose fields are not accepted: they may have been set since it was made.
-        Raises `ImportError` for a config of a base.
+        Raises `ValueError` for fields that are not accepted; they may have been set after the config was made. Raises
+        `ImportError` for a config of a base.
         """
         if not hasattr(self.config, "validate_hyper_connections"):
             raise base_config_error(self)
@@ -311,7 +311,7 @@ class HyperConnectionModel(Base):
 
     @property
     def decoder_layers(self) -> Any:
-        """The layers, wherever the family has them."""
+        """Return the layers."""
         return self.get_submodule(self.stack)
 
     def keep_every_layer(self) -> None:
@@ -346,7 +346,7 @@ class HyperConnectionHead(Base):
 
 
 def init_with_connections(built: Callable) -> Callable:
-    """Return the `__init__` of a class with hyper-connections, which takes the arguments of its base's `__init__`."""
+    """Return the `__init__` of a class with hyper-connections, with the arguments of its base's `__init__`."""
 
     @wraps(built)
     def __init__(self, config, *args, **kwargs):
@@ -364,7 +364,7 @@ def init_with_connections(built: Callable) -> Callable:
 
 
 def adopt(model: Any, hc_class: type[PreTrainedModel]) -> None:
-    """Give a model that a base's `__init__` has built its class with hyper-connections."""
+    """Convert a model that a base's `__init__` has built to its class with hyper-connections."""
     if not isinstance(model, hc_class):
         # Transformers meets a class at its first model
         PreTrainedModel.__init__(hc_class.__new__(hc_class), model.config)
@@ -375,13 +375,13 @@ def adopt(model: Any, hc_class: type[PreTrainedModel]) -> None:
 
 
 def plain_class(hc_class: type) -> type:
-    """Return the family's own class, of which a class with hyper-connections, or a subclass of one, is made."""
+    """Return the family's own class behind a class with hyper-connections, or behind its subclass."""
     ours = HyperConnectionPreTrainedModel, HyperConnectionDecoderLayer
     return next(base for base in hc_class.__mro__ if issubclass(base, nn.Module) and not issubclass(base, ours))
 
 
 def register_with_auto_model(config, model_class: type[HyperConnectionPreTrainedModel]) -> None:
-    """Register a class with AutoModel, by which some bases build their parts."""
+    """Register a class with AutoModel, which some bases use to build their parts."""
     # the file of this config may have been loaded more than once
     if type(config).__name__ == model_class.config_class.__name__ and type(config) not in MODEL_MAPPING:
         AutoModel.register(type(config), model_class, exist_ok=True)

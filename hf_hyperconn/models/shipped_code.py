@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""The files of code that a saved model brings: those that its `auto_map` names, and their imports.
+"""The files of code in a saved model: the files that its `auto_map` names, and their imports.
 
-`chosen_code.py` imports all that fields of a config can choose. A model brings it with the rows that its own config
-chooses. So the imports alone decide, for whoever writes a folder: a model, the converter, or `hf-hyperconn refresh`.
+`chosen_code.py` imports all code that a config can choose. A model contains it with the rows of its own config. So the
+imports alone decide, for a saved model, for the converter, and for `hf-hyperconn refresh`.
 """
 
 import re
@@ -41,7 +41,7 @@ def code_of(read: Callable[[str], str], modules: Iterable[str], config: Mapping 
 
 
 def source_for(config: Mapping, module: str, source: str) -> str:
-    """Write the source of a module as a model with this config brings it: `chosen_code.py` without other rows."""
+    """Return the source of a module for a model with this config: `chosen_code.py` without other rows."""
     if module != CHOOSING_MODULE:
         return source
     others = {
@@ -56,12 +56,12 @@ def source_for(config: Mapping, module: str, source: str) -> str:
 
 
 def value_of(name: str) -> str:
-    """Return the value of a field whose code is imported by this name, such as `made as value_readout`."""
+    """Return the value of a field behind an imported name, such as `make as value_readout`."""
     return name.split()[-1].removesuffix("_readout")
 
 
 def source_in(package: str) -> Callable[[str], str]:
-    """Return a function that reads the source of a module of a package, wherever it is kept.
+    """Return a function that reads the source of a module of a package, wherever it is.
 
     The first model reads it, once. So the saved code is the code that ran, also after an update of the package.
     The function raises `ImportError` or `OSError` for a source that can't be read.

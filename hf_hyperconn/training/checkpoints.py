@@ -20,7 +20,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 
 
 def is_saved_whole(model: nn.Module, folder: str) -> TypeGuard[PreTrainedModel]:
-    """Return whether a folder has all weights of a Transformers model on one device: no adapters, no shards."""
+    """Tell whether a folder has all weights of a Transformers model on one device: no adapters, no shards."""
     return (
         isinstance(model, PreTrainedModel)
         and getattr(model, "hf_quantizer", None) is None
@@ -51,7 +51,7 @@ def load_weights(model: PreTrainedModel, folder: str) -> None:
 
 
 def _tensors_in(folder: str, names: set[str]) -> dict[str, torch.Tensor]:
-    """Return the tensors with these names on disk, of modules that a model has beside those of its class."""
+    """Return the tensors with these names on disk, of modules besides the modules of a model's class."""
     tensors: dict[str, torch.Tensor] = {}
     for path in Path(folder).glob("model*.safetensors") if names else ():
         with safe_open(path, "pt") as file:

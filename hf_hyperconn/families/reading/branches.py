@@ -1,12 +1,12 @@
 """The branches of a decoder layer, cut from the source of its `forward`.
 
-A branch is what the layer computes from the residual stream before it adds that to the stream: of
+A branch is the computation from the residual stream up to an addition to the stream: of
 
     residual = hidden_states
     hidden_states = self.mlp(self.norm(hidden_states))
     hidden_states = residual + hidden_states
 
-the second line. The stream is followed by name: what is given to the layer, its copies, and every sum.
+the second line. The stream is followed by name: the layer's input, its copies, and every sum.
 """
 
 import ast
@@ -56,11 +56,11 @@ def layer_refusal(layer: str, reason: str) -> UnsupportedCheckpointError:
 def cut_branches(forward: ast.FunctionDef, source: str, layer: str, module: object = None) -> Cut:
     """Cut the branches of a decoder layer's `forward`.
 
-    source: in which the positions of `forward` are. layer: the name of its class.
-    module: the layer itself, where there is one; its attributes then choose the form.
+    source: text of the file of `forward`. layer: name of its class.
+    module: the layer itself, whose attributes choose the form; None for the config's choice.
 
-    Raises `UnsupportedCheckpointError` when it is not a chain of additions to the stream, or a branch needs what an
-    earlier one may not have made.
+    Raises `UnsupportedCheckpointError` when it is not a chain of additions to the stream, or a branch reads a value
+    that an earlier one may not assign.
     """
     lines, stream = source.splitlines(), _arguments(forward, layer)[1]
     by_config = ConfigChoice(lines, _optional(forward))
@@ -70,8 +70,8 @@ def cut_branches(forward: ast.FunctionDef, source: str, layer: str, module: obje
 def cut_branches_of_class(layer: Definition, config: Definition, known: Mapping[str, object] | None = None) -> Cut:
     """Cut the branches of a class of layers, whose additions may stand in its modules.
 
-    config: the class of its config, whose defaults choose the form.
-    known: fields of the config that this layer always has with these values.
+    config: class of its config, whose defaults choose the form.
+    known: values of fields that are fixed for this layer.
 
     Raises `UnsupportedCheckpointError` as `cut_branches`.
     """
@@ -81,7 +81,7 @@ def cut_branches_of_class(layer: Definition, config: Definition, known: Mapping[
 
 
 def _cut_by(choice: Choice, forward: ast.FunctionDef, layer: str, inliner: Inliner | None = None) -> Cut:
-    """Cut all statements of a forward; where that fails, those that run."""
+    """Cut all statements of a forward; if that fails, only statements that run."""
     body = [node for node in forward.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
     if not body:
         raise layer_refusal(layer, "nothing is added to the stream that it takes")
@@ -103,12 +103,13 @@ def _cut_by(choice: Choice, forward: ast.FunctionDef, layer: str, inliner: Inlin
 class _Segment:
     """The statements before an addition, and the addition.
 
-    streams: the names that the stream has in it; reshaped: those that it has in another shape; copies: of these, the
-        ones that only an addition may read.
-    statements: those that are not copies of the stream.
-    added: the expression that is added, and its source.
+    streams: names of the stream in it.
+    reshaped: names of the stream in another shape.
+    copies: reshaped names that only an addition may read.
+    statements: statements that are not copies of the stream.
+    added, source: the added expression, and its source.
     given: the argument without which it is left out; None for none.
-    after: what changes the stream once that is added.
+    after: statements that change the stream after the addition.
     """
 
     streams: set[str]
@@ -122,27 +123,27 @@ class _Segment:
 
     @property
     def trees(self) -> list[ast.AST]:
-        """The statements and the expression."""
+        """Return the statements and the expression."""
         return [*(statement.node for statement in self.statements), self.added]
 
     @property
     def taken(self) -> set[str]:
-        """The names that it reads before it assigns them."""
+        """Return the names that the segment reads before it assigns them."""
         return read_before_assigned(self.trees)
 
     @property
     def assigned(self) -> set[str]:
-        """The names that it assigns."""
+        """Return the names that the segment assigns."""
         return assigned_names(*self.trees)
 
     @property
     def assured(self) -> set[str]:
-        """The names that it assigns whatever its conditions are."""
+        """Return the names that the segment assigns whatever its conditions are."""
         assignments = [tree for tree in self.trees if isinstance(tree, ast.Assign)]
         return assigned_names(*(target for node in assignments for target in node.targets))
 
     def reads(self, name: str) -> bool:
-        """Tell whether the statements so far read what a name was before them, and that was not the stream."""
+        """Tell whether the statements so far read an earlier value of a name other than the stream."""
         nodes = [statement.node for statement in self.statements]
         return name not in self.streams and name in read_before_assigned(nodes)
 
@@ -150,10 +151,10 @@ class _Segment:
 class _Cutter:
     """Cuts the statements of a forward into segments.
 
-    layer: the name of its class.
-    streams: the names that the stream has at this place.
-    segment: that to which statements are added; segments: those before it.
-    widened: the setting with which the stream is made float32 before all else; None without any.
+    layer: name of its class.
+    streams: names of the stream at this place.
+    segment: the current segment; segments: the finished ones.
+    widened: the setting that makes the stream float32 before all else; None without one.
     """
 
     def __init__(self, forward: ast.FunctionDef, layer: str, inliner: Inliner | None = None):
@@ -165,7 +166,7 @@ class _Cutter:
         self.widened: str | None = None
 
     def cut(self, statements: list[Statement]) -> Cut:
-        """Cut the statements that run, of which the last returns the stream."""
+        """Cut statements, of which the last returns the stream."""
         *others, (last, *_) = with_sum_before_return(statements)
         match returned_at_once(last, others[-1].node) if others else None:
             case ast.Return(ast.Tuple()) as last:
@@ -193,7 +194,7 @@ class _Cutter:
         return Cut(branches, self.widened, tuple(returned) if isinstance(last.value, ast.Tuple) else None)
 
     def _take(self, statement: Statement) -> list[Statement]:
-        """Take a statement; where others stand for it, return these instead."""
+        """Process a statement; return the statements that stand for it, if any."""
         if self.inliner and (expanded := self.inliner.expanded(statement, self.streams)) is not None:
             return expanded
         node, segment = statement.node, self.segment
@@ -230,7 +231,7 @@ class _Cutter:
         self.streams, self.segment = {stream}, _Segment({stream})
 
     def _take_of_branch(self, statement: Statement) -> None:
-        """Take a statement that adds nothing to the stream."""
+        """Process a statement that adds nothing to the stream."""
         node, segment = statement.node, self.segment
         if is_copy(node, segment.reshaped):
             segment.reshaped.add(node.targets[0].id)
@@ -292,7 +293,7 @@ def _branches(segments: list[_Segment], forward: ast.FunctionDef, layer: str, re
 
 
 def _is_none(statement: ast.stmt, name: str) -> bool:
-    """Tell whether it is `name = None`."""
+    """Tell whether a statement is `name = None`."""
     match statement:
         case ast.Assign([ast.Name(target)], ast.Constant(None)):
             return target == name
@@ -335,7 +336,7 @@ def _with_defaults(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr | N
 
 
 def _optional(forward: ast.FunctionDef) -> frozenset[str]:
-    """Return the arguments whose default is None, and that stay what they are."""
+    """Return the arguments with default None that are never reassigned."""
     arguments = forward.args
     pairs = [*_with_defaults(arguments), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
     optional = {argument.arg for argument, value in pairs if isinstance(value, ast.Constant) and value.value is None}
@@ -343,9 +344,9 @@ def _optional(forward: ast.FunctionDef) -> frozenset[str]:
 
 
 def _signature(arguments: ast.arguments, taken: set[str] | None) -> tuple[tuple[str, ...], list[ast.expr]]:
-    """Return what stands after `self` and the stream in a signature, without annotations, and its defaults.
+    """Return the parameters after `self` and the stream, without annotations, and their defaults.
 
-    taken: the names that are needed, of all that a layer is given; None for the signature of the layer itself.
+    taken: names of the layer's parameters to include; None for the layer's own signature.
     """
     pairs = _with_defaults(arguments)[2:]
     named = [*zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
@@ -365,7 +366,7 @@ def _parameter(name: str, default: ast.expr | None) -> str:
 
 
 def _is_usual(statements: list[Statement], arguments: ast.arguments | None) -> bool:
-    """Tell whether it is norm and MLP; with the layer's arguments, norm and attention that is given all of them."""
+    """Tell whether statements are norm and MLP; with the layer's arguments, norm and attention with all of them."""
     written = [ast.unparse(statement.node) for statement in statements]
     if arguments is None:
         return "\n".join(written) == USUAL_MLP

@@ -1,4 +1,4 @@
-"""The name of a family, the classes that it has, and the files of Transformers that they are in."""
+"""The name of a family, its classes, and their files in Transformers."""
 
 import ast
 from dataclasses import dataclass
@@ -37,9 +37,9 @@ class FamilyName:
     """The name of a family, such as `llava`, `llava__mistral` or `llava__siglip_vision_model__vision_tower`.
 
     own: the model type.
-    chosen: the model type of the model that has the layers, where a config chooses another than the usual one.
-    stack: the attribute of that model, where it is not the usual one: the vision tower of a model with a language
-        model, or the encoder alone of an encoder-decoder.
+    chosen: model type of the inner model with the layers, where a config chooses an unusual one.
+    stack: attribute of an unusual inner model: the vision tower of a model with a language model, or the encoder
+        alone of an encoder-decoder.
     """
 
     own: str
@@ -72,9 +72,9 @@ def class_names(model_type: str) -> dict[str, str | None]:
 
 
 def within_another(file: SourceFile, config: str) -> str | None:
-    """Return the class of a model that no Auto class has, as it is only in another model, such as its tower.
+    """Return the class of a model without an Auto class, such as a tower of another model.
 
-    Of several that are made of a config it is that of the text; None where there is no telling.
+    Of several classes with this config it is the text model; None if not known.
     """
     classes = [definition for name in file.classes_with(config) if (definition := file.find(name)) is not None]
     models = [definition.name for definition in classes if definition.pretrained]
@@ -96,7 +96,7 @@ def path_of(module: str) -> Path:
 
 
 def first_with(model: str | None) -> str | None:
-    """Return the first model type of a base model that has a file, where several have that model."""
+    """Return the first model type of a base model that has a file of its own."""
     of_model = [model_type for model_type, name in table(MAPPINGS["Model"]).items() if name == model]
     return next((model_type for model_type in of_model if module_of("modeling", model_type)), None)
 

@@ -39,11 +39,10 @@ PACKED = ("Lfm3VlVisionModel",)
 def read_family(model_type: str) -> FamilySource:
     """Read a family from Transformers' source.
 
-    model_type: a model type, or a `FamilyName` with the model in it that has the layers; or `whisper:decoder`, a model
-        of the same config in it.
+    model_type: a model type; a `FamilyName` with the inner model that has the layers; or `whisper:decoder`, an inner
+        model of the same config.
 
-    Raises `UnsupportedCheckpointError` when Transformers doesn't have it, or its layers are not of the form that
-    hyper-connections replace.
+    Raises `UnsupportedCheckpointError` for an unknown model type, and for layers of another form.
     """
     whole, _, place = model_type.partition(PLACE_MARK)
     if place:
@@ -69,9 +68,9 @@ def read_family(model_type: str) -> FamilySource:
 
 @cache
 def fields_of_stacks(model_type: str) -> dict[str, str]:
-    """Return the field of the config of each model in one that may have connections, by the attribute of that model.
+    """Return the field of the config of each inner model that may have connections, by its attribute.
 
-    The field is "" for an encoder and a decoder, which have the config of the whole.
+    The field is "" for an encoder and a decoder, which share the outer config.
     """
     try:
         base = _read_classes(model_type, model_type).base
@@ -86,8 +85,10 @@ def fields_of_stacks(model_type: str) -> dict[str, str]:
 class _Classes:
     """The classes of a model type.
 
-    base: its base model; heads: the class behind each Auto class, by suffix; of_config: its config.
-    of_family: the fields of `FamilySource` that say which classes they are.
+    base: its base model.
+    heads: the class behind each Auto class, by suffix.
+    of_config: its config.
+    of_family: the fields of `FamilySource` that name these classes.
     """
 
     base: Definition
@@ -97,7 +98,7 @@ class _Classes:
 
     @property
     def whole_heads(self) -> dict[str, str]:
-        """The names of the heads that have a base model in them, by suffix, and of the base model itself."""
+        """Return the names of the base model and of the heads with a base model, by suffix."""
         return {
             suffix: head.name
             for suffix, head in self.heads.items()
@@ -106,9 +107,10 @@ class _Classes:
 
 
 def _read_classes(model_type: str, own_type: str) -> _Classes:
-    """Read which classes a model type has.
+    """Read the classes of a model type.
 
-    model_type: a `FamilyName`; own_type: its model type.
+    model_type: a `FamilyName`.
+    own_type: its model type.
     """
     config = table("CONFIG_MAPPING_NAMES").get(own_type)
     if config is None:
@@ -143,7 +145,7 @@ def _read_classes(model_type: str, own_type: str) -> _Classes:
 
 
 def _with_backbone(source: FamilySource, known: _Classes, stack: Stack) -> FamilySource:
-    """Add the encoder of a family's backbone, or drop that class, which may have what no other has."""
+    """Add the encoder of a family's backbone, or drop a backbone with modules of its own."""
     backbone = known.heads.get("Backbone")
     if backbone is None or known.base.name in named_by_init(backbone):
         return source
@@ -156,7 +158,7 @@ def _with_backbone(source: FamilySource, known: _Classes, stack: Stack) -> Famil
 
 
 def _with_part(known: _Classes, part: Part, model_type: str) -> FamilySource:
-    """Read a model that has another in it, of a model type, with the layers."""
+    """Read a model whose inner model, of a model type, has the layers."""
     try:
         inner = read_family(model_type)
     except UnsupportedCheckpointError as error:
@@ -189,7 +191,7 @@ def _with_part(known: _Classes, part: Part, model_type: str) -> FamilySource:
 def _with_inner_models(known: _Classes, models: Mapping[str, Inner], stack: str | None) -> FamilySource:
     """Read a model that has its layers in an encoder and a decoder.
 
-    stack: the one that has connections; None for both.
+    stack: the stack with connections; None for both.
     """
     if stack not in (None, *models):
         raise UnsupportedCheckpointError(
@@ -235,7 +237,8 @@ def _with_stack(
 ) -> FamilySource:
     """Read a model with one list of layers.
 
-    of_family: fields of `FamilySource` that are known. known: fields of the config that have these values there.
+    of_family: known fields of `FamilySource`.
+    known: values of fields that are fixed for these layers.
     """
     forward = stack.owner.method("forward")
     if forward is None:
@@ -279,9 +282,10 @@ def _connections(layer: LayerSource) -> list[str]:
 
 
 def _layer_source(layer: Definition, cut: Cut, model: str, loop: LayerLoop, run_by: FunctionSource) -> LayerSource:
-    """Read a class of layers, whose branches have been cut.
+    """Read a class of layers after its branches have been cut.
 
-    model: the class that has the layers. run_by: the function that runs them.
+    model: name of the class with the layers.
+    run_by: the function that runs them.
     """
     forward, _ = layer.own_method("forward")
     if loop.takes_first != (cut.returned is not None):
@@ -316,7 +320,7 @@ def _cut_from(layer: Definition, forward: ast.FunctionDef, cut: Cut, run_by: Fun
 
 
 def _attributes(base: Definition) -> dict[str, str]:
-    """Return the names of `self.name = ...` in a class's `__init__`, and what stands on the right."""
+    """Return name and right side of each `self.name = ...` in a class's `__init__`."""
     values = {}
     for node in ast.walk(base.own_method("__init__")[0]):
         match node:
@@ -328,8 +332,8 @@ def _attributes(base: Definition) -> dict[str, str]:
 def _norm_of(layer: Definition) -> tuple[str | None, dict[str, float]]:
     """Return the attribute of the norm that predicts dynamic coefficients, and the start of its parameters.
 
-    It is the norm before the MLP where there is one of the usual name, else the layer's first. It is None where the
-    source tells of no norm how its parameters start; an RMSNorm of torch then stands for it.
+    It is the norm before the MLP if it has the usual name, else the layer's first norm. It is None if the source does
+    not tell how the parameters of any norm start; torch's RMSNorm then replaces it.
     """
     init, file = layer.own_method("__init__")
     norms: dict[str, ast.expr] = {}
@@ -346,7 +350,7 @@ def _norm_of(layer: Definition) -> tuple[str | None, dict[str, float]]:
 
 
 def _start_of(call: ast.Call, file: SourceFile) -> dict[str, float] | None:
-    """Return the start of a norm's parameters; None when the source doesn't tell."""
+    """Return the start of a norm's parameters; None if not known."""
     written = ast.unparse(call.func)
     if written in NORMS_OF_TORCH:
         affine = {"elementwise_affine": "True", "bias": "True"}
@@ -365,7 +369,7 @@ def _start_of(call: ast.Call, file: SourceFile) -> dict[str, float] | None:
 
 
 def _has_modules(definition: ast.ClassDef) -> bool:
-    """Tell whether it is made of other modules: `self.name = Class(...)`."""
+    """Tell whether a class consists of other modules: `self.name = Class(...)`."""
     assigned = (node for node in ast.walk(definition) if isinstance(node, ast.Assign))
     calls = [node.value.func for node in assigned if isinstance(node.value, ast.Call)]
     return any(
