@@ -125,7 +125,9 @@ def standard_library() -> tuple[list[Path], list[Path]]:
     """
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     if not files:
-        raise HyperConnError("this Python comes without the source of its standard library, which the demo trains on.")
+        raise HyperConnError(
+            "this Python comes without the source of its standard library, which the demo trains on. Use another."
+        )
     return [path for i, path in enumerate(files) if i % 10], files[::10]
 
 

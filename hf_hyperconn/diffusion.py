@@ -76,7 +76,7 @@ class HyperConnectionBlock(HyperConnectionDecoderLayer):
         if self.is_first and hidden_states.shape[2:] != (self.config.hidden_size,):
             raise ValueError(
                 f"the first block received hidden states of shape {tuple(hidden_states.shape)}, but takes "
-                f"[batch, sequence, {self.config.hidden_size}]."
+                f"[batch, sequence, {self.config.hidden_size}]. Give it hidden states of that shape."
             )
         # patches are not contiguous, a base's sums are, and matrix products round by the layout of their input
         return super().forward(hidden_states.contiguous(), *args, **kwargs)

@@ -124,4 +124,4 @@ def _text(source: Source, name: str) -> str:
         return read_text(source.path(name), LARGEST_CODE)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UnsupportedCheckpointError(f"can't read {name} of {source.name!r}: {reason}.") from error
+        raise UnsupportedCheckpointError(f"can't read {name} of {source.name!r}: {reason}. Fix that.") from error

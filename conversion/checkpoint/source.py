@@ -156,7 +156,9 @@ def open_source(model: str, revision: str | None = None) -> Source:
     if mode is not None:
         raise UnsupportedCheckpointError(f"{model!r} is a file; give the folder of a checkpoint, or a Hub id.")
     if not REPO_ID.fullmatch(model):
-        raise UnsupportedCheckpointError(f"there is no folder {model!r}, nor can it be a Hub id (owner/name).")
+        raise UnsupportedCheckpointError(
+            f"there is no folder {model!r}, nor can it be a Hub id (owner/name). Check it."
+        )
     try:
         return HubSource(model, revision)
     except _Unreachable as error:
@@ -247,9 +249,13 @@ def _hub_errors(repo_id: str, revision: str | None):
             f"with `hf auth login`."
         ) from error
     except (errors.SafetensorsParsingError, errors.NotASafetensorsRepoError) as error:
-        raise UnsupportedCheckpointError(f"a weight file of {repo_id!r} is not a safetensors file: {error}") from error
+        raise UnsupportedCheckpointError(
+            f"a weight file of {repo_id!r} is not a safetensors file: {error}. Give another."
+        ) from error
     except errors.HFValidationError as error:
-        raise UnsupportedCheckpointError(f"there is no folder {repo_id!r}, nor can it be a Hub id: {error}") from error
+        raise UnsupportedCheckpointError(
+            f"there is no folder {repo_id!r}, nor can it be a Hub id: {error}. Check it."
+        ) from error
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "an error")
         raise _Unreachable(

@@ -207,7 +207,7 @@ def plan_conversion(
     Raises `UnsupportedCheckpointError` for a model that can't be converted, and `ConversionError` for another OUT.
     """
     if link not in LINKS:
-        raise ConversionError(f"link must be {one_of(LINKS)} (got {link!r}).")
+        raise ConversionError(f"link must be {one_of(LINKS)} (got {link!r}). Give one of these.")
     chosen = fields_of_conversion(**(fields or {}))
     source = open_source(model, revision)
     companions = companions_of(source)

@@ -89,13 +89,15 @@ def read_beginning(file: str) -> str:
     """
     try:
         if not Path(file).is_file():
-            raise HyperConnError(f"there is no text file '{file}'.")
+            raise HyperConnError(f"there is no text file '{file}'. Give another.")
         with open(file, encoding="utf-8") as opened:
             text = opened.read(CHARACTERS)
     except UnicodeDecodeError as error:
         raise HyperConnError(f"'{file}' is not UTF-8 text ({error.reason}). Give a text file.") from error
     except OSError as error:
-        raise HyperConnError(f"can't read the text '{file}': {error.strerror}.") from error
+        raise HyperConnError(
+            f"can't read the text '{file}': {error.strerror}. Allow that, or give another."
+        ) from error
     if not text.strip():
         raise HyperConnError(f"the text file '{file}' is empty. Give one with a few sentences.")
     return text
@@ -107,7 +109,7 @@ def _files(folder: Path, pictures: tuple[str, ...], may_be_folder: bool, out: st
         return {pictures[0] if len(pictures) == 1 else SHEET: Path(out)}
     place = folder / "figures" if out is None else Path(out)
     if out is not None and not may_be_folder:
-        raise HyperConnError(f"'{out}' should end with one of {', '.join(SUFFIXES)}.")
+        raise HyperConnError(f"out must end with one of {', '.join(SUFFIXES)} (got '{out}'). Choose another name.")
     if out is None and leads_out(folder, place):
         raise HyperConnError(
             f"'{place}' is a link to '{os.path.realpath(place)}', outside the checkpoint's folder. Remove it, or say "

@@ -30,7 +30,7 @@ def explain_hub_errors(repo_id: str) -> Iterator[None]:
     except (errors.HTTPError, OSError) as error:
         raise PushError(_advice(repo_id, error)) from error
     except errors.HFValidationError as error:
-        raise PushError(f"the repo {repo_id!r} was given: {error}") from error
+        raise PushError(f"repo must be owner/name (got {repo_id!r}): {error}") from error
     except ValueError as error:  # storage that takes no more, metadata of a card that the Hub can't read
         raise PushError(f"the Hub refuses to write to {repo_id!r}: {error} Fix that, and push again.") from error
 

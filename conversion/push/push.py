@@ -174,7 +174,7 @@ def plan_push(
     Arguments and errors as for `push_checkpoint`.
     """
     if repo_id.count("/") != 1:
-        raise PushError(f"the repo {repo_id!r} was given; give owner/name.")
+        raise PushError(f"repo must be owner/name (got {repo_id!r}). Give both.")
     checked = open_checked(Path(folder), include, accept_changes, say)
     checked.name_repo(repo_id)
 

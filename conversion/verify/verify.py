@@ -290,7 +290,9 @@ def _digest(source: Source, name: str) -> str:
     try:
         return file_digest(source.path(name))
     except OSError as error:
-        raise UnsupportedCheckpointError(f"can't read {name} of {source.name!r}: {error.strerror}.") from error
+        raise UnsupportedCheckpointError(
+            f"can't read {name} of {source.name!r}: {error.strerror}. Fix that."
+        ) from error
 
 
 def _renamed(target: Checkpoint, base: Checkpoint) -> frozenset[str]:

@@ -65,12 +65,14 @@ def arrange(model: PreTrainedModel, name: str) -> None:
     of streams that the architecture does not accept.
     """
     if name not in ARRANGEMENTS:
-        raise HyperConnError(f"name must be one of {', '.join(map(repr, ARRANGEMENTS))} (got {name!r}).")
+        raise HyperConnError(f"name must be one of {', '.join(map(repr, ARRANGEMENTS))} (got {name!r}). Give one.")
     stacks: list[str | None] = [*stacks_of(model)] or [None]
     by_stack = [[*connections_of(with_layers(model, stack)).values()] for stack in stacks]
     connections: list[Any] = sum(by_stack, [])
     if not connections or any(type(module).__name__ != HyperConnection.__name__ for module in connections):
-        raise HyperConnError(f"{type(model).__name__} has no static or dynamic hyper-connections ('shc' or 'dhc').")
+        raise HyperConnError(
+            f"{type(model).__name__} has no static or dynamic hyper-connections ('shc' or 'dhc'). Give one that has."
+        )
     if any(connection.written is not None for connection in connections):
         raise HyperConnError("the readout of the history start reads one stream alone. Arrange a model without it.")
     for in_stack in by_stack:

@@ -110,7 +110,10 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
     """
     connections = connections_of(model)
     if not connections:
-        raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to observe.")
+        raise HyperConnError(
+            f"{type(model).__name__} has no streams that matrices read and mix, so none to observe. Give a model with "
+            f"connections of another kind, such as 'dhc'."
+        )
 
     places = {connection: place for place, connection in enumerate(connections.values())}
     copying = without_reads(model)

@@ -122,7 +122,10 @@ def unfold_static(model: PreTrainedModel, stack: str | None = None) -> Connectio
     part = with_layers(model, stack)
     connections, copying = connections_of(part), without_reads(part)
     if not connections:
-        raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to unfold.")
+        raise HyperConnError(
+            f"{type(model).__name__} has no streams that matrices read and mix, so none to unfold. Give a model with "
+            f"connections of another kind, such as 'dhc'."
+        )
     unfolding = Unfolding(len(connections), readout_weights(part))
     for k, (name, connection) in enumerate(connections.items()):
         alpha, beta = _static_part(connection)

@@ -158,7 +158,9 @@ class HyperConnectionPreTrainedModel(InitialWeights):
 
     def _get_candidate_generator(self, generation_config, *args, **kwargs):
         if getattr(generation_config, "use_mtp", None):  # it would build layers of these classes, without connections
-            raise ValueError("use_mtp must be False (got True): layers that predict further tokens take one stream.")
+            raise ValueError(
+                "use_mtp must be False (got True): layers that predict further tokens take one stream. Leave it out."
+            )
         of_generation: Any = super()
         return of_generation._get_candidate_generator(generation_config, *args, **kwargs)
 

@@ -264,10 +264,12 @@ def _refuse_other_numbers_of_streams(file: Path, saved: dict, shapes: dict[str, 
         if expected_shape is not None and shape != expected_shape:
             raise HyperConnectionFileError(
                 f"'{file}' contradicts itself: hc_mult is {n}, but {_quoted(name)} is {list(shape)}, not "
-                f"{list(expected_shape)}."
+                f"{list(expected_shape)}. Give another file."
             )
     if n > 1 and expected and not any(name.rpartition(".")[2] in expected for name in shapes):
-        raise HyperConnectionFileError(f"'{file}' contradicts itself: hc_mult is {n}, but it holds no connections.")
+        raise HyperConnectionFileError(
+            f"'{file}' contradicts itself: hc_mult is {n}, but it holds no connections. Give another file."
+        )
 
 
 def _matched_parameters(file: Path, shapes: dict[str, torch.Size], model: nn.Module) -> dict[str, nn.Parameter]:
@@ -277,11 +279,13 @@ def _matched_parameters(file: Path, shapes: dict[str, torch.Size], model: nn.Mod
     names = {name.removeprefix(prefix): name for name in shapes}
     if strange := sorted(parameters.keys() ^ names.keys()):
         where = "the model has no" if strange[0] in names else "the file has no"
-        raise HyperConnectionFileError(f"'{file}' belongs to another model: {where} {_quoted(strange[0])}.")
+        raise HyperConnectionFileError(
+            f"'{file}' belongs to another model: {where} {_quoted(strange[0])}. Give the file of this model."
+        )
     for name, parameter in parameters.items():
         if parameter.shape != shapes[names[name]]:
             raise HyperConnectionFileError(
                 f"'{file}' belongs to another model: its {name!r} is {list(shapes[names[name]])}, the model's "
-                f"{list(parameter.shape)}."
+                f"{list(parameter.shape)}. Give the file of this model."
             )
     return {names[name]: parameter for name, parameter in parameters.items()}

@@ -62,7 +62,7 @@ def pipeline_stages(model: Any, n: int) -> list[Stage]:
     if not isinstance(base_model, HyperConnectionModel):
         raise HyperConnError(
             f"model must be a causal language model with hyper-connections, or its base model "
-            f"(got {type(model).__name__})."
+            f"(got {type(model).__name__}). Give one."
         )
     if model is not base_model and model.get_output_embeddings() is None:
         raise HyperConnError(
@@ -76,11 +76,12 @@ def pipeline_stages(model: Any, n: int) -> list[Stage]:
         )
     if getattr(model.config, "output_router_logits", False):
         raise HyperConnError(
-            "output_router_logits must be False (got True): no stage has the routers of all layers, for their loss."
+            "output_router_logits must be False (got True): no stage has the routers of all layers, for their loss. "
+            "Set it to False."
         )
     layers = len(base_model.decoder_layers)
     if not 1 <= n <= layers:
-        raise HyperConnError(f"n must be between 1 and the number of layers, {layers} (got {n}).")
+        raise HyperConnError(f"n must be between 1 and the number of layers, {layers} (got {n}). Give fewer stages.")
     around_layers(model.config.base_model_type, base_model.stack)
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     ends = [stage * (layers // n) + min(stage, layers % n) for stage in range(n + 1)]

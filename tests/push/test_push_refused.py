@@ -79,7 +79,7 @@ def test_refused_before_the_hub_is_asked(case, hub, folder):
 
 @pytest.mark.parametrize("repo", ["model", "a/b/c", "me/not a name"])
 def test_names_that_are_none(repo, hub, converted):
-    with pytest.raises(PushError, match="was given"):
+    with pytest.raises(PushError, match="repo must be owner/name"):
         push_checkpoint(converted, repo)
     assert writes(hub) == []
 
