@@ -186,9 +186,9 @@ def _without_checkpointing(statement: ast.stmt) -> tuple[ast.stmt, int]:
     """
     match statement:
         case ast.If(
-            body=[ast.Assign([made], ast.Call(function, [ast.Name(layer), ast.Name(stream), *others], []))],
+            body=[ast.Assign([result], ast.Call(function, [ast.Name(layer), ast.Name(stream), *others], []))],
             orelse=[ast.Assign([also], ast.Call(ast.Name(called), [ast.Name(given), *_])) as plain],
-        ) if ast.unparse(function) == CHECKPOINTING and ast.unparse(made) == ast.unparse(also):
+        ) if ast.unparse(function) == CHECKPOINTING and ast.unparse(result) == ast.unparse(also):
             if (layer, stream) == (called, given) and stream not in read_names(*others):
                 return plain, len(others)
     return statement, 0
