@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .computing import gradients, implementation, is_transformed, needs_autograd
+from .computing import chosen_implementation, gradients, is_transformed, needs_autograd
 from .connection import Connection, as_new_output, broadcast_output, compute_dtype, expand_streams, without_autocast
 from .connection_weights import WideModule
 
@@ -87,7 +87,7 @@ class Values:
         if torch.jit.is_tracing() or is_transformed():
             return False
         # the kernels hold a row at a time, as of one stream
-        return implementation(self.residual.unsqueeze(-2), _run_one, MAX_TRITON_SIZE) == "triton"
+        return chosen_implementation(self.residual.unsqueeze(-2), _run_one, MAX_TRITON_SIZE) == "triton"
 
 
 class AttentionResidual(Connection):

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .computing import gradients, implementation, is_transformed, needs_autograd, products_on
+from .computing import chosen_implementation, gradients, is_transformed, needs_autograd, products_on
 from .connection import Connection, Streams, Writer, broadcast_output, compute_dtype, without_autocast
 from .connection_fields import FAVOURED_READ, KEPT_SHARE
 from .readouts import centred, logit, normed_projection, read_streams
@@ -134,7 +134,7 @@ class ManifoldHyperConnection(Connection):
     def forward(self, streams: Streams) -> tuple[torch.Tensor, Writer]:
         """Return the branch input and the carry, by the fused kernels or in torch (`set_hc_implementation`)."""
         values = streams.written()
-        if torch.jit.is_tracing() or is_transformed() or implementation(values, _run_one) == "torch":
+        if torch.jit.is_tracing() or is_transformed() or chosen_implementation(values, _run_one) == "torch":
             return super().forward(streams)
         with without_autocast(values):
             parameters = (parameter.float() for parameter in (self.fn, self.base, self.scale))
