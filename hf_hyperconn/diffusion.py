@@ -39,11 +39,11 @@ from .models.decoder_layer import HyperConnectionDecoderLayer, place_layers
 from .models.sub_layers import READOUT, is_of_connection
 from .wrappers import hooks_of
 
-Base: Any = object  # the base of mixins, which type checkers take for any class
+Base: Any = object  # the base of mixins; to type checkers any class
 
 BLOCKS = "transformer_blocks"
 FIELDS = {name: value for name, value in OF_CONNECTIONS.items() if not name.startswith("norm")}  # diffusers' own stay
-# modules that diffusers loads in float32 whatever dtype it is asked for: connections, as blocks may call them
+# modules that diffusers loads in float32, whatever the dtype: names of connections in blocks
 FLOAT32_MODULES = ("attn_hc", "mlp_hc", "attn1_hc", "attn2_hc", "ff_hc", READOUT)
 
 
@@ -214,7 +214,7 @@ def _make_class(model_class: Any, forward_that_runs: Callable) -> Any:
         warn_of_training(self.decoder_layers)
         return model_class.forward(self, *args, **kwargs)
 
-    # diffusers takes the fields of a config from there
+    # diffusers reads the fields of a config there
     parameters = [*signature.parameters.values(), *own]
     vars(init)["__signature__"] = signature.replace(parameters=parameters)
     namespace = {

@@ -64,8 +64,8 @@ TASKS = {
 class WrittenCard:
     """A card that was written.
 
-    files: the card, and what was written with it.
-    metadata: what the Hub reads of the card.
+    files: the card, and files written with it.
+    metadata: the card's metadata.
     kept: generated sections that stay unchanged: a person edited them, or their facts are missing.
     warnings: problems to solve before publishing.
     """

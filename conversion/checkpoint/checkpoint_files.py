@@ -100,7 +100,7 @@ def read_weights(source: Source) -> Weights:
 
     Raises `UnsupportedCheckpointError` when there are no safetensors weights, or they are incomplete or corrupt.
     """
-    if WEIGHTS in source.files:  # transformers, too, takes the single file first
+    if WEIGHTS in source.files:  # Transformers, too, prefers the single file
         return Weights((WEIGHTS,), source.header(WEIGHTS))
     if INDEX not in source.files:
         raise UnsupportedCheckpointError(_no_weights(source))

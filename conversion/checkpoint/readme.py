@@ -30,9 +30,9 @@ README = "README.md"
 LICENSE_FIELDS = ("license", "license_name", "license_link")
 GATED = "extra_gated_"
 INHERITED = ("language", "tags")
-LARGEST_INHERITED = 100_000  # values, written out; those of YAML can stand for more of themselves
+LARGEST_INHERITED = 100_000  # values, written out
 
-# tags of the base's files, what runs them and where they come from, which are not true of a conversion
+# tags about formats, programs and origins of the base's files, which are not true of a conversion
 NOT_INHERITED = {
     *("pytorch", "tf", "jax", "flax", "rust", "safetensors", "onnx", "gguf", "mlx", "openvino", "transformers"),
     *("text-generation-inference", "endpoints_compatible", "autotrain_compatible", "vllm", "nemo", "unsloth"),
@@ -148,7 +148,7 @@ def inheritable(metadata: dict) -> dict:
     encoder = json.JSONEncoder(default=str, skipkeys=True)  # YAML knows dates, JSON does not
     try:
         return json.loads("".join(islice(encoder.iterencode(kept), LARGEST_INHERITED)))
-    except (ValueError, RecursionError):  # a mapping that holds itself, or so much that it is cut off
+    except (ValueError, RecursionError):  # a mapping within itself, or text that is cut off
         return {}
 
 
@@ -241,7 +241,7 @@ def text_by_people(text: str) -> str:
     by_trainer = (*TRAINER_FACTS, "Training procedure")
     return "".join(
         block
-        for heading, block in _by_headings(text)[1:]  # after the title and what Trainer says of the model
+        for heading, block in _by_headings(text)[1:]  # after the title and Trainer's description of the model
         if heading not in by_trainer and block.partition("\n")[2].strip() != UNWRITTEN
     ).strip()
 

@@ -93,7 +93,7 @@ class HubSource(Source):
             self.files = {sibling.rfilename: sibling.size or 0 for sibling in siblings}
             self.sha256 = {sibling.rfilename: sibling.lfs.sha256 for sibling in siblings if sibling.lfs}
             if 0 < self.files.get(CONFIG, 0) <= LARGEST_JSON:
-                # asked for by its revision, so that the cache knows the commit when the Hub is out of reach
+                # by its revision, so that the cache knows the commit when the Hub can't be reached
                 self._api.hf_hub_download(repo_id, CONFIG, revision=revision)
 
     def folder(self, names: Iterable[str]) -> Path:
@@ -112,7 +112,7 @@ class HubSource(Source):
             return tensors
         except UnsupportedCheckpointError:
             raise
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:  # of what is no header at all
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:  # by a file without a header
             raise UnsupportedCheckpointError(
                 f"{name} of {self.name!r} is not a safetensors file ({error}). Do not trust this checkpoint."
             ) from error
@@ -165,7 +165,9 @@ def open_source(model: str, revision: str | None = None) -> Source:
         if (cached := _cached(model, revision)) is None:
             raise
         reason = type(error.__cause__).__name__
-        logger.warning(f"the Hub gave nothing for {model!r} ({reason}): commit {cached.commit} of the cache is taken.")
+        logger.warning(
+            f"the Hub did not deliver {model!r} ({reason}). Commit {cached.commit} of the cache is used."
+        )
         return cached
 
 
@@ -232,7 +234,7 @@ def _cached(repo_id: str, revision: str | None) -> LocalSource | None:
 
 @contextmanager
 def _hub_errors(repo_id: str, revision: str | None):
-    """Turn errors of huggingface_hub into ones that say what to do."""
+    """Turn errors of huggingface_hub into errors with a remedy."""
     from huggingface_hub import constants, errors
 
     try:

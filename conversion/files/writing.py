@@ -18,7 +18,7 @@ from hf_hyperconn.errors import ConversionError, VerificationError
 # a link is not followed, and a pipe is not waited for; where the system knows these
 OWN_FILE_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
-PART = re.compile(r"\.hyperconn-[0-9a-f]{16}\.part")  # what is not complete yet
+PART = re.compile(r"\.hyperconn-[0-9a-f]{16}\.part")  # an incomplete file
 
 CHUNK = 2**20
 COPIED_AT_ONCE = 2**26

@@ -31,7 +31,7 @@ def explain_hub_errors(repo_id: str) -> Iterator[None]:
         raise PushError(_advice(repo_id, error)) from error
     except errors.HFValidationError as error:
         raise PushError(f"repo must be owner/name (got {repo_id!r}): {error}") from error
-    except ValueError as error:  # storage that takes no more, metadata of a card that the Hub can't read
+    except ValueError as error:  # full storage, or a card's metadata that the Hub can't read
         raise PushError(f"the Hub refuses to write to {repo_id!r}: {error} Fix that, and push again.") from error
 
 

@@ -169,7 +169,7 @@ def plan_push(
     accept_changes: bool = False,
     say: Say = lambda line: None,
 ) -> PushPlan:
-    """Plan the fate of each file in a push, and refuse what may not be published; the Hub is only read.
+    """Plan the fate of each file in a push, and refuse a push that is not allowed; the Hub is only read.
 
     Arguments and errors as for `push_checkpoint`.
     """
@@ -306,7 +306,7 @@ def _copies(api: "HfApi", folder: CheckedFolder, say: Say) -> "dict[str, CommitO
     copies = {}
     for file in base_files:
         name = shards[file.path]
-        # the Hub copies only what is in its Xet storage
+        # the Hub copies only files in its Xet storage
         is_there = file.lfs and file.xet_hash and file.size == folder.source.files[name]
         if is_there and file.lfs.sha256 == folder.digest(name):
             copies[name] = CommitOperationCopy(

@@ -141,7 +141,7 @@ def _run(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -
     model: Any = checkpoint.family.observed(_load(model_class, checkpoint, dtype, layers))
     inputs, new_tokens = _inputs(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # some models draw what they mask
+        torch.manual_seed(0)  # some models mask at random
         outputs = model(**inputs, output_hidden_states=True)
         logits = next(
             (outputs[name] for name in ("logits", "start_logits", "last_hidden_state") if name in outputs), None

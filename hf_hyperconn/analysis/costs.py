@@ -6,7 +6,7 @@ N streams, D hidden size, L decoder layers, which have 2 L connections. An addit
 operations (FLOPs), as in the HC paper's Table 8. Operations that depend on the length of the context (the scores of
 attention) are left out. So are operations on coefficients (tanh, Sinkhorn) instead of D channels.
 
-A `config` is a config.json, or what a config's `to_dict` returns.
+A `config` is a config.json, or the result of a config's `to_dict`.
 """
 
 import re
@@ -20,22 +20,22 @@ from ..families.reading.classes import FamilyName
 from ..kinds import kind_of, readout_of
 from ..models.sub_layers import is_of_connection
 
-# in the names of routed experts, not of shared ones nor of what routes; the second is Granite's and JetMoE's
+# in the names of routed experts, not of shared experts or routers; the second is Granite's and JetMoE's
 EXPERT = re.compile(r"\.experts\.(?!router)|(?:(?<!shared_)mlp|moe|experts)\.(?:in|out)put_linear\.weight$")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 EXPERTS_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
 EXPERTS_BY_RULE = {"switch_transformers": 1, "nllb-moe": 2}  # by model type, where no field says
 LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-# what a token is looked up in, which may be the head, too; and what else is looked up, or no matrix
+# names of embeddings of tokens, which may be the head, too; and of other embeddings and parameters that are no matrix
 EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embed_in|wte|w|shared|(?:tok_|word_)?embeddings)\.weight$")
 OTHER_LOOKUP = re.compile(
     r"(?:^|\.)(?:wpe|embed_positions|pos\w*_embeddings?|token_type_embeddings|embed_tokens_per_layer"
     r"|relative_attention_bias)\.weight$|\.A_log$"
 )
-# in the names of what a text doesn't go through
+# in the names of modules that a text does not run through
 TOWER = re.compile(r"vision|visual|image|video|audio|speech|multi_?modal_projector")
-ON_DISK = re.compile(rf"{TOWER.pattern}|(?:^|\.)vit\.")  # in those of a tower that isn't called by its attribute
-LANGUAGE_MODEL = re.compile(r"language_model|text_model")  # in those of a language model that another model has in it
+ON_DISK = re.compile(rf"{TOWER.pattern}|(?:^|\.)vit\.")  # in the names of a tower whose name is not its attribute
+LANGUAGE_MODEL = re.compile(r"language_model|text_model")  # in the names of an inner language model
 # as `h.0.` in GPT-2, `encoder.layer.0.` in ViT
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|(?:res)?blocks?)\.([0-9]{1,9})\.")
 

@@ -39,7 +39,7 @@ def plot_connections(
     is_difference: bool = False,
     colorbar: bool = True,
 ) -> Axes:
-    """Draw an unfolded matrix C: the weight of each writer in what a sub-layer reads.
+    """Draw an unfolded matrix C: the weight of each writer in a sub-layer's input.
 
     matrix: `[K, K + 1]`, or `[K + 1, K + 1]` with the output's row.
     limits: values at the ends of the colors; by default the matrix's extremes and zero.

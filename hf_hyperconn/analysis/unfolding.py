@@ -1,4 +1,4 @@
-"""Unfolded connection matrices (HC paper, Section 4.5 and Eq. 27): what each sub-layer reads, by its writer.
+"""Unfolded connection matrices (HC paper, Section 4.5 and Eq. 27): the input of each sub-layer, by its writer.
 
 Branch outputs are written to the streams, and mixed from sub-layer to sub-layer. So the input of sub-layer k is a
 weighted sum of the embedding and the outputs of all earlier sub-layers. The weights are row k of C^(0):
@@ -55,7 +55,7 @@ class Unfolding:
         self.rows = [Moments() for _ in range(sub_layers + 1)]
         self.stream_rows = [Moments() for _ in range(sub_layers)]
         self.weights: torch.Tensor  # from sub-layer 0 on
-        self.read: torch.Tensor  # what the last branch that read has read
+        self.read: torch.Tensor  # the input of the last branch that reads
 
     def see(self, seen: Observation) -> None:
         """Take in a sub-layer of a forward; they come in order."""
@@ -69,7 +69,7 @@ class Unfolding:
         alpha, beta = alpha.flatten(0, -3), beta.flatten(0, -2)
         n = beta.shape[-1]
         if k == 0:
-            # what each stream is made of, `[T, N, K + 1]`
+            # the weights of all writers in each stream, `[T, N, K + 1]`
             self.weights = alpha.new_zeros(*beta.shape, self.sub_layers + 1)
             self.weights[..., 0] = 1
         products = alpha.transpose(-1, -2) @ self.weights.to(alpha.device)

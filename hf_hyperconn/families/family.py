@@ -25,7 +25,7 @@ LISTED_FAMILIES = (
 )
 # of several Auto classes that find a class with other models in it
 PREFERRED_HEADS = ("ForImageTextToText", "ForSpeechSeq2Seq", "ForSeq2SeqLM")
-# the first that a family has is that of a checkpoint whose config names no class
+# the family's first of these is the head of a checkpoint whose config names no class
 USUAL_HEADS = ("ForCausalLM", "ForImageTextToText", "ForMultimodalLM", "ForSpeechSeq2Seq", "ForSeq2SeqLM", "Model")
 
 # fields that the config of a part has, too, and that are read from the config of the whole

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=nn.Module)
 # Transformers' own, for recorded outputs and `enable_input_require_grads`, which a conversion gets anew
 RENEWED_HOOKS = ("output_capturing_hook", "make_inputs_require_grads")
-# what Transformers keeps of `gradient_checkpointing_enable` and `loss_function = ...`
+# attributes that `gradient_checkpointing_enable` and `loss_function = ...` set
 CARRIED_ATTRIBUTES = ("_gradient_checkpointing_func", "_loss_function")
 
 

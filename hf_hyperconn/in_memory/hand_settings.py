@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedConfig
 
-LOST: Any = object()  # a setting that a conversion can't take
+LOST: Any = object()  # a setting that a conversion can't have
 TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 # attributes about a model's own tensors and outputs, which a conversion makes anew
 RENEWED_ATTRIBUTES = ("generation_config", "all_tied_weights_keys", "warnings_issued", "model_tags", "hf_device_map")
-# fields of a config that say which model it is of, not what modules compute
+# fields of a config about the model, without an effect on its modules
 MODEL_FIELDS = (
     *("model_type", "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype"),
     "tie_word_embeddings",

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import UnsupportedCheckpointError
 
-# whose decorators change no result: checkpointing, names of arguments, what is recorded
+# packages whose decorators change no result: checkpointing, names of arguments, recorded outputs
 LIBRARIES = ("transformers", "diffusers")
 
 

@@ -78,7 +78,7 @@ class Values:
                 last = torch.cat(others, dim=-2) if len(others) > 1 else next(iter(others), None)
                 return _FusedRead.apply(form == "sum", eps, *tensors[:2], first, last)
             recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-            if recorded and not torch.jit.is_tracing():  # which can't hold a Function
+            if recorded and not torch.jit.is_tracing():  # a trace can't contain a Function
                 return _Read.apply(form == "sum", eps, *tensors)
             # Dynamo would call it with a context, as one without `setup_context`
             return _Read.forward(form == "sum", eps, *tensors)

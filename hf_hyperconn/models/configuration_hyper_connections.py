@@ -149,7 +149,7 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
     hc_block (`int`, *optional*, defaults to 1):
         For `"attnres"`, how many sub-layers' outputs are summed to one value; 1 keeps all of them apart.
     hc_attention (`str`, *optional*, defaults to `"sum"`):
-        For `"attnres"`, what a sub-layer reads: `"sum"`, the residual stream at the start, or `"mean"`, the paper's
+        For `"attnres"`, the input of a sub-layer: `"sum"`, the residual stream at the start, or `"mean"`, the paper's
         weighted mean, for training from scratch.
     hc_selection (`str`, *optional*, defaults to `"alternating"`):
         For `"altup"`, which stream a sub-layer reads: the next one (`"alternating"`), or always the first (`"same"`).

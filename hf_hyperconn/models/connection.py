@@ -14,7 +14,7 @@ import torch
 
 from .connection_weights import WideModule
 
-OVERFLOW = 2.0**100  # beyond what float16 holds
+OVERFLOW = 2.0**100  # beyond the range of float16
 
 
 class Written(Protocol):

@@ -15,7 +15,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-# what releases of Transformers, and its modules, call the argument that has the keys and values of earlier tokens
+# names of the argument with the keys and values of earlier tokens, in releases and modules of Transformers
 CACHE_NAMES = ("cache", "past_key_values", "past_key_value", "cache_params", "layer_past")
 IGNORED_FIELDS = ("annotation", "returns", "type_comment", "type_params", "ctx", "kind")
 IGNORED_DECORATORS = ("deprecate_kwarg", "auto_docstring")

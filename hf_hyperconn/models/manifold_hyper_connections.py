@@ -63,7 +63,7 @@ class ManifoldHyperConnection(Connection):
         of them, stream k mod N with weight 0.7, and a stream keeps 0.96 of itself.
     mixes: whether the streams are mixed (mHC) or not (iHC).
     sinkhorn_iters: number of normalizations of columns and rows.
-    eps: added to the reads and to what divides, as in DeepSeek-V4's kernels.
+    eps: added to reads and divisors, as in DeepSeek-V4's kernels.
     is_biased: whether the initial biases are the paper's (Appendix A.6) instead: 3 for the read of stream k mod N and
         for a stream's share of itself, -3 for the others. The reads of four streams then sum to 1.09.
     """

@@ -151,12 +151,12 @@ class SharedType:
         share_tables(self.model_type, self.base_model_type)
         return self.model_type if config is None else vars(config).get("model_type", self.model_type)
 
-    def __set__(self, config: Any, model_type: str) -> None:  # that of config.json, which Transformers sets
+    def __set__(self, config: Any, model_type: str) -> None:  # from config.json, by Transformers
         vars(config)["model_type"] = model_type
 
 
 def share_lookups(config_class: Any) -> None:
-    """Let tools that look up a model type, or a class of configs, find what they know of the base."""
+    """Let tools that look up a model type, or a class of configs, find the base's entries."""
     model_type, base_model_type = config_class.model_type, config_class.base_model_type
     share_tokenizer(model_type, base_model_type)
     share_processors(config_class.__name__, base_model_type)

@@ -47,7 +47,7 @@ def load_weights(model: PreTrainedModel, folder: str) -> None:
             f"{', ...' if len(missing) > 5 else ''}. Resume with the model that was trained: the same base, converted "
             f"with the same fields; or from another checkpoint."
         )
-    model.load_state_dict(state, strict=False)  # a module taken from the model is no longer asked for
+    model.load_state_dict(state, strict=False)  # extra tensors, of modules removed from the model
 
 
 def _tensors_in(folder: str, names: set[str]) -> dict[str, torch.Tensor]:

@@ -31,7 +31,7 @@ from ..wrappers import config_of, connection_config, is_of_diffusers, modules_in
 FILE = "hyper_connections.safetensors"
 METADATA = "hyper_connections"  # the entry of the file's metadata with model type and connection fields, as JSON
 FIELDS = {field.name: field.type for field in fields(HyperConnectionConfig)}
-MAX_HEADER = 10_000_000  # bytes; that of a model of 100 layers has a fiftieth
+MAX_HEADER = 10_000_000  # bytes; a model of 100 layers has a fiftieth
 LARGEST = {"hc_mult": 1024, "hc_block": 2**31, "hc_sinkhorn_iters": 1000}
 DTYPES = ("F64", "F32", "F16", "BF16")
 

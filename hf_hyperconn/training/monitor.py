@@ -43,7 +43,7 @@ class HCMonitorCallback(TrainerCallback):
         self.inputs: dict[str, torch.Tensor] = {}
 
     def attach(self, trainer: Trainer) -> "HCMonitorCallback":
-        """Add the callback to a trainer, before those that hand the logs on.
+        """Add the callback to a trainer, before callbacks that hand the logs on.
 
         It reads the first example of the training data; a data set that can be read only once then lacks it. It runs
         the model on the example if the model is on its device already. Random states stay unchanged.

@@ -43,7 +43,7 @@ class Choice:
     def statement(self, node: ast.stmt, line: int, given: str | None) -> Statement:
         """Return a statement with its source, which begins after a line."""
         match node:
-            case ast.AugAssign(ast.Name(name), ast.Mult(), factor):  # in place it would change what others have, too
+            case ast.AugAssign(ast.Name(name), ast.Mult(), factor):  # in place it would change other references, too
                 return statement_of(f"{name} = {name} * {ast.unparse(factor)}", given)
         return statement_of(dedent("\n".join(self.lines[line : node.end_lineno])).strip("\n"), given)
 

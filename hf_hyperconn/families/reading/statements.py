@@ -22,7 +22,7 @@ class Statement(NamedTuple):
 
 
 def statement_of(text: str, given: str | None = None) -> Statement:
-    """Parse a statement; positions in the node are those in the text."""
+    """Parse a statement; positions in the node refer to the text."""
     return Statement(ast.parse(text).body[0], text, given)
 
 
