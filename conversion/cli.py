@@ -199,9 +199,8 @@ def _speaker(options: argparse.Namespace) -> Callable[[str], None]:
 
 def _put(options: argparse.Namespace, facts: dict, text: str, *, as_is: bool = False) -> None:
     """Print a result, as facts in JSON or as text; `as_is` is for text with paths, see `print_result`."""
-    print_result(
-        json.dumps(facts, indent=2, default=str) if options.json else text, as_is=as_is
-    )  # metadata may hold dates
+    shown = json.dumps(facts, indent=2, default=str) if options.json else text  # metadata may contain dates
+    print_result(shown, as_is=as_is)
 
 
 def _parsers() -> tuple[Parser, dict[str, Parser]]:

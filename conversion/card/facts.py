@@ -64,9 +64,7 @@ class Facts:
     @property
     def head(self) -> str:
         """Return the head of the model's class, a key of `TASKS`."""
-        family = self.checkpoint.family
-        (architecture, *_) = self.checkpoint.config.get("architectures") or [family.usual_architecture]
-        return family.head_of(architecture)
+        return self.checkpoint.family.head_of(self.checkpoint.architectures[0])
 
     @property
     def base_name(self) -> str | None:

@@ -165,9 +165,7 @@ def open_source(model: str, revision: str | None = None) -> Source:
         if (cached := _cached(model, revision)) is None:
             raise
         reason = type(error.__cause__).__name__
-        logger.warning(
-            f"the Hub did not deliver {model!r} ({reason}). Commit {cached.commit} of the cache is used."
-        )
+        logger.warning(f"the Hub did not deliver {model!r} ({reason}). Commit {cached.commit} of the cache is used.")
         return cached
 
 

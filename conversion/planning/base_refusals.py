@@ -128,7 +128,7 @@ def packed_tensor(weights: Weights) -> str | None:
 
 
 def refuse_unfit(base: Checkpoint, because: str = "") -> None:
-    """Refuse a base from which Transformers would not load the whole model by all of its tensors.
+    """Refuse a base that Transformers would not load in full, with all of its tensors.
 
     because: a known fault, shown before Transformers' own.
 

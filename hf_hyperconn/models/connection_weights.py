@@ -22,11 +22,8 @@ from .sub_layers import READOUT, is_of_connection
 
 logger = logging.get_logger(__name__)
 
-PLACE_ATTRIBUTES = (
-    "selected",
-    "opens_block",
-    "alpha",
-)  # attributes of AltUp, attention residuals and Keel that follow from k
+# attributes of AltUp, attention residuals and Keel that follow from k
+PLACE_ATTRIBUTES = ("selected", "opens_block", "alpha")
 
 if TYPE_CHECKING:
     Base = PreTrainedModel

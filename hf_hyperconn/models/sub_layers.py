@@ -28,9 +28,8 @@ class SubLayer(NamedTuple):
 
 SUB_LAYERS = (SubLayer("attn_hc", "attention_branch", "attention"), SubLayer("mlp_hc", "mlp_branch", "mlp"))
 READOUT = "hc_head"  # the module of the last layer that reads the streams out
-CONNECTION_NAME = re.compile(
-    rf"(?:^|\.)(?:\w+_hc|{READOUT})(?=\.|$)"
-)  # modules that a decoder layer has besides its base's
+# names of the modules that a decoder layer has besides its base's
+CONNECTION_NAME = re.compile(rf"(?:^|\.)(?:\w+_hc|{READOUT})(?=\.|$)")
 
 
 def is_of_connection(name: str) -> bool:
