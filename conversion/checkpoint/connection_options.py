@@ -42,13 +42,12 @@ MEANINGS = {
     "hc_mult": "residual streams (default: 4; attnres has 1)",
     "connection": "shc: static, dhc: dynamic (default), mhc: manifold-constrained, ihc: the same without mixing, "
     "frac: frac-connections, attnres: attention residuals, altup: AltUp",
-    "hc_readout": "how streams become one: by their mean (default), or with a learned weight each (default with "
-    "--start history)",
+    "hc_readout": "mean of the streams (default), or a sum with learned weights (default with --start history)",
     "hc_start": "initial streams of shc and dhc: copies of the residual stream (default) or parts of its history",
-    "hc_history": "with --start history: divide it by type of sub-layer or by depth (default: type)",
-    "hc_block": "with attnres: sub-layers whose outputs are summed to one value (default: 1)",
-    "hc_selection": "with altup: read the streams in turn or always the first one (default: alternating)",
-    "hc_sinkhorn_iters": "with mhc: how often the mix is normalized (default: 20)",
+    "hc_history": "with --start history: division by type of sub-layer or by depth (default: type)",
+    "hc_block": "with attnres: number of sub-layers summed to one value (default: 1)",
+    "hc_selection": "with altup: read the streams in turn, or always the first (default: alternating)",
+    "hc_sinkhorn_iters": "with mhc: number of normalizations of the mix (default: 20)",
     "hc_eps": "eps of mhc, ihc and attnres (default: 1e-6)",
     "hc_tanh": "tanh on the dynamic part of dhc and frac (default: on)",
 }
