@@ -9,8 +9,8 @@ from benchmarks.models import SHAPES
 from benchmarks.timing import RESULTS, markdown
 from hf_hyperconn.analysis.costs import base_flops
 from hf_hyperconn.analysis.estimates import Estimate, estimate
-from hf_hyperconn.conversion.terminal import gigabytes
-from hf_hyperconn.models.connection_fields import completed
+from hf_hyperconn.conversion.terminal import written_bytes
+from hf_hyperconn.models.connection_fields import complete
 
 
 def llama(name: str, **fields: bool) -> LlamaConfig:
@@ -33,7 +33,7 @@ def estimated(config: PreTrainedConfig, gpus: int = 1, dtype: str = "float32", *
     with torch.device("meta"):
         base = AutoModelForCausalLM.from_config(config)
     shapes = {name: parameter.shape for name, parameter in base.named_parameters()}
-    written = {**config.to_dict(), "architectures": [type(base).__name__], **completed(fields)}
+    written = {**config.to_dict(), "architectures": [type(base).__name__], **complete(fields)}
     counts = {"parameters": base.num_parameters(), "flops": base_flops(written, shapes)}
     return estimate(written, ("weight",), **counts, tokens=TOKENS, gpus=gpus, dtype=dtype)
 
@@ -44,15 +44,15 @@ def table() -> str:
     for name, config in MODELS.items():
         for n in (2, 4):
             found = estimated(config, hc_mult=n)
-            plain = [gigabytes(found.state / gpus) for gpus in GPUS] if n == 2 else [""] * len(GPUS)
+            plain = [written_bytes(found.state / gpus) for gpus in GPUS] if n == 2 else [""] * len(GPUS)
             rows.append(
                 [
                     f"{name}, DHC×{n}",
                     f"+{100 * found.added_parameters / found.parameters:.2g} %",
                     f"+{100 * found.added_flops / found.flops:.2g} %",
                     *plain,
-                    f"+{gigabytes(found.kept)}",
-                    f"{gigabytes(found.layer_inputs)}, +{gigabytes(found.added_layer_inputs or 0)}",
+                    f"+{written_bytes(found.kept)}",
+                    f"{written_bytes(found.layer_inputs)}, +{written_bytes(found.added_layer_inputs or 0)}",
                     f"{found.time:.2f}×",
                     _measured(name) if n == 4 else "",
                 ]

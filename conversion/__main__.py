@@ -1,11 +1,11 @@
-"""`hf-hyperconn`, also as `python -m hf_hyperconn.conversion`: Ctrl-C is waited for before anything is imported."""
+"""The entry point `hf-hyperconn`, also `python -m hf_hyperconn.conversion`; it expects Ctrl-C before any import."""
 
 import signal
 import sys
 
 
 def main() -> int:
-    """Run the command line, see `cli.main`; Ctrl-C ends it in one line while its modules are imported, too."""
+    """Run the command line, see `cli.main`; Ctrl-C ends even its imports with one line."""
     try:
         try:
             from .cli import main

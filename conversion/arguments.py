@@ -69,26 +69,26 @@ def add_convert(convert: argparse.ArgumentParser) -> None:
         "--link",
         choices=LINKS,
         default="copy",
-        help="how the base's weight files get into OUT (default: copy)",
+        help="copy, hard-link or symlink the base's weight files (default: copy)",
     )
     convert.add_argument(
         "--verify",
         choices=(*MODES, "off"),
         default="auto",
-        help="structure: check files and tensors; full: also run both models; auto: run the layers that fit in memory "
-        "(default)",
+        help="structure: check files and tensors; full: also run both models; auto: run as many layers as fit in "
+        "memory (default)",
     )
     convert.add_argument("--layers", type=_positive, metavar="K", help="verify with the first K layers only")
     convert.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
-    convert.add_argument("--force", action="store_true", help="rename an OUT that exists, to a name with the time")
+    convert.add_argument("--force", action="store_true", help="rename an existing OUT; its new name contains the time")
 
 
 def _add_stack(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--stack",
         metavar="NAME",
-        help="the model in MODEL that gets them: encoder or decoder alone, or another than the language model, as "
-        "vision_tower (default: encoder and decoder, or the language model)",
+        help="inner model that gets connections, such as encoder, decoder or vision_tower (default: encoder and "
+        "decoder, or the language model)",
     )
 
 
@@ -97,16 +97,16 @@ def add_estimate(estimate: argparse.ArgumentParser) -> None:
     add_options(estimate)
     _add_stack(estimate)
     estimate.add_argument("--revision", help="branch, tag or commit of MODEL")
-    estimate.add_argument("--tokens", type=_positive, default=4096, help="of a step on a GPU (default: 4096)")
-    estimate.add_argument("--gpus", type=_positive, default=1, help="GPUs that train it (default: 1)")
-    estimate.add_argument("--dtype", choices=DTYPES, default="float32", help="of its weights (default: float32)")
+    estimate.add_argument("--tokens", type=_positive, default=4096, help="tokens of a step on one GPU (default: 4096)")
+    estimate.add_argument("--gpus", type=_positive, default=1, help="number of GPUs (default: 1)")
+    estimate.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights (default: float32)")
 
 
 def add_verify(verify: argparse.ArgumentParser) -> None:
     verify.add_argument("folder", metavar="OUT", help="folder of the converted checkpoint")
-    verify.add_argument("--against", metavar="MODEL", help="its base: local folder or Hub id")
+    verify.add_argument("--against", metavar="MODEL", help="base to compare with: local folder or Hub id")
     verify.add_argument("--revision", help="branch, tag or commit of MODEL")
-    verify.add_argument("--mode", "--verify", choices=MODES, default="auto", help="as in convert")
+    verify.add_argument("--mode", "--verify", choices=MODES, default="auto", help="as --verify of convert")
     verify.add_argument("--layers", type=_positive, metavar="K", help="run the first K layers only")
 
 
@@ -117,21 +117,21 @@ def add_inspect(inspect: argparse.ArgumentParser) -> None:
 
 def add_plot(plot: argparse.ArgumentParser) -> None:
     plot.add_argument("folder", metavar="DIR", help="folder of the checkpoint")
-    plot.add_argument("--kind", choices=(*PICTURES, "all"), default="all", help="which picture (default: all)")
+    plot.add_argument("--kind", choices=(*PICTURES, "all"), default="all", help="picture to draw (default: all)")
     plot.add_argument(
         "--text", metavar="FILE", help="text to run the model on; without it, only the static weights are shown"
     )
-    plot.add_argument("--against", metavar="MODEL", help="its base, for comparison: local folder or Hub id")
-    plot.add_argument("--stack", help="encoder or decoder, of a model with both (default: decoder)")
-    plot.add_argument("-o", "--out", help="file to write, or folder for all pictures (default: DIR/figures)")
+    plot.add_argument("--against", metavar="MODEL", help="base to draw beside it: local folder or Hub id")
+    plot.add_argument("--stack", help="encoder or decoder of a model with both (default: decoder)")
+    plot.add_argument("-o", "--out", help="file to write, or folder of all pictures (default: DIR/figures)")
 
 
 def add_card(card: argparse.ArgumentParser) -> None:
     card.add_argument("folder", metavar="DIR", help="folder of the checkpoint")
     card.add_argument("--results", metavar="FILE", help="results_*.json of lm-eval, to show in the card")
-    card.add_argument("--base-results", metavar="FILE", help="the same for the base, for comparison")
+    card.add_argument("--base-results", metavar="FILE", help="results_*.json of the base, to show beside them")
     card.add_argument(
-        "--update", action="store_true", help="also update a README.md that you or Trainer wrote, and keep its text"
+        "--update", action="store_true", help="also update a README.md by you or Trainer, and keep its text"
     )
 
 
@@ -141,7 +141,7 @@ def add_push(push: argparse.ArgumentParser) -> None:
     push.add_argument("--private", action="store_true", help="make the repo private")
     push.add_argument("--create-pr", action="store_true", help="open a pull request instead of committing")
     push.add_argument("--revision", metavar="BRANCH", help="branch to commit to, created if missing (default: main)")
-    push.add_argument("--dry-run", action="store_true", help="list the fate of every file, and change nothing")
+    push.add_argument("--dry-run", action="store_true", help="list every file with its fate, and change nothing")
     push.add_argument(
         "--include",
         metavar="PATTERN",
@@ -158,14 +158,12 @@ def add_push(push: argparse.ArgumentParser) -> None:
 
 def add_refresh(refresh: argparse.ArgumentParser) -> None:
     refresh.add_argument("folder", metavar="DIR", help="folder of the checkpoint; its weights stay as they are")
-    refresh.add_argument("--dry-run", action="store_true", help="print the changes, and make none")
-    refresh.add_argument(
-        "--accept-changes", action="store_true", help="also replace code that has changed since it was written"
-    )
+    refresh.add_argument("--dry-run", action="store_true", help="print the changes, and write nothing")
+    refresh.add_argument("--accept-changes", action="store_true", help="also replace code that somebody has edited")
 
 
 def add_demo(demo: argparse.ArgumentParser) -> None:
-    demo.add_argument("folder", metavar="DIR", nargs="?", help="where to keep the models (default: they are not kept)")
+    demo.add_argument("folder", metavar="DIR", nargs="?", help="folder to keep the models in (default: none is kept)")
     demo.add_argument("--steps", type=_positive, default=300, metavar="K", help="training steps (default: 300)")
 
 

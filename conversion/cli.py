@@ -12,14 +12,14 @@ from hf_hyperconn.errors import HyperConnError, VerificationError
 
 from . import arguments
 from .checkpoint.connection_options import OPTIONS
-from .checkpoint.record import ClosedFolderError, files_now, record_comparison
+from .checkpoint.record import ClosedFolderError, folder_state, record_comparison
 from .estimate import estimate_training
 from .inspection import inspect_checkpoint
 from .interrupts import hearing_interrupts
 from .parser import Parser, completion
 from .planning.plan import plan_conversion
 from .push import carry_out_push, plan_push
-from .terminal import begin, open_streams, put, tell
+from .terminal import open_streams, print_message, print_result, print_start
 from .verify import MODES, fault_of_mode, verify_checkpoint
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
@@ -38,19 +38,19 @@ def main(arguments: list[str] | None = None) -> int:
         if options.quiet:
             os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
         elif options.run is not _completion:
-            begin(options.command, getattr(options, "model", None) or options.folder or "")
+            print_start(options.command, getattr(options, "model", None) or options.folder or "")
         with hearing_interrupts():
             options.run(options)
         return OK
     except KeyboardInterrupt:
         is_resumable = options is not None and options.run in RESUMABLE and not options.dry_run
-        tell("interrupted; run the same command again to continue" if is_resumable else "interrupted")
+        print_message("interrupted; run the same command again to continue" if is_resumable else "interrupted")
         return INTERRUPTED
     except BaseException as error:  # a panic of Rust is no Exception
         if isinstance(error, SystemExit | GeneratorExit) or options is None or options.verbose:
             raise
         hint = "" if isinstance(error, HyperConnError) else " (unexpected; run it again with -v for the traceback)"
-        tell(f"error: {' '.join(str(error).split()) or type(error).__name__}{hint}")
+        print_message(f"error: {' '.join(str(error).split()) or type(error).__name__}{hint}")
         return VERIFICATION_FAILED if isinstance(error, VerificationError) else FAILED
 
 
@@ -84,7 +84,7 @@ def _fields(options: argparse.Namespace) -> Any:
 
 
 def _estimate(options: argparse.Namespace) -> None:
-    found = estimate_training(
+    estimate = estimate_training(
         options.model,
         fields=_fields(options),
         stack=options.stack,
@@ -93,7 +93,7 @@ def _estimate(options: argparse.Namespace) -> None:
         gpus=options.gpus,
         dtype=options.dtype,
     )
-    _put(options, found.as_dict(), "\n".join(found.lines()))
+    _put(options, estimate.as_dict(), "\n".join(estimate.lines()))
 
 
 def _verify(options: argparse.Namespace) -> None:
@@ -102,7 +102,7 @@ def _verify(options: argparse.Namespace) -> None:
         if option := next((option for option, given in of_a_base.items() if given), None):
             raise HyperConnError(f"{option} requires --against MODEL. Give both, or neither.")
     folder = Path(options.folder)
-    files = files_now(folder)
+    files = folder_state(folder)
     report = verify_checkpoint(
         options.folder, options.against, revision=options.revision, mode=options.mode, layers=options.layers
     )
@@ -194,12 +194,13 @@ RESUMABLE = (_convert, _push)
 
 
 def _speaker(options: argparse.Namespace) -> Callable[[str], None]:
-    return (lambda line: None) if options.quiet else tell
+    return (lambda line: None) if options.quiet else print_message
 
 
 def _put(options: argparse.Namespace, facts: dict, text: str, *, as_is: bool = False) -> None:
-    """Print a result, as facts in JSON or as text; `as_is` is for text with paths, see `put`."""
-    put(json.dumps(facts, indent=2, default=str) if options.json else text, as_is=as_is)  # metadata may hold dates
+    """Print a result, as facts in JSON or as text; `as_is` is for text with paths, see `print_result`."""
+    shown = json.dumps(facts, indent=2, default=str) if options.json else text  # metadata may contain dates
+    print_result(shown, as_is=as_is)
 
 
 def _parsers() -> tuple[Parser, dict[str, Parser]]:

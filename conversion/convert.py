@@ -1,4 +1,4 @@
-"""The command `convert`: base shards pass through untouched, one shard of hyper-connections is added."""
+"""The command `convert`: base shards stay unchanged, and one shard of hyper-connections is added."""
 
 import json
 import os
@@ -17,17 +17,17 @@ from hf_hyperconn.models.connection_fields import GivenFields
 
 from .card import write_card
 from .checkpoint.checkpoint_files import INDEX, refuse_links_out
-from .checkpoint.connection_options import described
+from .checkpoint.connection_options import describe
 from .checkpoint.readme import README, read_base_card
 from .checkpoint.source import CONFIG, RECORD
 from .files.reading import read_json
 from .files.writing import (
     Progress,
     as_json,
-    bring,
     compare,
     copy_anew,
-    digest,
+    copy_or_link,
+    file_digest,
     is_part,
     is_regular,
     lock,
@@ -39,7 +39,7 @@ from .interrupts import holding_interrupts
 from .planning.base_refusals import refuse_unfit
 from .planning.companions import MODULES, modules_left_behind
 from .planning.plan import ConversionPlan, plan_conversion
-from .terminal import NAMED, named
+from .terminal import MOST_NAMED, name_some
 from .verify import MODES, VerificationReport, fault_of_mode, verify_checkpoint
 
 if TYPE_CHECKING:
@@ -78,24 +78,24 @@ def convert_checkpoint(
     say: Callable[[str], None] = lambda line: None,
     **fields: "Unpack[GivenFields]",
 ) -> ConversionResult:
-    """Convert a Pre-Norm checkpoint into one with `hc_mult` residual streams that computes exactly the same.
+    """Convert a Pre-Norm checkpoint into one with `hc_mult` residual streams and the same outputs, bit for bit.
 
     model: local folder or Hub id.
-    out: folder to make, by default `<model's name>-HCx<n>` here, `-AttnRes` for attention residuals. It exists only
-        once it is complete and verified. An interrupted conversion stays in `.<out>.incomplete` beside it, and the
-        same call goes on from there. A link stands for its target.
+    out: folder to make, by default `<model's name>-HCx<n>` here, `-AttnRes` for attention residuals. It appears only
+        when it is complete and verified. An interrupted conversion stays in `.<out>.incomplete` beside it. The same
+        call continues it. A link stands for its target.
     stack: the inner model that gets connections, by its attribute, as in `convert_model`; None for the usual ones.
     revision: branch, tag or commit of a Hub repo.
     link: "copy", "hard" or "symlink": how base shards reach `out`.
-    force: rename an `out` that exists, to a name with the time.
+    force: rename an existing `out`; its new name contains the time.
     verify: "auto", "full", "structure" or "off"; see `hf_hyperconn.conversion.verify.verify_checkpoint`.
     layers: how many layers a numeric verification runs; by default all that fit in memory.
     say: called with a line for each step done.
     fields: `connection`, `hc_mult` and others of `HyperConnectionConfig`. By default there are 4 streams, 1 for
         attention residuals, and the readout is the one that keeps the model exact.
 
-    Raises `UnsupportedCheckpointError` before any work for a model that can't be converted, `ConversionError` when
-    writing fails and for impossible arguments, and `VerificationError` when the result differs from its base.
+    Raises `UnsupportedCheckpointError` before any work for a model that can't be converted. Raises `ConversionError`
+    when writing fails and for impossible arguments, and `VerificationError` when the result differs from its base.
     """
     plan = plan_conversion(model, out, fields=fields, stack=stack, revision=revision, link=link, force=force)
     return carry_out(plan, verify=verify, layers=layers, say=say)
@@ -119,9 +119,9 @@ def carry_out(
         with _file_errors(work.parent):
             _bring_shards(plan, work, meanwhile=lambda: _write_hyper_connections(plan, work))
             say(f"base weights  {len(plan.shards)} file(s), passed through")
-            say(f"hc weights    {plan.hc_parameters:,} parameters, {described(plan.fields)}")
+            say(f"hc weights    {plan.hc_parameters:,} parameters, {describe(plan.fields)}")
             _write_companions(plan, work)
-            _say_what_stays(plan, say)
+            _say_left_behind(plan, say)
             record = _record(plan, work, _shard_digests(plan, work, verify))
             replace_file(work / RECORD, as_json(record))
         report = None
@@ -143,7 +143,9 @@ def carry_out(
             card = write_card(work, name=plan.out.absolute().name)
             for warning in card.warnings:
                 say(f"warning       {warning}")
-            replace_file(work / RECORD, as_json({**record, "card": {path.name: digest(path) for path in card.files}}))
+            replace_file(
+                work / RECORD, as_json({**record, "card": {path.name: file_digest(path) for path in card.files}})
+            )
             if (renamed := _publish(plan, work)) is not None:
                 say(f"renamed       the old '{plan.out}' to '{renamed.name}'")
     return ConversionResult(plan.out, plan, report, renamed)
@@ -151,9 +153,9 @@ def carry_out(
 
 @contextmanager
 def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
-    """Yield the folder to work in, ours alone: an interrupted conversion's if it had the same plan, else an empty one.
+    """Yield the workspace, locked: of an interrupted conversion with the same plan, else an empty folder.
 
-    Raises `ConversionError` when another conversion is working in it, when it is not a conversion's, and when OUT has
+    Raises `ConversionError` when another conversion works in it, when it is not a conversion's, and when OUT has
     appeared since the plan was made.
     """
     work = plan.output.work
@@ -180,7 +182,7 @@ def _open_workspace(plan: ConversionPlan) -> Iterator[Path]:
 
 
 def _hold_workspace(plan: ConversionPlan, work: Path) -> ExitStack:
-    """Make the folder to work in if it isn't there, and lock it."""
+    """Make the workspace if it is missing, and lock it."""
     while True:
         with suppress(FileExistsError):
             make_folder(work, plan.base.source.folder([CONFIG]), plan.base.source.path(CONFIG))
@@ -223,7 +225,7 @@ def _earlier_report(work: Path, subject: dict) -> VerificationReport | None:
 def _publish(plan: ConversionPlan, work: Path) -> Path | None:
     """Give the finished conversion its name, and return the new name of an old one.
 
-    When its name is refused, it waits for the next attempt.
+    When renaming fails, the next attempt renames it.
     """
     _update_plan(work, finished=True)
     renamed = plan.output.publish()
@@ -235,7 +237,7 @@ def _bring_shards(plan: ConversionPlan, work: Path, meanwhile: Callable[[], None
     """Copy or link every shard into the folder `work`; `meanwhile` is called on this thread."""
 
     def bring_shard(name: str, progress: Progress) -> None:
-        bring(plan.base.source.path(name), work / plan.shards[name], plan.link, progress)
+        copy_or_link(plan.base.source.path(name), work / plan.shards[name], plan.link, progress)
 
     _for_each_shard(plan, "Base weights", bring_shard, meanwhile)
 
@@ -252,7 +254,7 @@ def _shard_digests(plan: ConversionPlan, work: Path, verify: str) -> dict[str, s
         if known := source.sha256.get(name):
             progress(source.files[name])
             return known
-        return digest(work / plan.shards[name], progress)
+        return file_digest(work / plan.shards[name], progress)
 
     def compare_shard(name: str, progress: Progress) -> str:
         sha256 = compare(source.path(name), work / plan.shards[name], progress)
@@ -307,7 +309,7 @@ def _write_hyper_connections(plan: ConversionPlan, work: Path) -> None:
 
     from .verify.start import hyper_connection_tensors
 
-    tensors = hyper_connection_tensors(plan.config, plan.base.family, plan.base.stacks)
+    tensors = hyper_connection_tensors(plan.config, plan.base.family, plan.base.stack_prefixes)
     replace_file(work / plan.hc_shard, save(tensors, metadata={"format": "pt"}))
     weight_map = {name: plan.shards[tensor.file] for name, tensor in plan.base.weights.tensors.items()}
     weight_map.update(dict.fromkeys(tensors, plan.hc_shard))
@@ -331,9 +333,9 @@ def _write_companions(plan: ConversionPlan, work: Path) -> None:
     replace_file(work / CONFIG, as_json(plan.config))
 
 
-def _say_what_stays(plan: ConversionPlan, say: Callable[[str], None]) -> None:
+def _say_left_behind(plan: ConversionPlan, say: Callable[[str], None]) -> None:
     if plan.left:
-        say(f"left behind   {named(plan.left)}" + " (--dry-run lists all)" * (len(plan.left) > NAMED))
+        say(f"left behind   {name_some(plan.left)}" + " (--dry-run lists all)" * (len(plan.left) > MOST_NAMED))
     if missed := modules_left_behind(plan.base.source, plan.left):
         say(
             f"warning       {MODULES} names the folder of {missed[0]}, which is not copied: load the base with "
@@ -342,7 +344,7 @@ def _say_what_stays(plan: ConversionPlan, say: Callable[[str], None]) -> None:
 
 
 def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
-    """Return the record of a conversion that is not verified yet.
+    """Return the record of a conversion before its verification.
 
     digests: the SHA-256 of base shards by their names in the base; null is recorded for other shards.
     """
@@ -365,8 +367,8 @@ def _record(plan: ConversionPlan, work: Path, digests: dict[str, str]) -> dict:
         },
         "base_shards": shards,
         "hyper_connection_shard": plan.hc_shard,
-        "hyper_connection_sha256": digest(work / plan.hc_shard),
-        "files": {name: digest(work / name) for name in sorted((CONFIG, INDEX, *plan.code, *plan.companions))},
+        "hyper_connection_sha256": file_digest(work / plan.hc_shard),
+        "files": {name: file_digest(work / name) for name in sorted((CONFIG, INDEX, *plan.code, *plan.companions))},
     }
 
 

@@ -1,4 +1,4 @@
-"""`hf-hyperconn demo`: training, conversion, verification and further training of a model that is small enough."""
+"""`hf-hyperconn demo`: training, conversion, verification and further training of a tiny model."""
 
 import os
 import subprocess
@@ -19,9 +19,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from hf_hyperconn.errors import ConversionError, HyperConnError
 from hf_hyperconn.registration import register_auto_classes
 
-from .checkpoint.loading import while_loading
+from .checkpoint.loading import quiet_loading
 from .convert import convert_checkpoint
-from .terminal import put
+from .terminal import print_result
 
 LENGTH, BATCH, STREAMS = 128, 16, 4
 PROMPT = "def read"
@@ -41,7 +41,7 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=48, do_sample=False,
 
 
 def run_demo(folder: str | None = None, *, steps: int = 300, say: Callable[[str], None] = print) -> None:
-    """Train a tiny byte-level Llama on the standard library's source and take it through the converter.
+    """Train a tiny byte-level Llama on the standard library's source, convert it and train both further.
 
     Prints its progress with `say` and a table of held-out losses on stdout. Needs no network.
 
@@ -69,7 +69,7 @@ def _demonstrate(place: Path, steps: int, say: Callable[[str], None]) -> None:
     base = byte_llama()
     say(f"1. a Llama of {base.num_parameters():,} parameters, trained on the standard library's source")
     _train([base], training, steps, learning_rate=3e-3, seed=1)
-    with while_loading():
+    with quiet_loading():
         base.save_pretrained(place / "base")
     byte_tokenizer().save_pretrained(place / "base")
 
@@ -80,14 +80,14 @@ def _demonstrate(place: Path, steps: int, say: Callable[[str], None]) -> None:
     say("   " + _generate_elsewhere(converted).replace("\n", "\n   "))
 
     say("4. both trained further, on the same data")
-    with while_loading():
+    with quiet_loading():
         models = [LlamaForCausalLM.from_pretrained(place / "base"), AutoModelForCausalLM.from_pretrained(converted)]
     before = [_loss(model, held_out) for model in models]
     _train(models, training, max(steps // 2, 1), learning_rate=1e-3, seed=2)
     after = [_loss(model, held_out) for model in models]
-    put(f"{'held-out loss':<16}{'converted':>12}{'trained on':>12}")
+    print_result(f"{'held-out loss':<16}{'converted':>12}{'trained on':>12}")
     for name, *losses in zip(("Llama", f"Llama DHC×{STREAMS}"), before, after, strict=True):
-        put(f"{name:<16}" + "".join(f"{loss:>12.4f}" for loss in losses))
+        print_result(f"{name:<16}" + "".join(f"{loss:>12.4f}" for loss in losses))
 
 
 def byte_llama(eos_token_id: int | None = None) -> LlamaForCausalLM:
@@ -121,11 +121,13 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def standard_library() -> tuple[list[Path], list[Path]]:
     """Return the standard library's top-level modules: nine files in ten to train on, the others held out.
 
-    Raises `HyperConnError` when this Python comes without them.
+    Raises `HyperConnError` when this Python lacks them.
     """
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     if not files:
-        raise HyperConnError("this Python comes without the source of its standard library, which the demo trains on.")
+        raise HyperConnError(
+            "this Python comes without the source of its standard library, which the demo trains on. Use another."
+        )
     return [path for i, path in enumerate(files) if i % 10], files[::10]
 
 

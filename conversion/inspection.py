@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from hf_hyperconn.analysis.costs import (
     EXPERT,
     EXPERTS,
-    MET,
+    EXPERTS_A_TOKEN,
     base_flops,
     connection_flops,
-    experts_met,
+    experts_of_a_token,
     kept_bytes,
     number_of_experts,
-    what_runs,
+    weights_that_run,
 )
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families.family import configs_of_stacks
@@ -29,7 +29,7 @@ from .checkpoint.model_code import cuts_of, size_of_code
 from .checkpoint.record import base_of
 from .checkpoint.source import CONFIG, LocalSource, open_source
 from .files.reading import is_size
-from .terminal import gigabytes
+from .terminal import written_bytes
 
 if TYPE_CHECKING:
     from .verify.start import Drift
@@ -46,23 +46,23 @@ class Inspection:
 
     name: as the user gave it.
     family: as Transformers spells it in class names.
-    stack: the model in it that has the connections, where `--stack` chose it.
-    layers: number of those with connections.
+    stack: the inner model with the connections, where `--stack` chose it.
+    layers: number of layers with connections.
     fields: all fields of its connections, with defaults where its config lacks them.
-    dtype: that of most of its weights, as safetensors spells it.
-    quantised: the method of a quantized checkpoint; None otherwise.
+    dtype: dtype of most weights, as safetensors spells it.
+    quantized: the method of a quantized checkpoint; None otherwise.
     base, commit: the base and its commit, where they are recorded.
-    code_files, code_lines: number of its files of code, and of the lines in them that are not empty.
-    cut_from: the releases of Transformers that its code was cut from; empty where its branches are of no release.
-    parameters: number of all stored ones; None when they are packed by quantization.
-    added_parameters: number of those of the connections.
+    code_files, code_lines: number of files of code, and of their lines that are not empty.
+    cut_from: the releases of Transformers that the code was cut from; empty where it fits all releases.
+    parameters: number of all stored parameters; None when quantization packs them.
+    added_parameters: number of the connections' parameters.
     flops: operations of one token's forward; None like `parameters`.
     added_flops: operations of the connections among them, see `connection_flops`.
-    added_memory: bytes for a token that the connections keep for the backward, see `kept_bytes`.
-    trained: whether the connections have left the equivalent initialization; None when that is not known.
-    not_known: the reason why it is not known.
-    drift: distance from that start by sub-layer; None where values were not read.
-    readout_drift: the largest change of the readout's parameters; None, too, when it has none.
+    added_memory: bytes a token that the connections keep for the backward, see `kept_bytes`.
+    trained: whether the connections have left the equivalent initialization; None if not known.
+    not_known: the reason why `trained` is not known.
+    drift: distance from the equivalent initialization by sub-layer; None where values were not read.
+    readout_drift: the largest change of the readout's parameters; None without any, and where values were not read.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Inspection:
     layers: int
     hidden_size: int
     dtype: str
-    quantised: str | None
+    quantized: str | None
     base: str | None
     commit: str | None
     code_files: int
@@ -99,15 +99,18 @@ class Inspection:
         if self.trained is None:
             state = f"not known: {self.not_known}"
         else:
-            state = f"the hyper-connections are {'trained' if self.trained else 'at the equivalent initialisation'}"
+            state = f"the hyper-connections are {'trained' if self.trained else 'at the equivalent initialization'}"
         rows = [
-            ("model", f"{model}, quantised by {self.quantised}" if self.quantised else model),
+            ("model", f"{model}, quantized by {self.quantized}" if self.quantized else model),
             ("connection", ", ".join([self.connection, *kind_of(self.fields).settings(self.fields)])),
             ("base", f"{self.base}{commit}" if self.base else "not recorded"),
             ("code", f"{self.code_files} files, {self.code_lines:,} lines, {_code_origin(self.cut_from)}"),
             ("parameters", _with_share(self.parameters, self.added_parameters, "{:,}".format)),
-            ("FLOPs", f"{_with_share(self.flops, self.added_flops, scaled)}, a token, forward"),
-            ("activations", f"+{gigabytes(self.added_memory)} a token kept for the backward, without recomputation"),
+            ("FLOPs", f"{_with_share(self.flops, self.added_flops, written_count)}, a token, forward"),
+            (
+                "activations",
+                f"+{written_bytes(self.added_memory)} a token kept for the backward, without recomputation",
+            ),
             ("state", state),
         ]
         lines = [f"{name:<13} {text}" for name, text in rows]
@@ -142,7 +145,7 @@ def inspect_checkpoint(model: str, revision: str | None = None) -> Inspection:
 def inspection_of(checkpoint: Checkpoint) -> Inspection:
     """Inspect an open checkpoint; errors as for `inspect_checkpoint`."""
     config, family, weights, record = checkpoint.config, checkpoint.family, checkpoint.weights, checkpoint.record
-    quantised, flops = quantization_method(config), flops_of_base(checkpoint)
+    quantized, flops = quantization_method(config), flops_of_base(checkpoint)
     base, commit = base_of(config, record)
     added_flops = connection_flops(config)
     trained, not_known, drift, readout_drift = _training_of(checkpoint)
@@ -158,15 +161,15 @@ def inspection_of(checkpoint: Checkpoint) -> Inspection:
         layers=sum(stack["num_hidden_layers"] for stack in configs_of_stacks(config)),
         hidden_size=config["hidden_size"],
         dtype=weights.dtype,
-        quantised=quantised,
+        quantized=quantized,
         base=base,
         commit=commit,
         code_files=code_files,
         code_lines=code_lines,
         cut_from=tuple(dict.fromkeys(cut.release for cut in cuts_of(checkpoint))),
-        parameters=None if quantised else weights.parameters,
+        parameters=None if quantized else weights.parameters,
         added_parameters=sum(tensor.size for name, tensor in weights.tensors.items() if is_of_connection(name)),
-        flops=None if quantised else flops + added_flops,
+        flops=None if quantized else flops + added_flops,
         added_flops=added_flops,
         added_memory=kept_bytes(config, ITEM_SIZES.get(weights.dtype, 2)),
         trained=trained,
@@ -179,16 +182,16 @@ def inspection_of(checkpoint: Checkpoint) -> Inspection:
 def flops_of_base(checkpoint: Checkpoint) -> int:
     """Return the operations of one token's forward without connections.
 
-    Raises `UnsupportedCheckpointError` for connections alone, and for a mixture of experts whose config lacks their
-    number, or the number that a token meets.
+    Raises `UnsupportedCheckpointError` for connections alone. Raises it also for a mixture of experts whose config
+    lacks their number, or the number of experts a token.
     """
     config, weights = checkpoint.config, checkpoint.weights
-    is_mixture = any(map(EXPERT.search, filter(what_runs(config, weights.tensors), weights.tensors)))
-    counts = [experts_met(config), number_of_experts(config)]
+    is_mixture = any(map(EXPERT.search, filter(weights_that_run(config, weights.tensors), weights.tensors)))
+    counts = [experts_of_a_token(config), number_of_experts(config)]
     if is_mixture and not all(map(is_size, counts)):
         raise UnsupportedCheckpointError(
             f"{CONFIG} of {checkpoint.name!r} does not say how many experts there are and how many a token meets "
-            f"({' or '.join(EXPERTS)}, and {' or '.join(MET)}). Download it again."
+            f"({' or '.join(EXPERTS)}, and {' or '.join(EXPERTS_A_TOKEN)}). Download it again."
         )
     flops = base_flops(config, {name: tensor.shape for name, tensor in weights.tensors.items()})
     if flops == 0:
@@ -199,7 +202,7 @@ def flops_of_base(checkpoint: Checkpoint) -> int:
 
 
 def quantization_method(config: dict) -> str | None:
-    """Return the name of the method that has packed a model's weights; None without one."""
+    """Return the name of the method that packed a model's weights; None without one."""
     settings = config.get("quantization_config")
     if settings is None:
         return None
@@ -211,10 +214,10 @@ def _training_of(
 ) -> "tuple[bool | None, str | None, tuple[Drift, ...] | None, float | None]":
     """Return `trained`, `not_known`, `drift` and `readout_drift` of an `Inspection`."""
     if reason := inequivalence(checkpoint.config):
-        return None, f"this is trained from scratch and has no equivalent initialisation ({reason})", None, None
-    from .verify.start import fault, measure_drift
+        return None, f"this is trained from scratch and has no equivalent initialization ({reason})", None, None
+    from .verify.start import fault_of_connections, measure_drift
 
-    if reason := fault(checkpoint):
+    if reason := fault_of_connections(checkpoint):
         return None, reason, None, None
     if isinstance(checkpoint.source, LocalSource):
         with open_tensors(checkpoint.source, checkpoint.weights, "numpy") as read:
@@ -226,7 +229,7 @@ def _training_of(
 
 
 def _is_trained_by_digest(checkpoint: Checkpoint) -> bool | None:
-    """Return whether the file of the connections, which holds nothing else, differs from its recorded digest."""
+    """Tell whether the file of connections differs from its recorded digest; None if not known."""
     digests, weights, record = checkpoint.source.sha256, checkpoint.weights, checkpoint.record or {}
     file, digest = record.get("hyper_connection_shard"), record.get("hyper_connection_sha256")
     held = {name for name, tensor in weights.tensors.items() if tensor.file == file}
@@ -237,7 +240,7 @@ def _is_trained_by_digest(checkpoint: Checkpoint) -> bool | None:
 
 def _with_share(total: int | None, added: int, shown: Callable[[int], str]) -> str:
     if total is None:
-        return f"+{shown(added)} by the connections (the base's are not known: it is quantised)"
+        return f"+{shown(added)} by the connections (the base's are not known: it is quantized)"
     return f"{shown(total)}, +{100 * added / (total - added):.3g} % by the connections ({shown(added)})"
 
 
@@ -246,14 +249,14 @@ def fields_of(checkpoint: Checkpoint) -> dict:
     return {name: checkpoint.config.get(name, default) for name, default in FIELDS.items()}
 
 
-def scaled(count: int) -> str:
+def written_count(count: int) -> str:
     """Write a number for people."""
     unit, letter = next(((unit, letter) for unit, letter in UNITS if count >= unit), (1, ""))
     return f"{count / unit:.4g} {letter}".rstrip()
 
 
 def _table(drift: "tuple[Drift, ...]") -> list[str]:
-    """Return a table for each list of layers: a line for a layer, columns for each of its sub-layers."""
+    """Return a table for each list of layers: a line a layer, columns for each sub-layer."""
     head, lines = f"{'alpha':>9} {'beta':>9} {'dynamic':>9}", ["", CAPTION]
     for stack, stack_drift in groupby(drift, lambda part: part.stack):
         layers = [(layer, list(parts)) for layer, parts in groupby(stack_drift, lambda part: part.layer)]

@@ -17,17 +17,17 @@ def _hear(number, frame) -> None:
 
 
 def _is_ours_to_hear() -> bool:
-    """Tell whether Ctrl-C is raised as KeyboardInterrupt on this thread; else the program hears it in its own way."""
+    """Tell whether Ctrl-C raises KeyboardInterrupt on this thread; else the program handles it."""
     handlers = (signal.default_int_handler, _hear)
     return current_thread() is main_thread() and signal.getsignal(signal.SIGINT) in handlers
 
 
 @contextmanager
 def hearing_interrupts() -> Iterator[None]:
-    """Hear Ctrl-C also where it would be lost.
+    """Raise KeyboardInterrupt for Ctrl-C even where it would be lost.
 
-    It would be lost while Python finalizes an object, which only reports it. It would also be lost in other packages'
-    code that takes it for another error, as of an optional import, and then fails.
+    Python only reports it while it finalizes an object. Code of other packages may take it for another error, such as
+    of an optional import, and then fail.
     """
     global _heard
 
@@ -57,8 +57,8 @@ def hearing_interrupts() -> Iterator[None]:
 def holding_interrupts() -> Iterator[Callable[[], bool]]:
     """Hold Ctrl-C, and raise it at the end; a second one is raised at once.
 
-    This is for work on several threads: raised while this thread takes a lock, Ctrl-C leaves the lock taken, and other
-    threads wait forever. Nothing is changed where the program hears Ctrl-C in its own way, or on other threads.
+    This is for work on several threads. An error raised while this thread takes a lock leaves the lock taken. Other
+    threads then wait forever. Where the program handles Ctrl-C, and on other threads, nothing changes.
 
     Yields a function that tells whether Ctrl-C came.
     """

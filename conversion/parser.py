@@ -1,4 +1,4 @@
-"""The parser of the command line: errors that name the nearest word, and its words for the completion of shells."""
+"""The parser of the command line: errors that name the nearest word, and completion in shells."""
 
 import argparse
 import re
@@ -24,7 +24,7 @@ SHELLS = {"bash": "", "zsh": "autoload -U +X compinit bashcompinit && compinit &
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of the whole command line or of one command, whose errors are one line."""
+    """A parser of the command line or of one command, whose errors are one line."""
 
     def parse_known_args(self, args=None, namespace=None):
         parsed, unknown = super().parse_known_args(args, namespace)
@@ -65,7 +65,7 @@ def did_you_mean(word: str, known: list[str]) -> str:
 def completion(shell: str, commands: Mapping[str, argparse.ArgumentParser]) -> str:
     """Return the text that lets a shell complete commands, options and choices, and files elsewhere.
 
-    shell: a key of `SHELLS`. That of zsh reads bash's.
+    shell: a key of `SHELLS`; zsh runs bash's text.
     commands: the parser of each command, by its name.
     """
     choices, options = [], []

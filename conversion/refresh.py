@@ -14,10 +14,10 @@ from hf_hyperconn.kinds import FORMAT
 
 from .checkpoint.checkpoint import Checkpoint, open_conversion
 from .checkpoint.checkpoint_files import refuse_links_out
-from .checkpoint.model_code import code_files, written_by
+from .checkpoint.model_code import code_files, releases_of_code
 from .checkpoint.source import CONFIG, RECORD, Source
-from .files.writing import as_json, digest, lock, remove_parts, replace_files
-from .terminal import named
+from .files.writing import as_json, file_digest, lock, remove_parts, replace_files
+from .terminal import name_some
 from .verify.changed_files import find_changes
 
 
@@ -25,10 +25,10 @@ from .verify.changed_files import find_changes
 class Refreshed:
     """The changes of a refresh.
 
-    written_by, now: the releases of hf_hyperconn and Transformers that wrote the code, and that write it now.
+    written_by, now: the releases of hf_hyperconn and Transformers of the old code, and of the new code.
     changed, added, removed: files of model code.
     has_new_config: whether config.json names other classes, or another format or release.
-    forgets_verification: whether a recorded comparison with the base goes, which was of the old code.
+    forgets_verification: whether a recorded comparison of the old code with the base is removed.
     """
 
     written_by: tuple[str | None, str | None]
@@ -66,14 +66,14 @@ class Refreshed:
 def refresh(folder: str | Path, *, dry_run: bool = False, accept_changes: bool = False) -> Refreshed:
     """Write the code of this release into the folder of a hyper-connection checkpoint.
 
-    New files are written beside the old ones first, and renamed then, config.json last. A refresh that was cut off is
-    completed by the same call. A recorded comparison with the base is removed, because it was of the old code.
+    New files are written beside the old ones first, and then renamed, config.json last. The same call completes an
+    interrupted refresh. A recorded comparison with the base is removed, because it was of the old code.
 
-    dry_run: only return the changes.
-    accept_changes: whether edited code, which would be lost, is replaced too.
+    dry_run: whether to return the changes only.
+    accept_changes: whether to replace edited code, which is then lost.
 
-    Raises `UnsupportedCheckpointError` when the folder is no hyper-connection checkpoint that this release can read,
-    and `ConversionError` when it can't be refreshed, also because another refresh or a conversion is at work on it.
+    Raises `UnsupportedCheckpointError` for a folder that is no hyper-connection checkpoint of a known format. Raises
+    `ConversionError` when it can't be refreshed, for example while a conversion works on it.
     """
     path = Path(os.path.realpath(folder))
     if not path.is_dir():
@@ -99,7 +99,7 @@ def _refresh(checkpoint: Checkpoint, given: str | Path, dry_run: bool, accept_ch
         beyond = {name: recorded[name] for name in removed - old if name in source.files}
         _refuse_edited(checkpoint, given, kept=old - texts.keys() - removed, beyond=beyond)
         _refuse_unrecorded(source, given, {name: text for name, text in texts.items() if name not in recorded})
-    written = checkpoint.written
+    written = checkpoint.raw_config
     new_config = {
         **written,
         "auto_map": {**_of_others(written.get("auto_map"), {*texts, *removed}), **family.auto_map},
@@ -107,7 +107,7 @@ def _refresh(checkpoint: Checkpoint, given: str | Path, dry_run: bool, accept_ch
         "hc_version": hf_hyperconn.__version__,
     }
     refreshed = Refreshed(
-        written_by(checkpoint),
+        releases_of_code(checkpoint),
         (hf_hyperconn.__version__, release()),
         tuple(sorted(name for name in old & texts.keys() if source.path(name).read_bytes() != texts[name])),
         tuple(sorted(texts.keys() - old)),
@@ -130,13 +130,13 @@ def _refresh(checkpoint: Checkpoint, given: str | Path, dry_run: bool, accept_ch
 def _new_record(
     source: Source, record: Mapping, refreshed: Refreshed, texts: Mapping[str, bytes], config: bytes
 ) -> dict:
-    """Return the record without its comparison, with the digests of the new files and the releases that write them."""
+    """Return the record without its comparison, with digests and releases of the new files."""
     new = {name: value for name, value in record.items() if name != "verification"}
     package, transformers = refreshed.now
     new["versions"] = {**(new.get("versions") or {}), "hf_hyperconn": package, "transformers": transformers}
     if files := new.get("files"):
         written = dict(texts)
-        if digest(source.path(CONFIG)) == files.get(CONFIG):  # a changed one stays known for changed
+        if file_digest(source.path(CONFIG)) == files.get(CONFIG):  # a changed one stays known for changed
             written[CONFIG] = config
         digests = {name: sha256(content).hexdigest() for name, content in written.items()}
         kept = {name: value for name, value in files.items() if name not in {*texts, *refreshed.removed}}
@@ -145,16 +145,16 @@ def _new_record(
 
 
 def _refuse_edited(checkpoint: Checkpoint, given: str | Path, kept: set[str], beyond: Mapping[str, str]) -> None:
-    """Refuse code that somebody has edited, so that the edit would be lost.
+    """Refuse to replace code that somebody has edited.
 
     kept: files that stay.
-    beyond: recorded digests of files that go too, and that no other file imports any more.
+    beyond: recorded digests of other removed files, which no file imports any more.
 
     Raises `ConversionError`.
     """
 
     def digest_of(name: str) -> str:
-        return digest(checkpoint.source.path(name))
+        return file_digest(checkpoint.source.path(name))
 
     changes, _ = find_changes(checkpoint, as_converted=False, digest_of=digest_of)
     edits = [str(change) for change in changes if change.name not in kept]
@@ -169,11 +169,11 @@ def _refuse_edited(checkpoint: Checkpoint, given: str | Path, kept: set[str], be
 
 
 def _refuse_unrecorded(source: Source, given: str | Path, texts: Mapping[str, bytes]) -> None:
-    """Raise `ConversionError` for other code without a digest, as of a model that was trained and saved."""
+    """Raise `ConversionError` for differing code without a digest, as of a trained and saved model."""
     names = [name for name, text in texts.items() if name in source.files and source.path(name).read_bytes() != text]
     if names:
         raise ConversionError(
-            f"whether somebody has changed {named(tuple(sorted(names)))} of '{given}' is not recorded. Save a "
+            f"whether somebody has changed {name_some(tuple(sorted(names)))} of '{given}' is not recorded. Save a "
             f"copy of it, and replace it with --accept-changes."
         )
 

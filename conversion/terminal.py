@@ -1,4 +1,4 @@
-"""Printing of the command line: results to stdout, the rest to stderr, also when nobody reads them."""
+"""Printing of the command line: results to stdout, the rest to stderr, even if nobody reads it."""
 
 import os
 import re
@@ -8,11 +8,11 @@ from typing import TextIO
 from hf_hyperconn.errors import HyperConnError
 
 COLORS = {"error": 31, "warning": 33}  # by the first word of a line: red, yellow
-NAMED = 3  # files that a message names before it counts
+MOST_NAMED = 3  # files that a message names before it counts
 
 
 def open_streams() -> None:
-    """Replace a closed stdout or stderr, so that nothing is printed into the next file that is opened."""
+    """Replace a closed stdout or stderr, so that nothing is printed into the next opened file."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -23,10 +23,10 @@ def open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
-def put(text: str, *, as_is: bool = False) -> None:
+def print_result(text: str, *, as_is: bool = False) -> None:
     """Print a result to stdout, or nowhere if its reader has closed it.
 
-    as_is: whether nothing is escaped unless a terminal shows it, for paths that a script goes on with.
+    as_is: whether to escape nothing outside of terminals, for paths that a script reads.
 
     Raises `HyperConnError` when the result can't be written otherwise.
     """
@@ -36,7 +36,7 @@ def put(text: str, *, as_is: bool = False) -> None:
         raise HyperConnError(f"can't print the result: {error.strerror}. Print it to somewhere else.") from error
 
 
-def tell(text: str) -> None:
+def print_message(text: str) -> None:
     """Print a message to stderr, or nowhere if that fails."""
     try:
         _write(sys.stderr, _colored(printable(text)))
@@ -44,10 +44,10 @@ def tell(text: str) -> None:
         _to_nowhere(sys.stderr)
 
 
-def begin(command: str, subject: str) -> None:
+def print_start(command: str, subject: str) -> None:
     """Tell a terminal which command begins, because its imports may take seconds."""
     if sys.stderr.isatty():
-        tell(f"{command:<14}{subject}".rstrip())
+        print_message(f"{command:<14}{subject}".rstrip())
 
 
 def printable(text: str) -> str:
@@ -63,10 +63,10 @@ def _colored(text: str) -> str:
     return f"\033[{COLORS[word[0]]}m{word[0]}\033[0m{text[word.end() :]}"
 
 
-def named(names: tuple[str, ...]) -> str:
+def name_some(names: tuple[str, ...]) -> str:
     """List the first of some files for people, and count the others."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _write(stream: TextIO, text: str) -> None:
@@ -79,13 +79,13 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _to_nowhere(stream: TextIO) -> None:
-    """Send the rest of a stream to nowhere; else it would be written, and fail, when the process ends."""
+    """Discard the rest of a stream; else it would be written, and fail, when the process ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
-def gigabytes(count: float) -> str:
+def written_bytes(count: float) -> str:
     """Write a number of bytes for people."""
     for unit in ("bytes", "KB", "MB"):
         if count < 1000:

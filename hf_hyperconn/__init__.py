@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ._version import __version__
-from .families.family import LISTED, class_names, family_of_class
+from .families.family import LISTED_FAMILIES, family_of_class, hc_class_names
 from .families.modules import install
 
 _EXPORTS = {
@@ -42,8 +42,8 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    """Return the names of all exports, and of the classes of the usual families; any other family has classes, too."""
-    return sorted({*__all__, *(name for model_type in LISTED for name in class_names(model_type))})
+    """Return the names of all exports and of the usual families' classes; other families have classes, too."""
+    return sorted({*__all__, *(name for model_type in LISTED_FAMILIES for name in hc_class_names(model_type))})
 
 
 install()

@@ -4,9 +4,8 @@
 
     from hf_hyperconn.diffusion import HCDiTTransformer2DModel
 
-Its blocks are diffusers' own. Their branches are cut from the source of a block's `forward`, as it runs with the
-block's attributes. The branch that computes the scales, shifts and gates of an adaptive norm hands them on to the
-branch that uses them, too.
+Its blocks are diffusers' own. Their branches are cut from the source of a block's `forward`, by its attributes. A
+branch that computes the scales, shifts and gates of an adaptive norm hands them on to later branches.
 """
 
 import inspect
@@ -30,7 +29,7 @@ from .in_memory.running_code import running_code
 from .models.configuration_hyper_connections import HyperConnectionConfig
 from .models.connection_fields import FIELDS as OF_CONNECTIONS
 from .models.connection_weights import (
-    InitialisedModule,
+    InitializedModule,
     fresh_copy,
     warn_of_narrow,
     warn_of_old_places,
@@ -40,12 +39,12 @@ from .models.decoder_layer import HyperConnectionDecoderLayer, place_layers
 from .models.sub_layers import READOUT, is_of_connection
 from .wrappers import hooks_of
 
-Base: Any = object  # the base of mixins, which type checkers take for any class
+Base: Any = object  # the base of mixins; to type checkers any class
 
 BLOCKS = "transformer_blocks"
 FIELDS = {name: value for name, value in OF_CONNECTIONS.items() if not name.startswith("norm")}  # diffusers' own stay
-# modules that diffusers loads in float32 whatever dtype it is asked for: connections, as blocks may call them
-WIDE = ("attn_hc", "mlp_hc", "attn1_hc", "attn2_hc", "ff_hc", READOUT)
+# modules that diffusers loads in float32, whatever the dtype: names of connections in blocks
+FLOAT32_MODULES = ("attn_hc", "mlp_hc", "attn1_hc", "attn2_hc", "ff_hc", READOUT)
 
 
 class DiffusionConfig(HyperConnectionConfig, PreTrainedConfig):
@@ -58,17 +57,17 @@ class DiffusionConfig(HyperConnectionConfig, PreTrainedConfig):
 class HyperConnectionBlock(HyperConnectionDecoderLayer):
     """Mixin before a block of diffusers.
 
-    made_of: the arguments of `_block_class` for its class, which no module has under its name.
+    class_arguments: the arguments of `_block_class` for this class, which no module contains by name.
     """
 
-    made_of: "tuple[type[nn.Module], Cut, int]"
+    class_arguments: "tuple[type[nn.Module], Cut, int]"
 
     def __reduce_ex__(self, protocol):
         """Pickle and copy it by the arguments of its class."""
-        return _empty_block, self.made_of, self.__getstate__()
+        return _empty_block, self.class_arguments, self.__getstate__()
 
     def make_norm(self) -> nn.Module:
-        """Copy the block's first plain norm; an RMSNorm where all depend on the time step."""
+        """Copy the block's first plain norm; return an RMSNorm where all norms depend on the time step."""
         norms = [module for module in self.children() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
         return fresh_copy(norms[0]) if norms else nn.RMSNorm(self.config.hidden_size, eps=self.config.hc_eps)
 
@@ -77,7 +76,7 @@ class HyperConnectionBlock(HyperConnectionDecoderLayer):
         if self.is_first and hidden_states.shape[2:] != (self.config.hidden_size,):
             raise ValueError(
                 f"the first block received hidden states of shape {tuple(hidden_states.shape)}, but takes "
-                f"[batch, sequence, {self.config.hidden_size}]."
+                f"[batch, sequence, {self.config.hidden_size}]. Give it hidden states of that shape."
             )
         # patches are not contiguous, a base's sums are, and matrix products round by the layout of their input
         return super().forward(hidden_states.contiguous(), *args, **kwargs)
@@ -86,10 +85,10 @@ class HyperConnectionBlock(HyperConnectionDecoderLayer):
 class HyperConnectionTransformer(Base):
     """Mixin before a transformer of diffusers: its blocks work on residual streams.
 
-    Besides what its base takes, it takes the fields of hyper-connections by their names, and keeps them in its config.
+    Besides its base's arguments, it accepts the fields of hyper-connections by name, and keeps them in its config.
 
-    hc_config_class: of `hc_config`, which has these fields, and the sizes.
-    positional: how many arguments, besides hidden states, it gives a block by their place.
+    hc_config_class: class of `hc_config`, which has these fields and the sizes.
+    positional: number of arguments, besides hidden states, that it gives a block by their place.
     """
 
     hc_config_class: type[DiffusionConfig]
@@ -108,18 +107,18 @@ class HyperConnectionTransformer(Base):
         for index, block in enumerate(blocks):
             block_class: Any = type(block)
             block.__class__ = _block_class(block_class, cut_layer(block_class, block), self.positional)
-            block.connect(config, index, len(blocks))
+            block.add_connections(config, index, len(blocks))
 
     @property
     def decoder_layers(self) -> nn.ModuleList:
-        """Its blocks."""
+        """Return the blocks."""
         return getattr(self, BLOCKS)
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
         """Load a model that was saved with its hyper-connections.
 
-        Raises `UnsupportedCheckpointError` for one without, whose connections would have any values.
+        Raises `UnsupportedCheckpointError` for a model without hyper-connections.
         """
         with_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
@@ -137,27 +136,27 @@ class HyperConnectionTransformer(Base):
         super().save_pretrained(*args, **kwargs)
 
     @torch.no_grad()
-    def materialise_connections(self, device: torch.device) -> None:
+    def materialize_connections(self, device: torch.device) -> None:
         """Create and initialize the tensors that hyper-connections have on the meta device."""
         modules: list[Any] = [*self.modules()]
         for connection in modules:
-            if isinstance(connection, InitialisedModule) and any(p.is_meta for p in connection.parameters()):
+            if isinstance(connection, InitializedModule) and any(p.is_meta for p in connection.parameters()):
                 connection.to_empty(device=device)
                 inner: list[Any] = [*connection.modules()]
                 for module in inner:
-                    if isinstance(module, InitialisedModule):
+                    if isinstance(module, InitializedModule):
                         for name, value in module.initial_values().items():
                             getattr(module, name).copy_(value)
                     else:
                         module.reset_parameters()
 
 
-def convert(model: Any, fields: Mapping[str, object], check: Callable[[Any], object]) -> Any:
+def convert_transformer(model: Any, fields: Mapping[str, object], check: Callable[[Any], object]) -> Any:
     """Convert a model of diffusers as `convert_model` does.
 
-    check: is called with the conversion before its hyper-connections take memory; what it raises ends the conversion.
+    check: is called with the conversion before its hyper-connections use memory; its errors end the conversion.
 
-    Raises `UnsupportedCheckpointError` for a model of another form, or one that others have hooked or patched.
+    Raises `UnsupportedCheckpointError` for a model of another form, and for a hooked or patched model.
     """
     blocks, name = getattr(model, BLOCKS, None), type(model).__name__
     if not isinstance(blocks, nn.ModuleList) or not len(blocks):
@@ -183,21 +182,21 @@ def convert(model: Any, fields: Mapping[str, object], check: Callable[[Any], obj
     with torch.device("meta"):
         converted.add_connections(config)
     check(converted)
-    converted.materialise_connections(model.device)
+    converted.materialize_connections(model.device)
     return converted
 
 
 def hyper_connection_class(model_class: Any) -> Any:
     """Return the hyper-connection class for a class of diffusers.
 
-    Raises `UnsupportedCheckpointError` when it does more with the stream than to pass it from block to block.
+    Raises `UnsupportedCheckpointError` when it does more with the stream than pass it from block to block.
     """
     return _make_class(model_class, model_class.forward)
 
 
 @cache
 def _make_class(model_class: Any, forward_that_runs: Callable) -> Any:
-    """Make `hyper_connection_class`, anew when the class has got another forward."""
+    """Make the result of `hyper_connection_class`; again when the class has another forward."""
     name = model_class.__name__
     loop = read_layer_loop(running_code(model_class, decorated_by=None).definition, name, BLOCKS)
     if loop.takes_first or loop.between:
@@ -215,7 +214,7 @@ def _make_class(model_class: Any, forward_that_runs: Callable) -> Any:
         warn_of_training(self.decoder_layers)
         return model_class.forward(self, *args, **kwargs)
 
-    # diffusers takes the fields of a config from there
+    # diffusers reads the fields of a config there
     parameters = [*signature.parameters.values(), *own]
     vars(init)["__signature__"] = signature.replace(parameters=parameters)
     namespace = {
@@ -225,7 +224,7 @@ def _make_class(model_class: Any, forward_that_runs: Callable) -> Any:
         "forward": forward,
         "hc_config_class": strict(type(f"HC{name}Config", (DiffusionConfig,), types)),
         "positional": loop.positional,
-        "_keep_in_fp32_modules": [*(model_class._keep_in_fp32_modules or ()), *WIDE],
+        "_keep_in_fp32_modules": [*(model_class._keep_in_fp32_modules or ()), *FLOAT32_MODULES],
         **{
             attribute: [*names, *(f"HC{name}" for name in names)]
             for attribute in ("_no_split_modules", "_repeated_blocks")
@@ -239,7 +238,7 @@ def _make_class(model_class: Any, forward_that_runs: Callable) -> Any:
 def _block_class(block_class: Any, cut: Cut, positional: int) -> type[nn.Module]:
     attributes = {
         "__module__": __name__,
-        "made_of": (block_class, cut, positional),
+        "class_arguments": (block_class, cut, positional),
         "positional": tuple(inspect.signature(block_class.forward).parameters)[2 : 2 + positional],
         **layer_attributes(block_class, cut),
     }

@@ -1,4 +1,4 @@
-"""The errors this package raises on purpose. Each message says what was received and what to do next."""
+"""The errors that this package raises. Each message names the given value, the accepted ones and a remedy."""
 
 
 class HyperConnError(Exception):
@@ -6,24 +6,24 @@ class HyperConnError(Exception):
 
 
 class UnsupportedCheckpointError(HyperConnError, ValueError):
-    """The model or checkpoint given cannot be converted."""
+    """A model or checkpoint that can't be read or converted."""
 
 
 class ConversionError(HyperConnError, RuntimeError):
-    """A conversion could not be carried out."""
+    """A conversion that failed, or impossible arguments of one."""
 
 
 class VerificationError(HyperConnError, RuntimeError):
-    """A converted checkpoint differs from what it should be."""
+    """A checkpoint that fails verification."""
 
 
 class HyperConnectionFileError(HyperConnError, ValueError):
-    """Hyper-connections can't be written to a file, or those of a file can't be given to a model."""
+    """A file of hyper-connections that can't be written, or can't be loaded into a model."""
 
 
 class CardError(HyperConnError, ValueError):
-    """A model card can't be read or written, or what it should report can't."""
+    """A model card, or results for it, that can't be read or written."""
 
 
 class PushError(HyperConnError, RuntimeError):
-    """A checkpoint may not be pushed so, or the Hub does not take it."""
+    """A push that is not allowed, or that the Hub refuses."""

@@ -20,8 +20,8 @@ def register_auto_classes() -> None:
     tables = {"Config": CONFIG_MAPPING, **{suffix: auto._model_mapping for suffix, auto in autos.items()}}
     contents = {suffix: dict(table._extra_content) for suffix, table in tables.items()}
     for suffix, table in tables.items():
-        if not isinstance(table._extra_content, _MadeWhenAsked):
-            table._extra_content = _MadeWhenAsked(contents[suffix], suffix)
+        if not isinstance(table._extra_content, _ClassesOnDemand):
+            table._extra_content = _ClassesOnDemand(contents[suffix], suffix)
 
 
 def register(family: Family) -> None:
@@ -34,7 +34,7 @@ def register(family: Family) -> None:
 
 
 def _auto(suffix: str) -> Any:
-    """Return an Auto class; None where this release has none of that name."""
+    """Return an Auto class; None if the installed Transformers has none of that name."""
     return getattr(transformers, auto_class(suffix), None)
 
 
@@ -51,10 +51,10 @@ def _find(key: Hashable) -> Family | None:
         return None
 
 
-class _MadeWhenAsked(dict):
+class _ClassesOnDemand(dict):
     """The classes registered with an Auto class, by model type or config class; ours are added when looked up.
 
-    suffix: of the Auto class; "Config" for AutoConfig.
+    suffix: suffix of the Auto class; "Config" for AutoConfig.
     """
 
     def __init__(self, content: dict, suffix: str):

@@ -1,4 +1,4 @@
-"""A model within wrappers: the model of either library, the copies that PEFT lets compute, hooks."""
+"""A model within wrappers: the model of Transformers or diffusers, PEFT's active copies, hooks."""
 
 import sys
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ HOOKS = (
 
 
 def is_of_diffusers(model: object) -> bool:
-    """Tell whether it is a model of diffusers, which is imported then."""
+    """Tell whether an object is a model of diffusers, without importing diffusers."""
     modeling = sys.modules.get("diffusers.models.modeling_utils")
     return modeling is not None and isinstance(model, modeling.ModelMixin)
 
@@ -33,17 +33,22 @@ def outermost_model(model: nn.Module) -> nn.Module | None:
 
 
 def config_of(model: nn.Module):
-    """Return the config of a model; for diffusers, whose own is a mapping, that of the hyper-connections."""
+    """Return the config of a model; for diffusers, whose own is a mapping, the hyper-connections' config."""
     return getattr(model, "hc_config", model.config)
 
 
+def connection_config(config: Any) -> Any:
+    """Return the config with the fields of connections: this one, or the config of the inner model in it."""
+    return getattr(config, getattr(config, "part_field", ""), config)
+
+
 def modules_in_use(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield `named_modules` without copies that don't compute; the one that does has the name of PEFT's wrapper."""
+    """Yield `named_modules` without inactive copies; the active copy has the name of PEFT's wrapper."""
     return _walk("", model, set())
 
 
 def active_copy(module: Any) -> nn.Module:
-    """Return the module that computes, when `module` is PEFT's wrapper for `modules_to_save`."""
+    """Return the active module within PEFT's wrapper for `modules_to_save`; else the module itself."""
     copies = getattr(module, "modules_to_save", None)
     if not isinstance(copies, nn.ModuleDict) or not hasattr(module, "original_module"):
         return module

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM
 
 from hf_hyperconn import HCLlamaForCausalLM, convert_model
 from hf_hyperconn.analysis.arrangements import ARRANGEMENTS
-from hf_hyperconn.analysis.observation import observe, watch
+from hf_hyperconn.analysis.observation import observe, run_observed
 from hf_hyperconn.analysis.statistics import PERCENTILES, Moments, Sample
 from hf_hyperconn.analysis.study import batches_of, study
 from hf_hyperconn.analysis.unfolding import Unfolding, unfold, unfold_static
@@ -153,7 +153,9 @@ def test_each_stack_has_its_own_padding(ids):
 
 def test_a_mask_of_other_positions_is_refused():
     with pytest.raises(HyperConnError, match=r"attention_mask \[1, 2\] has padding, but the sub-layers have \[1, 3\]"):
-        watch(Unmasked(), {"inputs_embeds": torch.ones(1, 3, 32), "attention_mask": torch.tensor([[0, 1]])}, print)
+        run_observed(
+            Unmasked(), {"inputs_embeds": torch.ones(1, 3, 32), "attention_mask": torch.tensor([[0, 1]])}, print
+        )
 
 
 class Unmasked(torch.nn.Module):

@@ -11,7 +11,7 @@ from hf_hyperconn.analysis.arrangements import ARRANGEMENTS, arrange, post_norm
 from hf_hyperconn.analysis.observation import connections_of
 from hf_hyperconn.errors import HyperConnError
 from hf_hyperconn.models.connection import expand_streams, reduce_streams
-from hf_hyperconn.models.hyper_connections import HyperConnection, read_and_mix
+from hf_hyperconn.models.hyper_connections import HyperConnection, read_and_mix_by_matrix
 
 from .conftest import hc_llama, record_branches
 from .other_families import tiny
@@ -88,7 +88,7 @@ def test_post_norm_is_a_matrix_that_depends_on_the_branch(x):
     output = branch(3, x)
     output = output - output.mean(-1, keepdim=True)
     alpha, beta = post_norm(x, output)
-    read, mixed = read_and_mix(x.unsqueeze(-2), alpha)
+    read, mixed = read_and_mix_by_matrix(x.unsqueeze(-2), alpha)
     assert torch.equal(read.squeeze(-2), x)
     expected = nn.functional.layer_norm(x + output, (D,), eps=0)
     computed = mixed.squeeze(-2) + beta * output

@@ -265,7 +265,7 @@ def test_a_copy_that_differs_is_found(llama_folder, tmp_path, monkeypatch):
     def spoil(source, target, link, progress):
         target.write_bytes(source.read_bytes()[:-1] + b"!")
 
-    monkeypatch.setattr(convert, "bring", spoil)
+    monkeypatch.setattr(convert, "copy_or_link", spoil)
     with pytest.raises(VerificationError, match="differs from"):
         convert_checkpoint(str(llama_folder), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaForCausalLM
 
 from hf_hyperconn import HCOlmoeForCausalLM, HCOlmoForCausalLM
-from hf_hyperconn.analysis.costs import base_flops, connection_flops, experts_met, kept_bytes, number_of_experts
+from hf_hyperconn.analysis.costs import base_flops, connection_flops, experts_of_a_token, kept_bytes, number_of_experts
 from hf_hyperconn.conversion.checkpoint.checkpoint_files import read_weights
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.families.family import find_family
@@ -225,4 +225,4 @@ def test_table_9(n, measured):
 )
 def test_experts_by_the_names_of_families(config, expected):
     """DBRX has them in a config of its MLP, HunYuan in a list with the same number for each layer."""
-    assert (experts_met(config), number_of_experts(config)) == expected
+    assert (experts_of_a_token(config), number_of_experts(config)) == expected

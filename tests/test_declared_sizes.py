@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from hf_hyperconn.conversion.checkpoint import loading
 from hf_hyperconn.conversion.checkpoint.checkpoint import Checkpoint, open_conversion
-from hf_hyperconn.conversion.checkpoint.checkpoint_files import INDEX, read_written_config
+from hf_hyperconn.conversion.checkpoint.checkpoint_files import INDEX, read_raw_config
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
@@ -143,7 +143,7 @@ def test_headers_of_every_family_and_head_fit(model_type, tmp_path):
 def opened(folder: Path, family: Family) -> Checkpoint:
     """A base."""
     source = LocalSource(folder)
-    return Checkpoint(source, read_written_config(source), family)
+    return Checkpoint(source, read_raw_config(source), family)
 
 
 def change_weights(folder: Path, change) -> None:

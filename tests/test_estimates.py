@@ -12,7 +12,7 @@ from hf_hyperconn.analysis.estimates import estimate
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.kinds import kind_of
-from hf_hyperconn.models.connection_fields import completed
+from hf_hyperconn.models.connection_fields import complete
 
 from .conftest import hc_llama
 from .edits import configure
@@ -63,11 +63,11 @@ def test_checkpointing_keeps_what_layers_hand_on(fields):
         layer.register_forward_pre_hook(lambda module, args: handed_on.append(args[0].numel()))
     model(torch.arange(6)[None])
     config = model.config.to_dict()
-    assert {*handed_on} == {6 * kind_of(config).carried(config) * config["hidden_size"]}
+    assert {*handed_on} == {6 * kind_of(config).rows_between_layers(config) * config["hidden_size"]}
 
 
 def test_attention_residuals_hand_on_more_from_layer_to_layer():
-    config = {"hidden_size": 32, "num_hidden_layers": 3, **completed({"connection": "attnres", "hc_mult": 1})}
+    config = {"hidden_size": 32, "num_hidden_layers": 3, **complete({"connection": "attnres", "hc_mult": 1})}
     found = estimate(config, parameters=2048, flops=4096, tokens=6)
     assert (found.added_layer_inputs, found.time) == (None, None)
     assert found.kept > 0

@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 import hf_hyperconn
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM, HCLlamaForSequenceClassification, HyperConnectionConfig
-from hf_hyperconn.families.family import LISTED, find_family
+from hf_hyperconn.families.family import LISTED_FAMILIES, find_family
 from hf_hyperconn.models.connection_fields import FIELDS
 
 from .conftest import llama_config
@@ -28,7 +28,9 @@ def test_dir_names_classes_that_are_there():
     assert {"HCLlamaConfig", "HCLlamaForCausalLM", "HCOlmoeModel", "HyperConnectionConfig", "convert_model"} <= {
         *names
     }
-    assert {find_family(model_type).usual_architecture for model_type in LISTED} <= {name[2:] for name in names}
+    assert {find_family(model_type).usual_architecture for model_type in LISTED_FAMILIES} <= {
+        name[2:] for name in names
+    }
     assert all(getattr(hf_hyperconn, name) is not None for name in names if name.startswith("HCLlama"))
     assert not any(name.startswith("HCLlama") for name in hf_hyperconn.__all__), "import * would make every class"
 

@@ -261,7 +261,7 @@ def test_compiled_layers_take_steps(monkeypatch):
     def plain(*args):
         raise AssertionError("the plain way was taken")
 
-    monkeypatch.setattr(HyperConnection, "connect", plain)
+    monkeypatch.setattr(HyperConnection, "read_and_mix", plain)
     model = hc_llama(num_hidden_layers=1)
     torch.compiler.reset()
     model.compile(backend="eager", fullgraph=True)

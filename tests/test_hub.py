@@ -345,4 +345,4 @@ def test_inspect_knows_by_the_digest(online, name, trained):
 
 def test_inspect_for_people(online):
     assert (online["inspect for people"].code, online["inspect for people"].err) == (0, "")
-    assert "the hyper-connections are at the equivalent initialisation" in online["inspect for people"].out
+    assert "the hyper-connections are at the equivalent initialization" in online["inspect for people"].out

@@ -65,39 +65,39 @@ class TestWhereKernelsFail:
     def test_auto_goes_on_with_torch_and_says_why(self, streams, caplog, monkeypatch):
         monkeypatch.setattr(logging.getLogger("hf_hyperconn"), "propagate", True)
         for _ in range(2):
-            assert computing.implementation(streams, _run_one) == "torch"
+            assert computing.chosen_implementation(streams, _run_one) == "torch"
         assert caplog.text.count("a kernel failed on cuda:0") == 1
 
     def test_a_reason_is_told_after_another(self, streams, caplog, monkeypatch):
         monkeypatch.setattr(logging.getLogger("hf_hyperconn"), "propagate", True)
-        assert computing.implementation(torch.empty(1, 3, 4, 24), _run_one) == "torch"
-        assert computing.implementation(streams, _run_one) == "torch"
+        assert computing.chosen_implementation(torch.empty(1, 3, 4, 24), _run_one) == "torch"
+        assert computing.chosen_implementation(streams, _run_one) == "torch"
         assert caplog.text.count("a kernel failed on cuda:0") == 1
 
     def test_what_failed_is_tried_again(self, streams, monkeypatch):
         results = iter(["it was busy", None])
         monkeypatch.setattr(computing, "_try_kernels", lambda *_: next(results))
-        assert [computing.implementation(streams, _run_one) for _ in range(3)] == ["torch", "triton", "triton"]
+        assert [computing.chosen_implementation(streams, _run_one) for _ in range(3)] == ["torch", "triton", "triton"]
 
     def test_what_never_runs_is_tried_three_times_and_when_it_is_asked_for(self, streams, monkeypatch):
         tried = []
         monkeypatch.setattr(computing, "_try_kernels", lambda device, _: tried.append(device) or "it is old")
-        assert {computing.implementation(streams, _run_one) for _ in range(9)} == {"torch"}
+        assert {computing.chosen_implementation(streams, _run_one) for _ in range(9)} == {"torch"}
         assert len(tried) == 3
         set_hc_implementation("auto")
-        assert computing.implementation(streams, _run_one) == "torch"
+        assert computing.chosen_implementation(streams, _run_one) == "torch"
         assert len(tried) == 4
 
     def test_nothing_is_tried_while_a_graph_is_captured(self, streams, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        assert computing.implementation(streams, _run_one) == "triton"
+        assert computing.chosen_implementation(streams, _run_one) == "triton"
         assert computing._failures == {}
 
     def test_asked_for_they_raise(self, streams):
         set_hc_implementation("triton")
         with pytest.raises(RuntimeError, match="a kernel failed on cuda:0"):
-            computing.implementation(streams, _run_one)
+            computing.chosen_implementation(streams, _run_one)
 
     def test_a_compiler_is_told(self):
         function = torch.compile(

@@ -54,7 +54,7 @@ def test_a_conversion(connection, converted, llama, llama_folder):
     model = AutoModelForCausalLM.from_pretrained(folder)
     facts = {
         **{"name": str(folder), "family": "Llama", "model_type": "hc_llama", "connection": connection, "hc_mult": 4},
-        **{"layers": 3, "hidden_size": 32, "dtype": "F32", "quantised": None},
+        **{"layers": 3, "hidden_size": 32, "dtype": "F32", "quantized": None},
         **{"base": llama_folder.name, "commit": None, "trained": False, "not_known": None},
         "parameters": model.num_parameters(),
         "added_parameters": model.num_parameters() - llama.num_parameters(),
@@ -72,7 +72,7 @@ def test_lines(converted, llama_folder):
     assert lines["connection"] == "dhc, n=4"
     assert lines["base"] == llama_folder.name
     assert lines["parameters"] == f"{inspection.parameters:,}, +5.1 % by the connections (1,500)"
-    assert lines["state"] == "the hyper-connections are at the equivalent initialisation"
+    assert lines["state"] == "the hyper-connections are at the equivalent initialization"
 
 
 @pytest.mark.parametrize("connection", CONNECTIONS)
@@ -151,7 +151,7 @@ def test_a_kind_without_equivalent_initialisation(fields, tmp_path):
     assert inspection.parameters == model.num_parameters()
     names = [name for name, _ in model.named_parameters() if "_hc." in name]
     assert inspection.added_parameters == sum(model.get_parameter(name).numel() for name in names)
-    assert "is trained from scratch and has no equivalent initialisation (" in inspection.lines()[-1]
+    assert "is trained from scratch and has no equivalent initialization (" in inspection.lines()[-1]
 
 
 def test_from_scratch_with_a_learned_readout(tmp_path):
@@ -176,14 +176,14 @@ def test_a_model_without_a_head(llama, llama_folder, tmp_path):
 
 
 def test_a_quantised_model(out):
-    quantised = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    inspection = inspect_checkpoint(str(configure(out, quantization_config=quantised)))
-    assert (inspection.quantised, inspection.parameters, inspection.flops) == ("bitsandbytes", None, None)
+    quantized = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    inspection = inspect_checkpoint(str(configure(out, quantization_config=quantized)))
+    assert (inspection.quantized, inspection.parameters, inspection.flops) == ("bitsandbytes", None, None)
     assert inspection.added_parameters > 0
     assert inspection.added_flops > 0
     assert inspection.trained is False
     (parameters,) = (line for line in inspection.lines() if line.startswith("parameters"))
-    assert "(the base's are not known: it is quantised)" in parameters
+    assert "(the base's are not known: it is quantized)" in parameters
 
 
 def test_connections_in_another_dtype(converted, tmp_path):

@@ -21,7 +21,7 @@ WITH_A_LOCK_TAKEN = """
 import os, signal, sys, threading, time
 from hf_hyperconn.conversion import cli, convert
 
-bring, enter = convert.bring, threading.Condition.__enter__
+bring, enter = convert.copy_or_link, threading.Condition.__enter__
 working, sent = threading.Event(), threading.Event()
 
 def bring_late(*arguments):
@@ -40,7 +40,7 @@ def enter_and_interrupt(condition):
         os.kill(os.getpid(), signal.SIGINT)
     return entered
 
-convert.bring, threading.Condition.__enter__ = bring_late, enter_and_interrupt
+convert.copy_or_link, threading.Condition.__enter__ = bring_late, enter_and_interrupt
 raise SystemExit(cli.main(sys.argv[1:]))
 """
 

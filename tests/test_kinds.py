@@ -19,7 +19,14 @@ from hf_hyperconn.errors import ConversionError
 from hf_hyperconn.kinds import CONVERTIBLE, FIELDS, KINDS, READOUTS
 from hf_hyperconn.kinds.kind import NORM
 from hf_hyperconn.models.configuration_hyper_connections import VERSION, HyperConnectionConfig
-from hf_hyperconn.models.connection_fields import ACCEPTED, CHOICES, GivenFields, completed, fault, inequivalence
+from hf_hyperconn.models.connection_fields import (
+    ACCEPTED,
+    CHOICES,
+    GivenFields,
+    complete,
+    fault_of_fields,
+    inequivalence,
+)
 
 from .conftest import hc_llama, kept_for_a_token, llama_config
 from .families import FAMILIES
@@ -39,7 +46,7 @@ cases = pytest.mark.parametrize("case", CASES)
 
 
 def model_of(case: str, **more) -> HCLlamaForCausalLM:
-    return hc_llama(**completed({"connection": case.partition(",")[0], **CASES[case]}), **more)
+    return hc_llama(**complete({"connection": case.partition(",")[0], **CASES[case]}), **more)
 
 
 def test_names_are_those_of_the_models():
@@ -147,7 +154,7 @@ def test_every_door_refuses_with_the_reason_of_the_table(name, llama):
 def test_the_table_and_the_configs_agree_on_what_has_an_equivalent(name):
     for start, form, norm in product(CHOICES["hc_start"], CHOICES["hc_attention"], (None, "dyt")):
         given = {"connection": name, "hc_start": start, "hc_attention": form, "norm": norm}
-        if fault(completed(given)):
+        if fault_of_fields(complete(given)):
             continue
         if reason := inequivalence(given):
             with pytest.raises(ValueError, match=re.escape(reason)):

@@ -19,9 +19,15 @@ import hf_hyperconn
 from hf_hyperconn import HCGPT2Config, HCGPT2LMHeadModel
 from hf_hyperconn.conversion import cli
 from hf_hyperconn.families.reading.read_family import read_family
-from hf_hyperconn.families.reading.source_files import Source
+from hf_hyperconn.families.reading.source_files import FunctionSource
 from hf_hyperconn.models import layer_source
-from hf_hyperconn.models.layer_source import CACHE_NAMES, CutFrom, SourceDiffersError, digest, has_other_cache_names
+from hf_hyperconn.models.layer_source import (
+    CACHE_NAMES,
+    CutFrom,
+    SourceDiffersError,
+    digest_of_functions,
+    has_other_cache_names,
+)
 
 from . import other_families
 from .isolated import printed
@@ -207,7 +213,7 @@ def test_renamed_caches_are_split_and_sharded(folders, tmp_path):
 
 def test_what_counts_of_a_source():
     def of(text: str, **settings) -> str:
-        return digest([(ast.parse(textwrap.dedent(text)).body[0], "")], **settings)
+        return digest_of_functions([(ast.parse(textwrap.dedent(text)).body[0], "")], **settings)
 
     plain = of("def forward(self, x, cache=None):\n    y: int = self.a(x, cache=cache)\n    return x + y")
     same = """
@@ -226,7 +232,7 @@ def test_what_counts_of_a_source():
 
 def test_what_counts_of_a_loop_over_layers():
     def of(text: str) -> str:
-        return digest([(ast.parse(text).body[0], "layers")])
+        return digest_of_functions([(ast.parse(text).body[0], "layers")])
 
     loop = """
 def forward(self, x, mask):
@@ -248,10 +254,10 @@ def forward(self, x, mask):
 
 def test_what_counts_of_an_init():
     text = "def __init__(self, config):\n    self.a = config.a\n    self.mlp = MLP(config, {})"
-    found = [digest([(ast.parse(text.format(which)).body[0], "")]) for which in ("1", "2")]
-    assert found[0] == found[1] != digest([(ast.parse(text.replace("config.a", "config.b")).body[0], "")])
+    found = [digest_of_functions([(ast.parse(text.format(which)).body[0], "")]) for which in ("1", "2")]
+    assert found[0] == found[1] != digest_of_functions([(ast.parse(text.replace("config.a", "config.b")).body[0], "")])
     annotated = text.replace("self.a =", "self.a: bool =").format("1")
-    assert digest([(ast.parse(annotated).body[0], "")]) == found[0]
+    assert digest_of_functions([(ast.parse(annotated).body[0], "")]) == found[0]
 
 
 def test_the_release_of_the_cut_is_not_proved(monkeypatch):
@@ -272,7 +278,7 @@ def test_the_installed_source_is_its_own(model_type):
     """Read from files without an import, and from the functions that run."""
     for layer in read_family(model_type).layers:
         cut = layer.cut_from
-        assert [Source.named(name).name for name in cut.functions] == [*cut.functions]
+        assert [FunctionSource.named(name).name for name in cut.functions] == [*cut.functions]
         assert has_other_cache_names(cut._replace(release=OTHER), INSTALLED) is False
         with pytest.raises(SourceDiffersError, match=f"differ in the installed {INSTALLED}"):
             has_other_cache_names(cut._replace(release=OTHER, same="0", spelled="0"), INSTALLED)

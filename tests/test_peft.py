@@ -13,7 +13,7 @@ from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from hf_hyperconn import HCLlamaForCausalLM, freeze_base, hc_parameters, load_hc, save_hc
 from hf_hyperconn.errors import HyperConnectionFileError
-from hf_hyperconn.models.chosen_code import readout_of
+from hf_hyperconn.models.chosen_code import readout_maker
 
 from .adapted import CONNECTIONS, logits, train
 from .conftest import hc_llama
@@ -148,7 +148,7 @@ def test_adapters_that_transformers_adds_itself(ids, tmp_path):
 )
 def test_every_connection_trains_as_a_module_to_save(fields, ids, tmp_path):
     expected = logits(hc_llama(**fields), ids)
-    modules = [*CONNECTIONS, *(["hc_head"] if readout_of(hc_llama(**fields).config) else [])]
+    modules = [*CONNECTIONS, *(["hc_head"] if readout_maker(hc_llama(**fields).config) else [])]
     model = peft.get_peft_model(hc_llama(**fields), peft.LoraConfig(modules_to_save=modules))
     assert torch.equal(logits(model, ids), expected)
     model.gradient_checkpointing_enable()

@@ -16,7 +16,7 @@ from hf_hyperconn.families.modules import MODELS
 from hf_hyperconn.kinds import CONVERTIBLE, KINDS
 from hf_hyperconn.models import chosen_code, shipped_code
 from hf_hyperconn.models.connection_fields import ACCEPTED, CHOICES
-from hf_hyperconn.models.shipped_code import CHOOSING, CHOSEN, ROW, value_of, written_for
+from hf_hyperconn.models.shipped_code import CHOOSING_FIELDS, CHOOSING_MODULE, ROW, source_for, value_of
 
 from .conftest import hc_llama
 from .families import FAMILIES
@@ -79,9 +79,9 @@ def test_every_value_of_a_field_that_chooses_code_has_its_row():
     assert chosen_code.CONNECTIONS.keys() == KINDS.keys()
     assert {"mean", "sum", *chosen_code.READOUTS} == {*CHOICES["hc_readout"]}
     assert {None, *chosen_code.NORMS} == {*CHOICES["norm"]}
-    values = [value for field in CHOOSING for value in CHOICES[field]]
+    values = [value for field in CHOOSING_FIELDS for value in CHOICES[field]]
     assert len({*values}) == len(values)
-    source = (MODELS / f"{CHOSEN}.py").read_text(encoding="utf-8")
+    source = (MODELS / f"{CHOOSING_MODULE}.py").read_text(encoding="utf-8")
     imported = [name for names in ROW.findall(source) for name in names.split(", ") if value_of(name) in values]
     tables = (value for name, value in vars(chosen_code).items() if name.isupper() and name != "CHOICES")
     assert sum(map(len, tables)) == len(imported)
@@ -128,10 +128,10 @@ def test_no_file_is_long():
 
 @kinds
 def test_what_is_written_for_a_config_is_written_again_alike(connection):
-    source = (MODELS / f"{CHOSEN}.py").read_text(encoding="utf-8")
+    source = (MODELS / f"{CHOOSING_MODULE}.py").read_text(encoding="utf-8")
     config = hc_llama(connection=connection, hc_mult=ACCEPTED[connection].most or 2, norm="dyt").config
-    written = written_for(vars(config), CHOSEN, source)
-    assert written_for(config.to_dict(), CHOSEN, written) == written != source
+    written = source_for(vars(config), CHOOSING_MODULE, source)
+    assert source_for(config.to_dict(), CHOOSING_MODULE, written) == written != source
 
 
 LOADED = """

@@ -221,7 +221,7 @@ def test_a_conversion_that_fails_verification_is_kept_but_not_put_in_place(llama
     correct = equivalent.hyper_connection_tensors
     calls = iter([wrong, correct])
     monkeypatch.setattr(equivalent, "hyper_connection_tensors", lambda *arguments: next(calls)(*arguments))
-    with pytest.raises(VerificationError, match="not at the equivalent initialisation. The result is kept in"):
+    with pytest.raises(VerificationError, match="not at the equivalent initialization. The result is kept in"):
         convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure")
     assert not (tmp_path / "out").exists()
     assert (tmp_path / ".out.incomplete" / ADDED).is_file()

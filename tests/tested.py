@@ -1,9 +1,9 @@
 """The model types that are tested, those of every kind of layer first."""
 
-from hf_hyperconn.families.family import LISTED
+from hf_hyperconn.families.family import LISTED_FAMILIES
 
 TESTED = (
-    *LISTED,
+    *LISTED_FAMILIES,
     *("afmoe", "apertus", "arcee", "aria_text", "axk1", "axk2", "bitnet", "chinese_clip_vision_model"),
     *("clip_text_model", "clip_vision_model", "codegen", "cosmos3_edge_text", "ctrl", "cwm", "deepseek_v2"),
     *("deepseek_v32", "deit", "diffllama", "dinov2", "dinov2_with_registers", "dinov3_vit", "dots1"),

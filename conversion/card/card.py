@@ -11,19 +11,19 @@ from hf_hyperconn.kinds import kind_of
 
 from ..checkpoint.readme import (
     README,
+    add_digests,
     is_by_trainer,
     is_ours,
-    licence_fields,
+    license_fields,
     merge,
     read_card,
-    stamp,
+    text_by_people,
     trainer_facts,
-    written_into,
 )
 from ..files.writing import leads_out, replace_file
 from .evaluation import Evaluation, model_index, read_evaluation
 from .facts import Facts, collect_facts
-from .licences import licence_of, name_problem, terms_of
+from .licenses import license_of, name_problem, terms_of
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard, ModelCardData
@@ -64,10 +64,10 @@ TASKS = {
 class WrittenCard:
     """A card that was written.
 
-    files: the card, and what was written with it.
-    metadata: what the Hub reads of the card.
-    kept: generated sections that stay as they were: a person edited them, or there are no facts for them now.
-    warnings: what to see to before publishing.
+    files: the card, and files written with it.
+    metadata: the card's metadata.
+    kept: generated sections that stay unchanged: a person edited them, or their facts are missing.
+    warnings: problems to solve before publishing.
     """
 
     files: tuple[Path, ...]
@@ -91,14 +91,14 @@ def write_card(
     folder: of the checkpoint.
     results: a results file of lm-eval for it.
     base_results: the same for its base, to show beside.
-    update: whether to take in a README.md without any generated section, which somebody else wrote.
+    update: whether to add sections to a README.md without generated ones, which somebody else wrote.
     name: of the model; by default the folder's.
 
-    Raises `UnsupportedCheckpointError` when the folder holds no such checkpoint, and `CardError` when its README.md is
-    somebody else's, it or the results can't be read, or writing fails.
+    Raises `UnsupportedCheckpointError` when the folder contains no such checkpoint. Raises `CardError` when its
+    README.md is somebody else's, it or the results can't be read, or writing fails.
     """
     if base_results is not None and results is None:
-        raise CardError("results of the base are shown beside the model's. Give these too, with --results.")
+        raise CardError("--base-results requires --results, the results of the model itself. Give both, or neither.")
     folder = Path(folder)
     if not os.path.isdir(folder):
         raise CardError(f"there is no folder '{folder}'. Give the folder of a checkpoint with hyper-connections.")
@@ -108,13 +108,13 @@ def write_card(
         raise CardError(f"'{readme}' is a link to '{os.path.realpath(readme)}', outside the folder. Remove it.")
     existing = _existing_card(readme, update)
     facts, warnings = collect_facts(folder, name)
-    if facts.licence is None and existing is not None:  # a person may know it
-        facts = replace(facts, inherited={**facts.inherited, **licence_fields(existing.data.to_dict())})
+    if facts.license is None and existing is not None:  # a person may know it
+        facts = replace(facts, inherited={**facts.inherited, **license_fields(existing.data.to_dict())})
     card, kept = _render(facts, evaluation, base_evaluation, existing)
     metadata = card.data.to_dict()
     contents = {README: str(card), **_notice(facts)}
     files = tuple(_write(folder / file, content) for file, content in contents.items())
-    return WrittenCard(files, metadata, kept, (*warnings, *_licence_warnings(facts, metadata)))
+    return WrittenCard(files, metadata, kept, (*warnings, *_license_warnings(facts, metadata)))
 
 
 def _render(
@@ -127,16 +127,16 @@ def _render(
     data = _metadata(facts, evaluation)
     values = _values(facts, evaluation, base_evaluation)
     card = ModelCard.from_template(data, template_path=str(TEMPLATE), trainer=trainer_facts(old_text), **values)
-    text = stamp(card.text)
+    text = add_digests(card.text)
     kept: tuple[str, ...] = ()
     if is_by_trainer(old_text):
-        text = f"{text}\n{written_into(old_text)}"
+        text = f"{text}\n{text_by_people(old_text)}"
     elif existing is not None:
         text, kept = merge(old_text, text)
     card.text = f"\n{text.strip()}\n"
     if existing is not None:
         old_data: Any = existing.data
-        card.data = _joined(old_data, data, old_first=not is_by_trainer(old_text))
+        card.data = _join(old_data, data, old_first=not is_by_trainer(old_text))
     return card, kept
 
 
@@ -159,7 +159,7 @@ def _metadata(facts: Facts, evaluation: Evaluation | None) -> "ModelCardData":
     )
 
 
-def _joined(old: "ModelCardData", new: "ModelCardData", *, old_first: bool) -> "ModelCardData":
+def _join(old: "ModelCardData", new: "ModelCardData", *, old_first: bool) -> "ModelCardData":
     """Join the metadata of two cards, with the tags and scores of both.
 
     old_first: whether a value in both stays as it was.
@@ -190,14 +190,14 @@ def _values(facts: Facts, evaluation: Evaluation | None, base_evaluation: Evalua
         "kind_link": f"[{kind.title}](https://arxiv.org/abs/{kind.paper})",
         "settings": ", ".join(kind.settings(inspection.fields)),
         "streams": kind.streams(inspection.fields),
-        "handed_on": kind.handed_on(inspection.fields),
+        "between_layers": kind.between_layers(inspection.fields),
         "site": SITE,
         "exactness": f"bit for bit{' in 16 bits and within rounding in float32' * kind.is_rounded}",
         "auto_class": auto_class(facts.head),
         "generates": facts.head in facts.checkpoint.family.source.generative,
         "dtype": DTYPES.get(inspection.dtype, inspection.dtype),
-        "added_parameters": _added(inspection.added_parameters, inspection.parameters),
-        "added_flops": _added(inspection.added_flops, inspection.flops),
+        "added_parameters": _added_share(inspection.added_parameters, inspection.parameters),
+        "added_flops": _added_share(inspection.added_flops, inspection.flops),
         "versions": facts.record.get("versions") or {},
         "terms": terms_of(facts.inherited),
         "evaluation": evaluation,
@@ -206,7 +206,7 @@ def _values(facts: Facts, evaluation: Evaluation | None, base_evaluation: Evalua
     }
 
 
-def _added(added: int, total: int | None) -> str:
+def _added_share(added: int, total: int | None) -> str:
     if total is None:  # of a quantized model
         return f"{added:,}"
     return f"{added:,}, {100 * added / (total - added):.3g} % of the rest's {total - added:,}"
@@ -225,7 +225,7 @@ def _rows(evaluation: Evaluation, base_evaluation: Evaluation | None) -> list[li
 
 
 def _existing_card(readme: Path, update: bool) -> "ModelCard | None":
-    """Read the card that is there, if any; refuse somebody else's that is not to be updated."""
+    """Read an existing card; refuse somebody else's card without `update`."""
     if not os.path.isfile(readme):
         return None
     card = read_card(readme)
@@ -239,21 +239,21 @@ def _existing_card(readme: Path, update: bool) -> "ModelCard | None":
 
 
 def _notice(facts: Facts) -> dict[str, str]:
-    """Return the text file that some licenses want beside the weights."""
+    """Return the text file that some licenses require beside the weights."""
     terms = terms_of(facts.inherited)
     is_there = any(name.lower() in ("notice", "notice.txt", "notice.md") for name in facts.files)
     return {} if terms is None or is_there else {NOTICE: f"{terms.notice}\n"}
 
 
-def _licence_warnings(facts: Facts, metadata: dict) -> list[str]:
+def _license_warnings(facts: Facts, metadata: dict) -> list[str]:
     if "license" not in metadata:
         if facts.base_name is None:
             return []
-        return [f"no licence is known: add `license:` to the metadata of {README} before you publish the model."]
+        return [f"no license is known: add `license:` to the metadata of {README} before you publish the model."]
     problems = [name_problem(facts.name, metadata)]
-    if terms_of(metadata) is not None and not facts.licence_files:
+    if terms_of(metadata) is not None and not facts.license_files:
         problems.append(
-            f"the licence of the base ({licence_of(metadata)}) requires a copy of it with the weights, and there "
+            f"the license of the base ({license_of(metadata)}) requires a copy of it with the weights, and there "
             f"is none: copy it from the base before you publish the model."
         )
     return [problem for problem in problems if problem]

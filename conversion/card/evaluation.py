@@ -1,4 +1,4 @@
-"""The results that lm-eval writes, as a model card wants them."""
+"""Results of lm-eval, as a model card shows them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,22 +37,22 @@ class Score:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The identity of the score, to compare two models."""
+        """Return the identity of the score, to compare two models."""
         return self.task, self.metric, self.filter
 
     @property
     def filtered_metric(self) -> str:
-        """The metric for people, with the filter where there is one."""
+        """Return the metric for people, with the filter where there is one."""
         return self.metric if self.filter == "none" else f"{self.metric} ({self.filter})"
 
     @property
     def shown(self) -> str:
-        """The value for people, with its standard error."""
+        """Return the value for people, with its standard error."""
         return f"{self.value:.4f}" if self.error is None else f"{self.value:.4f} ± {self.error:.4f}"
 
     @property
     def description(self) -> str:
-        """The metric and the shots for people."""
+        """Return the metric and the shots for people."""
         return self.filtered_metric if self.shots is None else f"{self.filtered_metric}, {self.shots}-shot"
 
 
@@ -70,9 +70,9 @@ class Evaluation:
 
 
 def read_evaluation(path: str | Path) -> Evaluation:
-    """Read a results file of lm-eval; of a group of tasks only its own scores.
+    """Read a results file of lm-eval. A group of tasks has only its own scores.
 
-    Raises `CardError` when the file can't be read, or is none of lm-eval's.
+    Raises `CardError` when the file can't be read, or is not by lm-eval.
     """
     advice = "Give the results_*.json that `lm-eval run --output_path` wrote."
     try:
@@ -103,7 +103,7 @@ def read_evaluation(path: str | Path) -> Evaluation:
 
 
 def model_index(evaluation: Evaluation) -> "list[EvalResult]":
-    """Return every score of a task with a data set, for `model-index` in a card's metadata."""
+    """Return the scores of tasks with a data set, for `model-index` in a card's metadata."""
     from huggingface_hub import EvalResult
 
     return [

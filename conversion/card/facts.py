@@ -7,31 +7,31 @@ from pathlib import Path
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.kinds import FIELDS
-from hf_hyperconn.models.connection_fields import completed
+from hf_hyperconn.models.connection_fields import complete
 from hf_hyperconn.models.sub_layers import is_of_connection
 
 from ..checkpoint.checkpoint import Checkpoint, open_conversion
-from ..checkpoint.checkpoint_files import read_json
+from ..checkpoint.checkpoint_files import read_json_object
 from ..checkpoint.connection_options import OPTIONS
 from ..checkpoint.readme import fetch_base_card, inheritable
 from ..checkpoint.record import base_on_the_hub
 from ..checkpoint.source import Source
 from ..files.reading import finite
 from ..inspection import Inspection, inspection_of
-from .licences import licence_of
+from .licenses import license_of
 
 PICTURE_SUFFIXES = (".png", ".svg", ".jpg", ".jpeg", ".webp")
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-LICENCE_FILES = ("licen", "copying", "use_policy")  # beginnings of their names
+LICENSE_FILES = ("licen", "copying", "use_policy")  # beginnings of their names
 TRAINER_STATE = "trainer_state.json"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is known of a conversion or of a model trained from it.
+    """The facts of a conversion, or of a model trained from it.
 
     name: of the model.
-    base, commit: of a base on the Hub; None for another.
+    base, commit: Hub id and commit of the base; None for a local base.
     inherited: metadata from the card of the base.
     training: names and values from the state of a Trainer.
     """
@@ -46,51 +46,49 @@ class Facts:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Paths in the folder."""
+        """Return the paths of the folder's files."""
         return tuple(self.checkpoint.source.files)
 
     @property
     def record(self) -> dict:
-        """The record of the conversion; empty for a model that was saved after training."""
+        """Return the record of the conversion; empty for a model that was saved after training."""
         return self.checkpoint.record or {}
 
     @property
     def state(self) -> str | None:
-        """Whether it is "equal" to its base, or its connections "initial" or "trained"; None if not known."""
+        """Return "equal" for a model equal to its base, else "initial" or "trained"; None if not known."""
         if self.inspection.trained is False:
             return "equal" if _is_as_converted(self.checkpoint) else "initial"
         return "trained" if self.inspection.trained else None
 
     @property
     def head(self) -> str:
-        """The head of the model's class, a key of `TASKS`."""
-        family = self.checkpoint.family
-        (architecture, *_) = self.checkpoint.config.get("architectures") or [family.usual_architecture]
-        return family.head_of(architecture)
+        """Return the head of the model's class, a key of `TASKS`."""
+        return self.checkpoint.family.head_of(self.checkpoint.architectures[0])
 
     @property
     def base_name(self) -> str | None:
-        """The Hub id of the base, or the name of its folder."""
+        """Return the Hub id of the base, or the name of its folder."""
         return self.base or self.inspection.base
 
     @property
-    def licence(self) -> str | None:
-        """The name of the base's license."""
-        return licence_of(self.inherited)
+    def license(self) -> str | None:
+        """Return the name of the base's license."""
+        return license_of(self.inherited)
 
     @property
-    def licence_files(self) -> list[str]:
-        """Files with a license or its policy, beside the weights."""
-        return sorted(name for name in self.files if "/" not in name and name.lower().startswith(LICENCE_FILES))
+    def license_files(self) -> list[str]:
+        """Return files with a license or its policy, beside the weights."""
+        return sorted(name for name in self.files if "/" not in name and name.lower().startswith(LICENSE_FILES))
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether there is a tokenizer beside the weights."""
+        """Tell whether there is a tokenizer beside the weights."""
         return not set(TOKENIZERS).isdisjoint(self.files)
 
     @property
     def figures(self) -> list[tuple[str, str]]:
-        """Title and path of every picture in `figures`."""
+        """Return title and path of every picture in `figures`."""
         paths = [Path(name) for name in sorted(self.files) if name.startswith("figures/")]
         return [
             (path.stem, path.as_posix()) for path in paths if path.suffix in PICTURE_SUFFIXES and len(path.parts) == 2
@@ -98,11 +96,11 @@ class Facts:
 
     @property
     def command(self) -> str | None:
-        """The command that makes this conversion."""
+        """Return the command that makes this conversion."""
         if not (arguments := self.record.get("arguments")):
             return None
         words = ["hf-hyperconn", "convert", self.base_name, self.name, "-n", arguments["hc_mult"]]
-        usual = {**FIELDS, "hc_readout": completed({"hc_start": arguments.get("hc_start")})["hc_readout"]}
+        usual = {**FIELDS, "hc_readout": complete({"hc_start": arguments.get("hc_start")})["hc_readout"]}
         for name, option in OPTIONS.items():  # records of earlier releases lack the newer ones
             if name != "hc_mult" and (value := arguments.get(name, usual[name])) != usual[name]:
                 words += ["--no-tanh"] if name == "hc_tanh" else [option, value]
@@ -113,11 +111,11 @@ class Facts:
 
     @property
     def verification(self) -> list[tuple[str, str]]:
-        """Subject and result of each check of the conversion."""
+        """Return subject and result of each check of the conversion."""
         report = self.record.get("verification")
         if not report:
             return []
-        tensors = f"{report['tensors']}, all with their shapes; connections at the equivalent initialisation"
+        tensors = f"{report['tensors']}, all with their shapes; connections at the equivalent initialization"
         rows = [("tensors", tensors)]
         if report["comparisons"]:
             rows.append(("files of the base", "byte for byte the same"))
@@ -126,7 +124,7 @@ class Facts:
 
 
 def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[str]]:
-    """Collect the facts of the checkpoint in a folder, and warnings of those that could not be read.
+    """Collect the facts of the checkpoint in a folder, and warnings of unreadable ones.
 
     name: of the model; by default the folder's.
 
@@ -141,7 +139,7 @@ def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[st
         try:
             inherited = fetch_base_card(base, commit)
         except UnsupportedCheckpointError as error:
-            warnings.append(f"the card of the base, which names its licence, can't be read: {error}")
+            warnings.append(f"the card of the base, which names its license, can't be read: {error}")
     source = checkpoint.source
     facts = Facts(
         name=name or Path(os.path.realpath(folder)).name,
@@ -150,7 +148,7 @@ def collect_facts(folder: Path, name: str | None = None) -> tuple[Facts, list[st
         base=base,
         commit=commit,
         inherited=_with_link(inherited, base, commit, source),
-        training=training_facts(read_json(source, TRAINER_STATE)) if TRAINER_STATE in source.files else [],
+        training=training_facts(read_json_object(source, TRAINER_STATE)) if TRAINER_STATE in source.files else [],
     )
     return facts, warnings
 
@@ -179,9 +177,9 @@ def training_facts(state: dict) -> list[tuple[str, str]]:
 
 
 def _is_as_converted(checkpoint: Checkpoint) -> bool:
-    """Whether the weights lie in files as the converter leaves them, which saving a model never does.
+    """Tell whether the weight files are as the converter leaves them; a saved model's never are.
 
-    Connections then have a file to themselves, and the other files the recorded sizes.
+    Connections then have a file of their own, and the other files have their recorded sizes.
     """
     record, sizes = checkpoint.record or {}, checkpoint.source.files
     shards, hc_shard = record.get("base_shards", []), record.get("hyper_connection_shard")

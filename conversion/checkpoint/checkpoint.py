@@ -7,46 +7,46 @@ from pathlib import Path
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families.family import Family, configs_of_stacks, find_family, usual_names
-from hf_hyperconn.models.connection_fields import ACCEPTED, FORMAT
-from hf_hyperconn.models.connection_fields import fault as fault_of_fields
+from hf_hyperconn.models.connection_fields import ACCEPTED, FORMAT, fault_of_fields
 
 from ..files.reading import is_size
-from .checkpoint_files import Weights, read_weights, read_written_config
+from .checkpoint_files import Weights, read_raw_config, read_weights
 from .record import read_record
 from .source import COMMIT, CONFIG, LocalSource, Source
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint of a base or of a conversion; weights and record are read when they are first asked for.
+    """A checkpoint of a base or of a conversion. Weights and record are read at their first use.
 
     source: where its files are.
-    written: its config.json.
+    raw_config: its config.json.
     family: the family of its model.
     """
 
     source: Source
-    written: dict
+    raw_config: dict
     family: Family
 
     @property
     def name(self) -> str:
-        """Return its folder or Hub id, as the user gave it."""
+        """Return the folder or Hub id, as the user gave it."""
         return self.source.name
 
     @cached_property
     def config(self) -> dict:
-        """Return the config, with the names, too, that sizes have in most families.
+        """Return the config, with the usual names of its sizes besides its own.
 
-        Of a model with its layers in another one, sizes and connections are the inner model's.
+        Where an inner model has the layers, sizes and connections are the inner model's.
         """
-        is_conversion = str(self.written.get("model_type")).startswith("hc_")
-        return usual_names(self.written if is_conversion else {**self.written, "model_type": self.family.model_type})
+        is_conversion = str(self.raw_config.get("model_type")).startswith("hc_")
+        of_family = {} if is_conversion else {"model_type": self.family.model_type}
+        return usual_names({**self.raw_config, **of_family})
 
     @property
     def architectures(self) -> list[str]:
-        """Return the names of the classes that were saved, or the usual one's."""
-        return self.written.get("architectures") or [self.family.usual_architecture]
+        """Return the names of the saved classes, or the name of the usual class."""
+        return self.raw_config.get("architectures") or [self.family.usual_architecture]
 
     @cached_property
     def weights(self) -> Weights:
@@ -57,9 +57,9 @@ class Checkpoint:
         return read_weights(self.source)
 
     @cached_property
-    def stacks(self) -> tuple[str, ...]:
+    def stack_prefixes(self) -> tuple[str, ...]:
         """Return the beginning of the names of the tensors in each list of layers, as `model.layers.`."""
-        return self.weights.stacks(self.family)
+        return self.weights.stack_prefixes(self.family)
 
     @cached_property
     def record(self) -> dict | None:
@@ -71,19 +71,19 @@ class Checkpoint:
 
 
 def open_conversion(source: Source | Path | str) -> Checkpoint:
-    """Open a checkpoint with hyper-connections, in a folder or wherever a source has it.
+    """Open a checkpoint with hyper-connections, of a folder or a source.
 
-    Raises `UnsupportedCheckpointError` when it has none, or its config is not that of such a model.
+    Raises `UnsupportedCheckpointError` when it has none, or its config is of another model.
     """
     source = source if isinstance(source, Source) else LocalSource(Path(source))
-    written = read_written_config(source)
+    written = read_raw_config(source)
     return Checkpoint(source, written, _family_of(source, usual_names(written)))
 
 
 def _family_of(source: Source, config: dict) -> Family:
     """Return the family of a hyper-connection checkpoint.
 
-    Raises `UnsupportedCheckpointError` when it is of no such family, or its config lacks what all of them have.
+    Raises `UnsupportedCheckpointError` for another family, or a config that lacks a field of all families.
     """
     model_type, name = config.get("model_type"), source.name
     if not isinstance(model_type, str) or not model_type.startswith("hc_"):
@@ -117,7 +117,7 @@ def _family_of(source: Source, config: dict) -> Family:
 
 
 def _fault(config: dict, family: Family) -> str | None:
-    """Find the first field with a value that no model has."""
+    """Find the first field with an impossible value."""
     sizes = {field: config.get(field) for field in ("hidden_size", "num_hidden_layers", "hc_mult")}
     for family_of_stack, config_of_stack in zip(family.stacks, configs_of_stacks(config), strict=True):
         sizes[family_of_stack.source.count] = config_of_stack.get("num_hidden_layers")

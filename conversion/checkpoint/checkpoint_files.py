@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from hf_hyperconn.analysis.costs import LAYER, OF_TEXT, TOWER, of_tower
+from hf_hyperconn.analysis.costs import LANGUAGE_MODEL, LAYER, TOWER, weights_of_tower
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families.family import Family, InnerModel
 
@@ -22,7 +22,7 @@ INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SAVE = "save it with save_pretrained, and convert the result."
 # weights in their place, by pattern, and the remedy
-OF_OTHER_FORMATS = {
+OTHER_FORMATS = {
     "*.gguf": f"Load it with Transformers (gguf_file=...), {SAVE}",
     "*.h5": f"Load it with Transformers 4 (from_tf=True), {SAVE}",
     "*.msgpack": f"Load it with Transformers 4 (from_flax=True), {SAVE}",
@@ -53,11 +53,11 @@ class Weights:
         """Tell whether there is a layer 0."""
         return bool(self._lists)
 
-    def stacks(self, family: Family) -> tuple[str, ...]:
+    def stack_prefixes(self, family: Family) -> tuple[str, ...]:
         """Return the part of the tensors' names before a layer's index, for each list of layers of a family.
 
-        Of a model that looks or listens, too, these are the layers that read text, unless others have the connections.
-        A list without a layer 0 has its name in a base model.
+        In a model with towers, these are the layers of its language model, unless others have the connections.
+        A list without a layer 0 gets the name that it has in a base model.
         """
         if (tower := family.source.tower) is not None:
             return (self._of_tower(tower),)
@@ -76,9 +76,9 @@ class Weights:
         return tuple(stacks)
 
     def _of_tower(self, tower: InnerModel) -> str:
-        """Return the beginning of the names in a tower's list of layers; on disk a tower may have another name."""
+        """Return the beginning of the tensors' names in a tower's list of layers, by its name on disk."""
         place, lists = f"{tower.source.stack}.", self._lists
-        named = filter(of_tower(tower, lists), lists)
+        named = filter(weights_of_tower(tower, lists), lists)
         return min(named, key=lambda name: (not name.endswith(place), name), default=f"{tower.attribute}.{place}")
 
     @property
@@ -96,11 +96,11 @@ class Weights:
 
 
 def read_weights(source: Source) -> Weights:
-    """Find and check the weights of a checkpoint; of a Hub repo only headers are fetched.
+    """Find and check the weights of a checkpoint. Of a Hub repo only headers are fetched.
 
     Raises `UnsupportedCheckpointError` when there are no safetensors weights, or they are incomplete or corrupt.
     """
-    if WEIGHTS in source.files:  # transformers, too, takes the single file first
+    if WEIGHTS in source.files:  # Transformers, too, prefers the single file
         return Weights((WEIGHTS,), source.header(WEIGHTS))
     if INDEX not in source.files:
         raise UnsupportedCheckpointError(_no_weights(source))
@@ -146,7 +146,7 @@ def open_tensors(source: Source, weights: Weights, framework: str) -> Iterator[C
         yield read
 
 
-def read_written_config(source: Source) -> dict:
+def read_raw_config(source: Source) -> dict:
     """Return the checkpoint's config.json as it is written.
 
     Raises `UnsupportedCheckpointError` when there is none, or it is not a JSON object.
@@ -159,7 +159,7 @@ def read_written_config(source: Source) -> dict:
         raise UnsupportedCheckpointError(
             f"{source.name!r} has no {CONFIG}; give a checkpoint in the format of Transformers."
         )
-    config = read_json(source, CONFIG)
+    config = read_json_object(source, CONFIG)
     with reading.open_regular(source.path(CONFIG)) as file:
         if file.read(len(BOM_UTF8)) == BOM_UTF8:
             raise UnsupportedCheckpointError(
@@ -179,7 +179,7 @@ def _of_diffusers(source: Source) -> str:
 
 
 def refuse_other_weights(source: Source, config: dict) -> None:
-    """Refuse a checkpoint of which Transformers loads other weights than `WEIGHTS` or `INDEX` have, or more.
+    """Refuse a checkpoint from which Transformers loads weights besides `WEIGHTS` or `INDEX`.
 
     Raises `UnsupportedCheckpointError`.
     """
@@ -198,18 +198,18 @@ def refuse_other_weights(source: Source, config: dict) -> None:
 def read_weight_map(source: Source) -> dict[str, str]:
     """Return the file of each tensor by its name, from the index.
 
-    Raises `UnsupportedCheckpointError` when the index has no map of them.
+    Raises `UnsupportedCheckpointError` for an index without a map of them.
     """
-    weight_map = read_json(source, INDEX).get("weight_map")
+    weight_map = read_json_object(source, INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise UnsupportedCheckpointError(f"{INDEX} of {source.name!r} has no weight_map. Download it again.")
     return weight_map
 
 
 def refuse_links_out(source: Source, names: Iterable[str]) -> None:
-    """Raise `UnsupportedCheckpointError` when one of some files of a folder is a link out of it.
+    """Raise `UnsupportedCheckpointError` when one of these files is a link out of its folder.
 
-    In a snapshot of the Hub's cache, links to the files of that cache are none.
+    In a snapshot of the Hub's cache, links to files of the cache are allowed.
     """
     if not isinstance(source, LocalSource):
         return
@@ -222,18 +222,18 @@ def refuse_links_out(source: Source, names: Iterable[str]) -> None:
             )
 
 
-def read_json(source: Source, name: str) -> dict:
+def read_json_object(source: Source, name: str) -> dict:
     """Return the object in a JSON file of the checkpoint.
 
     Raises `UnsupportedCheckpointError` when it holds no JSON object, or is a link out of the folder.
     """
-    content = read_any_json(source, name)
+    content = read_json_value(source, name)
     if not isinstance(content, dict):
         raise UnsupportedCheckpointError(f"{name} of {source.name!r} is not a JSON object. Download it again.")
     return content
 
 
-def read_any_json(source: Source, name: str) -> Any:
+def read_json_value(source: Source, name: str) -> Any:
     """Return the value in a JSON file of the checkpoint.
 
     Raises `UnsupportedCheckpointError` when it is not JSON, or is a link out of the folder.
@@ -258,8 +258,8 @@ def read_any_json(source: Source, name: str) -> Any:
 
 
 def _how_unlike_the_decoder(stack: str) -> tuple:
-    """Order stacks by name: first the language model's; last those of towers."""
-    return bool(TOWER.search(stack)), not OF_TEXT.search(stack), not stack.endswith("layers."), stack
+    """Order stacks by name: the language model first, towers last."""
+    return bool(TOWER.search(stack)), not LANGUAGE_MODEL.search(stack), not stack.endswith("layers."), stack
 
 
 def _no_weights(source: Source) -> str:
@@ -270,7 +270,7 @@ def _no_weights(source: Source) -> str:
             f"{source.name!r} has no safetensors weights, only {min(pickles)}, and pickles are not read. "
             f"Save it again with Transformers (save_pretrained writes safetensors) and convert that."
         )
-    for pattern, remedy in OF_OTHER_FORMATS.items():
+    for pattern, remedy in OTHER_FORMATS.items():
         if names := [name for name in source.files if fnmatch(name, pattern)]:
             return f"{source.name!r} has no {WEIGHTS} or {INDEX}, only {min(names)}. {remedy}"
     return f"{source.name!r} has no weights: neither {WEIGHTS} nor {INDEX}. Give a complete checkpoint."

@@ -9,12 +9,12 @@ from hf_hyperconn.models.connection_fields import (
     CHOICES,
     FIELDS,
     GivenFields,
-    completed,
+    complete,
     convertible,
     one_of,
-    refusal,
-    unknown,
-    unread,
+    refusal_of_fields,
+    unknown_fields,
+    unread_field,
 )
 
 if TYPE_CHECKING:
@@ -42,51 +42,50 @@ MEANINGS = {
     "hc_mult": "residual streams (default: 4; attnres has 1)",
     "connection": "shc: static, dhc: dynamic (default), mhc: manifold-constrained, ihc: the same without mixing, "
     "frac: frac-connections, attnres: attention residuals, altup: AltUp",
-    "hc_readout": "how streams become one: by their mean (default), or with a learned weight each (default with "
-    "--start history)",
+    "hc_readout": "mean of the streams (default), or a sum with learned weights (default with --start history)",
     "hc_start": "initial streams of shc and dhc: copies of the residual stream (default) or parts of its history",
-    "hc_history": "with --start history: divide it by type of sub-layer or by depth (default: type)",
-    "hc_block": "with attnres: sub-layers whose outputs are summed to one value (default: 1)",
-    "hc_selection": "with altup: read the streams in turn or always the first one (default: alternating)",
-    "hc_sinkhorn_iters": "with mhc: how often the mix is normalized (default: 20)",
+    "hc_history": "with --start history: division by type of sub-layer or by depth (default: type)",
+    "hc_block": "with attnres: number of sub-layers summed to one value (default: 1)",
+    "hc_selection": "with altup: read the streams in turn, or always the first (default: alternating)",
+    "hc_sinkhorn_iters": "with mhc: number of normalizations of the mix (default: 20)",
     "hc_eps": "eps of mhc, ihc and attnres (default: 1e-6)",
     "hc_tanh": "tanh on the dynamic part of dhc and frac (default: on)",
 }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give `convert` the options of connections; those that are left out are None."""
+    """Give a command the options of connections. Options that are left out are None."""
     for name, option in OPTIONS.items():
         how: dict[str, Any] = {"type": type(FIELDS[name]), "metavar": "X" if name == "hc_eps" else "N"}
         if name in CHOICES:
-            how = {"choices": exact(name)}
+            how = {"choices": exact_values(name)}
         elif FIELDS[name] is True:
             how = {"action": argparse.BooleanOptionalAction}
         short = ["-n"] if name == "hc_mult" else []
         parser.add_argument(*short, option, dest=name, help=MEANINGS[name], **how)
 
 
-def exact(field: str) -> tuple:
+def exact_values(field: str) -> tuple:
     """Return the values of a field with which a conversion is exact."""
     return tuple(value for value in convertible(field) if field != "hc_readout" or value not in INEXACT)
 
 
 def fields_of_conversion(**given: "Unpack[GivenFields]") -> dict[str, Any]:
-    """Complete the given fields of connections; the readout is one that keeps the conversion exact.
+    """Complete the given fields of connections, with a readout that keeps the conversion exact.
 
-    Raises `ConversionError` for fields that no conversion has.
+    Raises `ConversionError` for fields that no conversion accepts.
     """
-    fields = completed(given)
-    if fault := unknown(given) or refusal(given) or unread(given):
+    fields = complete(given)
+    if fault := unknown_fields(given) or refusal_of_fields(given) or unread_field(given):
         raise ConversionError(f"{fault}.")
     if because := INEXACT.get(readout := fields["hc_readout"]):
         raise ConversionError(
-            f"hc_readout must be {one_of(exact('hc_readout'))} in a folder that equals its base (got {readout!r}): "
-            f"{because}. Give another, or convert in memory (convert_model)."
+            f"hc_readout must be {one_of(exact_values('hc_readout'))} in a folder that equals its base "
+            f"(got {readout!r}): {because}. Give another, or convert in memory (convert_model)."
         )
     return fields
 
 
-def described(fields: dict[str, Any]) -> str:
+def describe(fields: dict[str, Any]) -> str:
     """Describe fields for people."""
     return ", ".join([fields["connection"], *KINDS[fields["connection"]].settings(fields)])

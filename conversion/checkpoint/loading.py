@@ -1,4 +1,4 @@
-"""Loading faults that Transformers reports: tensors missing, unknown or of other shapes than the model's.
+"""Loading faults that Transformers reports: missing tensors, unknown tensors, tensors of other shapes.
 
 Only headers are read: the model and the tensors are made without memory behind them.
 """
@@ -33,7 +33,7 @@ FAKE_TENSORS = getLogger("torch._subclasses.fake_tensor")  # traces every error 
 
 @dataclass(frozen=True)
 class LoadingFault:
-    """The reason why Transformers doesn't load a checkpoint in full, and from all of its tensors.
+    """The reason why Transformers would not load the whole model from all of the tensors.
 
     kind: a tensor is "missing", "unknown" or of another "shape", the config makes too large a "buffer", or the whole
         is "refused".
@@ -48,7 +48,7 @@ class LoadingFault:
 
 
 class _Header:
-    """A stand-in for a tensor that is not read: it has the tensor's shape, in any dtype."""
+    """A stand-in for a tensor that is not read, of the same shape and any dtype."""
 
     def __init__(self, shape: tuple[int, ...]):
         self._tensor = torch.empty(shape)
@@ -62,14 +62,14 @@ class _Header:
 
 
 def fault_by_headers(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo] | None = None) -> LoadingFault | None:
-    """Find a tensor of the base's class that a checkpoint lacks, holds in another shape, or holds besides.
+    """Find a tensor that is missing, unknown to the base's class, or of another shape.
 
     checkpoint: of a base, or of its conversion, whose connections are left out.
     tensors: the tensors to judge, by name; None for the checkpoint's.
 
     Raises `UnsupportedCheckpointError` when the config names a class that is not of the family.
     """
-    config = checkpoint.written
+    config = checkpoint.raw_config
     if "quantization_config" in config:  # its tensors are packed
         return None
     model_class: Any = base_class(checkpoint)
@@ -77,7 +77,7 @@ def fault_by_headers(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo] |
     shapes = {name: tensor.shape for name, tensor in tensors.items() if not is_of_connection(name)}
     plain = {name: _number(value) for name, value in config.items() if name not in ("auto_map", "architectures")}
     try:
-        with while_loading():
+        with quiet_loading():
             model_config = model_class.config_class.from_dict({**plain, **checkpoint.family.types_of_base(plain)})
             with FakeTensorMode(allow_non_fake_inputs=True):
                 model, report = model_class.from_pretrained(
@@ -99,7 +99,7 @@ def fault_by_headers(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo] |
 
 
 def _fault_of_buffers(model: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> LoadingFault | None:
-    """Find a tensor that a config alone asks for, out of all proportion to the weights."""
+    """Find a buffer that the config makes far larger than the weights."""
     weights = sum(map(math.prod, shapes.values()))
     widest = max((max(shape, default=1) for shape in shapes.values()), default=1)
     for name, buffer in model.named_buffers():
@@ -154,14 +154,14 @@ def loading_fault(report: dict, model_class: type[PreTrainedModel], layers: int 
 
 
 def refused_by_transformers(error: Exception) -> str:
-    """Say that Transformers can't load a checkpoint, with its reason."""
+    """Say that Transformers can't load a checkpoint, and why."""
     return f"Transformers can't load it ({' '.join(str(error).split()) or type(error).__name__:.300})"
 
 
 def without_kernels(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Change a config so that no implementation of attention or experts is fetched, or needs a device of its own.
+    """Change a config so that no kernel of attention or experts is fetched, or requires a device.
 
-    Implementations other than `RUN_AS_NAMED` are left to Transformers' choice, also in configs inside of it.
+    Transformers chooses implementations other than `RUN_AS_NAMED`, in inner configs, too.
     """
     nested = list(_nested(config))
     for field in ("_attn_implementation", "_experts_implementation"):
@@ -179,10 +179,10 @@ def _nested(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
 
 
 @contextmanager
-def while_loading() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     """Keep Transformers' loading reports and bars and torch's traces from the terminal.
 
-    Ctrl-C is held meanwhile, as weights are loaded on several threads.
+    Ctrl-C is held meanwhile, because several threads load weights.
     """
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     was_disabled, FAKE_TENSORS.disabled = FAKE_TENSORS.disabled, True

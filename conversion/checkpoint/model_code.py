@@ -1,4 +1,4 @@
-"""The model code of a checkpoint, judged by its own names and not by the code of this release."""
+"""The model code of a checkpoint, judged by its own names instead of this release's code."""
 
 import ast
 import re
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 from hf_hyperconn.families.modules import code_text
-from hf_hyperconn.families.reading.source_files import Source as Function
+from hf_hyperconn.families.reading.source_files import FunctionSource as Function
 from hf_hyperconn.families.reading.source_files import release
-from hf_hyperconn.models.layer_source import CutFrom, digest
+from hf_hyperconn.models.layer_source import CutFrom, digest_of_functions
 from hf_hyperconn.models.shipped_code import code_of as imported
-from hf_hyperconn.models.shipped_code import written_for
+from hf_hyperconn.models.shipped_code import source_for
 
 from ..files.reading import read_text
 from .checkpoint import Checkpoint
@@ -21,11 +21,11 @@ REFERENCE = re.compile(r"(\w+)\.(\w+)")
 
 
 def code_files(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the files that `auto_map` names, and their imports beside them, also where one is missing.
+    """Return the files that `auto_map` names, and their imports, missing ones included.
 
     Raises `UnsupportedCheckpointError` when one can't be read.
     """
-    source, named = checkpoint.source, _named(checkpoint.written)
+    source, named = checkpoint.source, _references(checkpoint.raw_config)
 
     def read(module: str) -> str:
         return _text(source, f"{module}.py") if f"{module}.py" in source.files else ""
@@ -34,7 +34,7 @@ def code_files(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def size_of_code(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Count the files of code that a checkpoint brings, and their lines that are not empty.
+    """Count the files of code of a checkpoint, and their lines that are not empty.
 
     Raises `UnsupportedCheckpointError` when one can't be read.
     """
@@ -45,8 +45,8 @@ def size_of_code(checkpoint: Checkpoint) -> tuple[int, int]:
 
 def code_fault(checkpoint: Checkpoint) -> str | None:
     """Find a fault of the code of a checkpoint: classes not named, a file missing, or branches of other layers."""
-    config, family = checkpoint.written, checkpoint.family
-    named, expected = _named(config), family.auto_map
+    config, family = checkpoint.raw_config, checkpoint.family
+    named, expected = _references(config), family.auto_map
     wrong = [auto for auto, (file, name) in named.items() if expected.get(auto, f"{file}.{name}") != f"{file}.{name}"]
     if wrong or not {"AutoConfig", "AutoModel"} <= named.keys() or len(named) != len(config.get("auto_map") or ()):
         return f"{CONFIG} does not name the classes of {family.hc_model_type} in auto_map"
@@ -64,10 +64,10 @@ def cuts_of(checkpoint: Checkpoint) -> tuple[CutFrom, ...]:
 
 
 def cut_fault(cuts: Iterable[CutFrom]) -> str | None:
-    """Find a source of branches that the installed Transformers has otherwise."""
+    """Find a source of branches that differs in the installed Transformers."""
     for cut in cuts:
         functions = [function for name in cut.functions if (function := Function.named(name)) is not None]
-        same = digest([(function.node, function.layers) for function in functions])
+        same = digest_of_functions([(function.node, function.layers) for function in functions])
         if len(functions) != len(cut.functions) or same != cut.same:
             return (
                 f"the code was cut from Transformers {cut.release}, and {cut.functions[0].partition(':')[2]} of the "
@@ -95,22 +95,22 @@ def _cuts(text: str) -> Iterator[CutFrom]:
                     yield cut
 
 
-def written_by(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
+def releases_of_code(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
     """Return the releases of this package and of Transformers that wrote the code; None for an unknown one."""
     if versions := (checkpoint.record or {}).get("versions"):
         return versions.get("hf_hyperconn"), versions.get("transformers")
     return checkpoint.config.get("hc_version"), checkpoint.config.get("transformers_version")
 
 
-def packaged(name: str, config: dict) -> str | None:
-    """Return a file of model code as this release writes it for a config; None when it has no such file."""
+def code_of_this_release(name: str, config: dict) -> str | None:
+    """Return a file of model code as this release writes it for a config; None without such a file."""
     try:
-        return written_for(config, name.removesuffix(".py"), code_text(name))
+        return source_for(config, name.removesuffix(".py"), code_text(name))
     except (FileNotFoundError, UnsupportedCheckpointError):
         return None
 
 
-def _named(config: dict) -> dict[str, tuple[str, str]]:
+def _references(config: dict) -> dict[str, tuple[str, str]]:
     """Return file and class by Auto class, for entries as the converter writes them."""
     auto_map = config.get("auto_map")
     if not isinstance(auto_map, dict):
@@ -124,4 +124,4 @@ def _text(source: Source, name: str) -> str:
         return read_text(source.path(name), LARGEST_CODE)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UnsupportedCheckpointError(f"can't read {name} of {source.name!r}: {reason}.") from error
+        raise UnsupportedCheckpointError(f"can't read {name} of {source.name!r}: {reason}. Fix that.") from error

@@ -1,6 +1,6 @@
 """The README.md of a model: metadata that a conversion inherits from its base, and the sections of a card.
 
-A generated section stands between two marks, of which the first bears a digest of what was generated:
+A generated section stands between two marks. The first one contains a digest of the generated text:
 
     <!-- hf-hyperconn: limitations 0123abcd -->
     ...
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 README = "README.md"
 # fields of the base's metadata: of its terms, and others that are inherited
-LICENCE_FIELDS = ("license", "license_name", "license_link")
+LICENSE_FIELDS = ("license", "license_name", "license_link")
 GATED = "extra_gated_"
 INHERITED = ("language", "tags")
-LARGEST_INHERITED = 100_000  # values, written out; those of YAML can stand for more of themselves
+LARGEST_INHERITED = 100_000  # values, written out
 
-# tags of the base's files, what runs them and where they come from, which are not true of a conversion
+# tags about formats, programs and origins of the base's files, which are not true of a conversion
 NOT_INHERITED = {
     *("pytorch", "tf", "jax", "flax", "rust", "safetensors", "onnx", "gguf", "mlx", "openvino", "transformers"),
     *("text-generation-inference", "endpoints_compatible", "autotrain_compatible", "vllm", "nemo", "unsloth"),
@@ -86,7 +86,7 @@ def read_card(path: Path, *, lenient: bool = False) -> "ModelCard":
 
 
 def _check_metadata(content: str) -> None:
-    """Raise `ValueError` or `YAMLError` for metadata that stand for more than is written, or take long to read."""
+    """Raise `ValueError` or `YAMLError` for metadata with aliases, or too long to be read."""
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
     from yaml import AliasEvent, SafeLoader, compose
 
@@ -104,15 +104,15 @@ def _check_metadata(content: str) -> None:
 
 
 def _languages(value):
-    """Return languages as they were written: in YAML, Norwegian's code is a way to say false."""
+    """Return languages as they were written: YAML reads Norwegian's code, no, as false."""
     if isinstance(value, list):
         return [_languages(language) for language in value]
     return "no" if value is False else value
 
 
 def is_term(field: str) -> bool:
-    """Tell whether a field of a card's metadata is of its licence, or of the form for access."""
-    return field in LICENCE_FIELDS or field.startswith(GATED)
+    """Tell whether a field of a card's metadata states its license, or its form for access."""
+    return field in LICENSE_FIELDS or field.startswith(GATED)
 
 
 def read_base_card(source: Source) -> dict:
@@ -132,15 +132,15 @@ def fetch_base_card(model: str, commit: str | None) -> dict:
     return {} if path is None else _inherited(path)
 
 
-def licence_fields(metadata: dict) -> dict:
-    """Return the fields of the licence in a card's metadata that are text."""
-    return {name: value for name, value in metadata.items() if name in LICENCE_FIELDS and _is_text(value)}
+def license_fields(metadata: dict) -> dict:
+    """Return the fields of the license in a card's metadata that are text."""
+    return {name: value for name, value in metadata.items() if name in LICENSE_FIELDS and _is_text(value)}
 
 
 def inheritable(metadata: dict) -> dict:
-    """Return the part of a base's metadata that its conversion inherits; nothing when JSON can't hold it."""
+    """Return the part of a base's metadata that its conversion inherits; nothing if it is no JSON."""
     kept = {name: value for name, value in metadata.items() if name in INHERITED or name.startswith(GATED)}
-    kept |= licence_fields(metadata)
+    kept |= license_fields(metadata)
     if isinstance(kept.get("tags"), list):
         kept["tags"] = [tag for tag in kept["tags"] if isinstance(tag, str) and tag.lower() not in NOT_INHERITED]
     else:
@@ -148,7 +148,7 @@ def inheritable(metadata: dict) -> dict:
     encoder = json.JSONEncoder(default=str, skipkeys=True)  # YAML knows dates, JSON does not
     try:
         return json.loads("".join(islice(encoder.iterencode(kept), LARGEST_INHERITED)))
-    except (ValueError, RecursionError):  # a mapping that holds itself, or so much that it is cut off
+    except (ValueError, RecursionError):  # a mapping within itself, or text that is cut off
         return {}
 
 
@@ -173,22 +173,22 @@ def is_by_trainer(text: str) -> bool:
     return BY_TRAINER in text and not is_ours(text)
 
 
-def stamp(text: str) -> str:
+def add_digests(text: str) -> str:
     """Add digests to the sections of a text that was just generated."""
 
     def marked(section: re.Match) -> str:
-        return _marked(section["name"], section["text"])
+        return _section(section["name"], section["text"])
 
     return _with_sections(re.sub(r"\n{3,}", "\n\n", text), marked)
 
 
-def addressed(text: str, repo_id: str) -> str:
+def with_repo_name(text: str, repo_id: str) -> str:
     """Name a repo of the Hub in the quick start of a card, unless a person has edited that section."""
 
     def named(section: re.Match) -> str:
         if section["name"] != "quick-start" or section["digest"] != _digest(section["text"]):
             return section[0]
-        return _marked(section["name"], MODEL_ID.sub(lambda line: f'model_id = "{repo_id}"', section["text"]))
+        return _section(section["name"], MODEL_ID.sub(lambda line: f'model_id = "{repo_id}"', section["text"]))
 
     return _with_sections(text, named)
 
@@ -196,7 +196,7 @@ def addressed(text: str, repo_id: str) -> str:
 def merge(old: str, new: str) -> tuple[str, tuple[str, ...]]:
     """Put the generated sections of `new`, which is stamped, into the text `old`.
 
-    A section that `old` lacks is put after its predecessor in `new`. A section that `new` lacks stays.
+    A section that `old` lacks comes after its predecessor in `new`. A section that `new` lacks stays.
 
     Returns the text, and the names of the sections that stayed: edited, or not generated this time.
     """
@@ -236,12 +236,12 @@ def trainer_facts(text: str) -> str:
     return "\n\n".join(facts)
 
 
-def written_into(text: str) -> str:
-    """Return a person's text from a Trainer's card: sections that Trainer left open, and sections of their own."""
+def text_by_people(text: str) -> str:
+    """Return a person's text from a Trainer's card: completed sections of Trainer, and new ones."""
     by_trainer = (*TRAINER_FACTS, "Training procedure")
     return "".join(
         block
-        for heading, block in _by_headings(text)[1:]  # after the title and what Trainer says of the model
+        for heading, block in _by_headings(text)[1:]  # after the title and Trainer's description of the model
         if heading not in by_trainer and block.partition("\n")[2].strip() != UNWRITTEN
     ).strip()
 
@@ -271,7 +271,7 @@ def _by_headings(text: str) -> list[tuple[str, str]]:
     return [(block.partition("\n")[0].lstrip("# ").rstrip(), block) for block in blocks]
 
 
-def _marked(name: str, text: str) -> str:
+def _section(name: str, text: str) -> str:
     """Return a section between its marks, with the digest of its text."""
     return f"<!-- hf-hyperconn: {name} {_digest(text)} -->\n{text}{CLOSED}\n"
 

@@ -9,20 +9,20 @@ from typing import Any
 
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 
-from ..files.writing import as_json, digest, lock, replace_file
-from .checkpoint_files import read_json
+from ..files.writing import as_json, file_digest, lock, replace_file
+from .checkpoint_files import read_json_object
 from .source import COMMIT, RECORD, REPO_ID, LocalSource, Source
 
 SHA256 = re.compile("[0-9a-f]{64}")
-CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)
 
-Seen = dict[str, tuple[int, ...]]
+FolderState = dict[str, tuple[int, ...]]
 
 # types of the values that are read, by part
 TEXT_OR_NONE = (str, type(None))
 BASE = {"model": str, "commit": TEXT_OR_NONE}
 SHARD = {"file": str, "source": str, "size": int, "sha256": TEXT_OR_NONE}
-OTHERS: dict[str, dict[str, Any]] = {
+PARTS: dict[str, dict[str, Any]] = {
     "arguments": {"hc_mult": int, "connection": str, "hc_tanh": bool},
     "versions": {"hf_hyperconn": str},
     "base_card": {},
@@ -39,19 +39,19 @@ COMPARISON = {
 
 
 class ClosedFolderError(ConversionError):
-    """A folder that may not be written to."""
+    """A folder without permission to write."""
 
 
 def read_record(source: Source) -> dict | None:
     """Return the record of a conversion; None of a checkpoint without one.
 
-    It has the keys `base` and `base_shards`. The parts in `OTHERS` are None or as the converter writes them.
+    It has the keys `base` and `base_shards`. Each of the other `PARTS` is None or as the converter writes it.
 
     Raises `UnsupportedCheckpointError` when the file is not as the converter writes it.
     """
     if RECORD not in source.files:
         return None
-    record = read_json(source, RECORD)
+    record = read_json_object(source, RECORD)
     if fault := _fault(record):
         raise UnsupportedCheckpointError(
             f"{RECORD} of {source.name!r} is not as the converter writes it ({fault}). Convert the base again."
@@ -70,7 +70,7 @@ def base_of(config: dict, record: dict | None) -> tuple[str | None, str | None]:
 
 
 def base_on_the_hub(config: dict, record: dict | None) -> tuple[str | None, str | None]:
-    """Return id and commit of a base that is no local folder; the commit is None where it is not known."""
+    """Return id and commit of a base on the Hub; the commit is None if not known."""
     base, commit = base_of(config, record)
     is_named = commit is not None or base == config.get("hc_base_model")
     return (base, commit) if is_named and REPO_ID.fullmatch(str(base)) and base is not None else (None, None)
@@ -86,26 +86,26 @@ def shards_without_digest(record: dict) -> tuple[str, ...]:
     return tuple(shard["file"] for shard in record["base_shards"] if shard["sha256"] is None)
 
 
-def files_now(folder: Path) -> Seen | None:
+def folder_state(folder: Path) -> FolderState | None:
     """Return the state of a folder for `record_comparison`; None when it can't be read in full."""
     try:
-        return _seen(folder)
+        return _folder_state(folder)
     except (OSError, UnsupportedCheckpointError):
         return None
 
 
-def record_comparison(folder: Path, report: Mapping, compared: Seen | None) -> bool:
-    """Note in the record of a conversion that it equals its base, if that isn't there yet.
+def record_comparison(folder: Path, report: Mapping, compared: FolderState | None) -> bool:
+    """Record that a conversion equals its base, unless it is recorded already.
 
-    The SHA-256 of base shards that the conversion did not record are noted, too.
+    Missing SHA-256 of base shards are recorded, too.
 
     report: of a verification that passed, as `VerificationReport.as_dict` gives it. Nothing is noted of a report
         without a base, or of a trained checkpoint.
-    compared: the folder's state before the verification, of `files_now`.
+    compared: the folder's state before the verification, by `folder_state`.
 
     Returns whether the record was changed. Raises `ClosedFolderError` when the folder may only be read. Raises
-    `ConversionError` when the record can't be written otherwise, when the folder holds other files than before, and
-    when a conversion or a refresh is at work on it.
+    `ConversionError` when the record can't be written for another reason, and when the folder has changed. Raises it
+    also when a conversion or a refresh is at work on it.
     """
     if report["trained"] or report["changed"] != 0:
         return False
@@ -118,7 +118,7 @@ def record_comparison(folder: Path, report: Mapping, compared: Seen | None) -> b
     try:
         with lock(real):
             try:
-                noted, seen = _noted(source, record, report), _seen(real)
+                noted, seen = _with_comparison(source, record, report), _folder_state(real)
             except OSError as error:
                 raise ConversionError(
                     f"{equal} '{error.filename}' can't be read: {error.strerror}. Allow that, and verify again."
@@ -130,15 +130,15 @@ def record_comparison(folder: Path, report: Mapping, compared: Seen | None) -> b
                 )
             replace_file(real / RECORD, as_json(noted))
     except OSError as error:
-        raise (ClosedFolderError if error.errno in CLOSED else ConversionError)(
+        raise (ClosedFolderError if error.errno in NO_WRITING else ConversionError)(
             f"{equal} '{folder / RECORD}' can't be written: {error.strerror}. Allow that, and verify again."
         ) from error
     return True
 
 
-def _seen(folder: Path) -> Seen:
-    """Return inode, size and time of change of every file of a folder, and of the targets of links."""
-    seen: Seen = {}
+def _folder_state(folder: Path) -> FolderState:
+    """Return inode, size and time of change of every file in a folder; for links, also the target's."""
+    seen: FolderState = {}
     for name in LocalSource(folder).files:
         path = folder / name
         seen[name] = tuple(
@@ -149,9 +149,9 @@ def _seen(folder: Path) -> Seen:
     return seen
 
 
-def _noted(source: LocalSource, record: dict, report: Mapping) -> dict:
+def _with_comparison(source: LocalSource, record: dict, report: Mapping) -> dict:
     """Return a record with the comparison and every digest in it."""
-    digests = {name: digest(source.path(name)) for name in shards_without_digest(record) if name in source.files}
+    digests = {name: file_digest(source.path(name)) for name in shards_without_digest(record) if name in source.files}
     shards = [{**shard, "sha256": digests.get(shard["file"], shard["sha256"])} for shard in record["base_shards"]]
     return {**record, "base_shards": shards, "verification": record.get("verification") or report}
 
@@ -168,7 +168,7 @@ def _fault(record: dict) -> str | None:
     comparisons = verification.get("comparisons") if isinstance(verification, dict) else None
     parts: list[tuple[str, Any, dict[str, Any]]]
     parts = [("base", record.get("base"), BASE), *(("base_shards", shard, SHARD) for shard in shards)]
-    parts += [(name, record[name], fields) for name, fields in OTHERS.items() if record.get(name) is not None]
+    parts += [(name, record[name], fields) for name, fields in PARTS.items() if record.get(name) is not None]
     if isinstance(comparisons, list):
         parts += [("comparisons", comparison, COMPARISON) for comparison in comparisons]
     for name, part, fields in parts:
@@ -189,11 +189,11 @@ def _fault(record: dict) -> str | None:
 
 
 def _is_of(value, accepted: type | tuple[type, ...]) -> bool:
-    """Tell whether a value of JSON is of a type, where true and false are no numbers."""
+    """Tell whether a value of JSON has a type; true and false are no numbers."""
     types = accepted if isinstance(accepted, tuple) else (accepted,)
     return isinstance(value, types) and (not isinstance(value, bool) or bool in types)
 
 
 def _are_layers(value) -> bool:
-    """Tell whether a value is the number of layers that ran, and of all layers."""
+    """Tell whether a value is a pair of numbers: of layers that ran, and of all layers."""
     return isinstance(value, list) and len(value) == 2 and all(_is_of(count, int) for count in value)

@@ -28,7 +28,7 @@ ABOUT = (
     *(RECORD, README, ".eval_results/*.yaml"),
     *(f"figures/*.{suffix}" for suffix in ("png", "svg", "jpg", "jpeg", "webp", "pdf")),
 )
-LICENCE = re.compile(
+LICENSE = re.compile(
     r"(licen[cs]es?|copying|notices?|use[-_]policy)([-_ ][\w -]*(\.\d+)*)?(\.(txt|md|rst|pdf|html))?", re.IGNORECASE
 )
 
@@ -41,9 +41,9 @@ NOT_FOR_A_REPO = re.compile(r"(.*/)?\.(git|cache)/.*", re.DOTALL)
 
 
 def belongs(name: str) -> bool:
-    """Tell whether a file goes with a model: of its tokenizer, processor, licence, record, card or figures."""
+    """Tell whether a file goes with a model: of its tokenizer, processor, license, record, card or figures."""
     listed = any(_matches(name, pattern) for pattern in (*TOKENIZER, *CONFIGS, *ABOUT))
-    return listed or LICENCE.fullmatch(name) is not None
+    return listed or LICENSE.fullmatch(name) is not None
 
 
 def is_of_tokenizer(name: str) -> bool:
@@ -58,9 +58,9 @@ def belongs_to_module(name: str) -> bool:
 
 
 def may_be_added(name: str) -> bool:
-    """Tell whether a file that does not belong may go up on request.
+    """Tell whether a file that does not belong may be uploaded by `--include`.
 
-    It may not where it would be loaded instead of the model's weights, or is of git or a download.
+    Files of git and of downloads may not, nor weights that would be loaded instead of the model's.
     """
     return not (OTHER_WEIGHTS.fullmatch(name) or NOT_FOR_A_REPO.fullmatch(name))
 

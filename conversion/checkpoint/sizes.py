@@ -1,4 +1,4 @@
-"""The sizes in a config.json, held against the headers of the weights before a model is made of either."""
+"""The sizes in a config.json, compared with the headers of the weights before a model is made."""
 
 import re
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ A_ROW_A_TOKEN = re.compile(r"[\w.]+\(config\.vocab_size,")  # how most models ma
 def fault_of_sizes(checkpoint: Checkpoint) -> str | None:
     """Say how the weights differ from the number of layers, the hidden size and the vocabulary in the config.
 
-    The config's `hidden_size` and `num_hidden_layers` must be sizes. Models with a language model in them often have
-    other names on disk: what they lack shows when they are loaded.
+    The config's `hidden_size` and `num_hidden_layers` must be sizes. Models with an inner language model often have
+    other names on disk: their missing tensors show when they are loaded.
     """
     config, family, tensors = checkpoint.config, checkpoint.family, checkpoint.weights.tensors
     vocabulary = config.get("vocab_size")
@@ -28,7 +28,7 @@ def fault_of_sizes(checkpoint: Checkpoint) -> str | None:
             return f"{field} is {layers}, and there is no layer {absent} (they count from 0)"
     if family.source.inner:  # whose embeddings and norms have names of their own
         return None
-    prefix, hidden = _parent(checkpoint.stacks[0]), config["hidden_size"]
+    prefix, hidden = _parent(checkpoint.stack_prefixes[0]), config["hidden_size"]
     embedding = family.source.modules.get("embed_tokens", "")
     if A_ROW_A_TOKEN.match(embedding) and (fault := _fault_of_embedding(checkpoint, f"{prefix}embed_tokens.weight")):
         return fault
@@ -42,7 +42,7 @@ def fault_of_sizes(checkpoint: Checkpoint) -> str | None:
 
 
 def more_than_layers(checkpoint: Checkpoint) -> str | None:
-    """Say what lists of layers hold besides the config's layers; Transformers may know better what it is."""
+    """Say which tensors lists of layers contain besides the config's layers; Transformers may know them."""
     for field, layers, indices, others in _lists_of_layers(checkpoint):
         if others:
             return f"the tensor {others[0]!r:.80} belongs to no layer"
@@ -52,9 +52,9 @@ def more_than_layers(checkpoint: Checkpoint) -> str | None:
 
 
 def _lists_of_layers(checkpoint: Checkpoint) -> Iterator[tuple[str, int, set[int], list[str]]]:
-    """Yield for each list its field and number of layers in the config, its indices, and its tensors of no layer."""
+    """Yield field and number of layers of each list by the config, its indices, and its tensors of no layer."""
     configs, families = configs_of_stacks(checkpoint.config), checkpoint.family.stacks
-    for config, family, stack in zip(configs, families, checkpoint.stacks, strict=True):
+    for config, family, stack in zip(configs, families, checkpoint.stack_prefixes, strict=True):
         indices, others = set(), []
         for name in checkpoint.weights.tensors:
             if name.startswith(stack):
@@ -64,7 +64,7 @@ def _lists_of_layers(checkpoint: Checkpoint) -> Iterator[tuple[str, int, set[int
 
 
 def _parent(stack: str) -> str:
-    """Return the part of a stack's name before that of its list of layers."""
+    """Return the part of a stack's name before its list of layers."""
     return re.sub(r"[^.]*\.$", "", stack)
 
 
@@ -83,14 +83,14 @@ def _fault_of_embedding(checkpoint: Checkpoint, name: str) -> str | None:
 
 
 def _is_tied(checkpoint: Checkpoint, shape: tuple) -> bool:
-    """Tell whether the head's weight stands for the embeddings, too, in a shape."""
+    """Tell whether the head's weight of this shape serves as the embeddings, too."""
     head = checkpoint.weights.tensors.get("lm_head.weight")
     tied = checkpoint.config.get("tie_word_embeddings", checkpoint.family.source.tied)
     return tied is True and head is not None and head.shape == shape
 
 
 def _has_outside(checkpoint: Checkpoint, shape: tuple) -> bool:
-    """Tell whether a tensor outside of layers and head has a shape: on disk it may have another name."""
+    """Tell whether a tensor outside of layers and head has this shape, whatever its name on disk."""
     return any(
         tensor.shape == shape and LAYER.search(name) is None and not name.startswith("lm_head.")
         for name, tensor in checkpoint.weights.tensors.items()

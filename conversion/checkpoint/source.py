@@ -22,7 +22,7 @@ GENERATE = "custom_generate/generate.py"  # run by `generate`, of a folder whose
 REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 COMMIT = re.compile("[0-9a-f]{40}")
 # of this machine, not of the way to the Hub
-LOCAL = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOTDIR)
+LOCAL_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOTDIR)
 
 
 class Source(ABC):
@@ -41,7 +41,7 @@ class Source(ABC):
 
     @abstractmethod
     def folder(self, names: Iterable[str]) -> Path:
-        """Return a local folder that holds the files `names`, downloaded first if need be."""
+        """Return a local folder with the files `names`, downloaded first if needed."""
 
     @abstractmethod
     def header(self, name: str) -> dict[str, TensorInfo]:
@@ -52,12 +52,12 @@ class Source(ABC):
         """Return the folder of downloads, and how many bytes of the files `names` are not there yet."""
 
     def path(self, name: str) -> Path:
-        """Return a local path of one file, downloaded first if need be; never a symbolic link."""
+        """Return a local path of one file, downloaded first if needed; never a symbolic link."""
         return Path(os.path.realpath(self.folder([name]) / name))
 
 
 class LocalSource(Source):
-    """A folder without its pipes, devices and links to nothing.
+    """The regular files of a folder; pipes, devices and broken links are left out.
 
     Raises `UnsupportedCheckpointError` when the folder can't be read in full, or a name in it is not UTF-8.
     """
@@ -93,7 +93,7 @@ class HubSource(Source):
             self.files = {sibling.rfilename: sibling.size or 0 for sibling in siblings}
             self.sha256 = {sibling.rfilename: sibling.lfs.sha256 for sibling in siblings if sibling.lfs}
             if 0 < self.files.get(CONFIG, 0) <= LARGEST_JSON:
-                # asked for by its revision, so that the cache knows the commit when the Hub is out of reach
+                # by its revision, so that the cache knows the commit when the Hub can't be reached
                 self._api.hf_hub_download(repo_id, CONFIG, revision=revision)
 
     def folder(self, names: Iterable[str]) -> Path:
@@ -112,7 +112,7 @@ class HubSource(Source):
             return tensors
         except UnsupportedCheckpointError:
             raise
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:  # of what is no header at all
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:  # by a file without a header
             raise UnsupportedCheckpointError(
                 f"{name} of {self.name!r} is not a safetensors file ({error}). Do not trust this checkpoint."
             ) from error
@@ -170,7 +170,7 @@ def open_source(model: str, revision: str | None = None) -> Source:
         if (cached := _cached(model, revision)) is None:
             raise
         reason = type(error.__cause__).__name__
-        logger.warning(f"the Hub gave nothing for {model!r} ({reason}): commit {cached.commit} of the cache is taken.")
+        logger.warning(f"the Hub did not deliver {model!r} ({reason}). Commit {cached.commit} of the cache is used.")
         return cached
 
 
@@ -194,12 +194,12 @@ def check_is_text(name: str) -> None:
         name.encode()
     except UnicodeEncodeError as error:
         raise UnsupportedCheckpointError(
-            f"the name {name!r} is not UTF-8, so it can't be written down. Rename it."
+            f"the name {name!r} is not UTF-8, so it can't be recorded. Rename it."
         ) from error
 
 
 def _regular_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield path inside a folder and size of each of its files, but those that a file system keeps for itself."""
+    """Yield path inside a folder and size of each of its files, without the file system's own."""
 
     def refuse(error: OSError) -> None:
         if Path(str(error.filename)) == folder / "lost+found":  # of a file system, which only root may read
@@ -237,7 +237,7 @@ def _cached(repo_id: str, revision: str | None) -> LocalSource | None:
 
 @contextmanager
 def _hub_errors(repo_id: str, revision: str | None):
-    """Turn errors of huggingface_hub into ones that say what to do."""
+    """Turn errors of huggingface_hub into errors with a remedy."""
     from huggingface_hub import constants, errors
 
     try:
@@ -254,9 +254,13 @@ def _hub_errors(repo_id: str, revision: str | None):
             f"with `hf auth login`."
         ) from error
     except (errors.SafetensorsParsingError, errors.NotASafetensorsRepoError) as error:
-        raise UnsupportedCheckpointError(f"a weight file of {repo_id!r} is not a safetensors file: {error}") from error
+        raise UnsupportedCheckpointError(
+            f"a weight file of {repo_id!r} is not a safetensors file: {error}. Give another."
+        ) from error
     except errors.HFValidationError as error:
-        raise UnsupportedCheckpointError(f"there is no folder {repo_id!r}, nor can it be a Hub id: {error}") from error
+        raise UnsupportedCheckpointError(
+            f"there is no folder {repo_id!r}, nor can it be a Hub id: {error}. Check it."
+        ) from error
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "an error")
         raise _Unreachable(
@@ -268,7 +272,7 @@ def _hub_errors(repo_id: str, revision: str | None):
                 f"the token for the Hub, '{error.filename}', can't be read: {error.strerror}. Allow that, or set "
                 f"HF_TOKEN_PATH to another file."
             ) from error
-        if isinstance(error, OSError) and error.errno in LOCAL:
+        if isinstance(error, OSError) and error.errno in LOCAL_ERRORS:
             raise UnsupportedCheckpointError(
                 f"{repo_id!r} can't be kept in the cache of the Hub, '{constants.HF_HUB_CACHE}': {error.strerror}. "
                 f"Make room there, set HF_HOME to another folder, or give a local folder."

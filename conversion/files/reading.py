@@ -1,4 +1,4 @@
-"""Reading of small files that somebody else wrote, and of the headers of safetensors files."""
+"""Reading of small files by others, and of the headers of safetensors files."""
 
 import errno
 import json
@@ -43,11 +43,11 @@ def open_regular(path: str | Path) -> BinaryIO:
 
 
 def read_text(path: str | Path, largest: int = LARGEST_JSON) -> str:
-    """Return the text of a file in UTF-8, without a mark of its byte order.
+    """Return the text of a UTF-8 file, without a byte-order mark.
 
-    largest: how many bytes the file may hold.
+    largest: the largest accepted size in bytes.
 
-    Raises `OSError` when it can't be read, is no regular file or holds more, and `ValueError` when it isn't UTF-8.
+    Raises `OSError` when it can't be read, is no regular file or is larger, and `ValueError` when it isn't UTF-8.
     """
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > largest:
@@ -73,14 +73,14 @@ def read_json(path: str | Path) -> Any:
 
 
 def finite(value: object) -> int | float | None:
-    """Return a value that is a number and can be written as one, or None."""
+    """Return a value that is a finite number; None for any other."""
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < HUGE:
         return value
     return None
 
 
 def is_size(value: object) -> bool:
-    """Tell whether a field of a config holds a size that a model can have."""
+    """Tell whether a field of a config is a size that a model can have."""
     return _is_count(value) and 0 < value < LARGEST_SIZE
 
 
@@ -116,7 +116,7 @@ def tensor_info(dtype: str, shape: list[int], file: str) -> TensorInfo:
 
 
 def check_offsets(tensors: Mapping[str, TensorInfo], offsets: Mapping[str, tuple[int, int]], size: int) -> None:
-    """Require that tensors lie one after the other, as long as their shapes say, in `size` bytes.
+    """Require that tensors of the sizes of their shapes lie one after the other within `size` bytes.
 
     Raises `ValueError` when they do not.
     """

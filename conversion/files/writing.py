@@ -1,4 +1,4 @@
-"""Writing, copying and comparing of files: whole or not at all, inside of a folder, and under a lock."""
+"""Writing, copying and comparing files: whole or not at all, within a folder, and under a lock."""
 
 import errno
 import hashlib
@@ -16,9 +16,9 @@ from typing import BinaryIO
 from hf_hyperconn.errors import ConversionError, VerificationError
 
 # a link is not followed, and a pipe is not waited for; where the system knows these
-ITSELF = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+OWN_FILE_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
-PART = re.compile(r"\.hyperconn-[0-9a-f]{16}\.part")  # what is not complete yet
+PART = re.compile(r"\.hyperconn-[0-9a-f]{16}\.part")  # an incomplete file
 
 CHUNK = 2**20
 COPIED_AT_ONCE = 2**26
@@ -29,7 +29,7 @@ Progress = Callable[[int], None]  # called with each number of bytes done
 def replace_file(path: Path, content: bytes) -> None:
     """Make a file hold `content`, in one step; a failure leaves the old file.
 
-    A link is replaced, not what it leads to. A file keeps its permissions. Raises `OSError`.
+    A link is replaced, not its target. A file keeps its permissions. Raises `OSError`.
     """
     replace_files(path.parent, {path.name: content})
 
@@ -64,25 +64,25 @@ def as_json(content: object) -> bytes:
 
 
 def is_part(name: str) -> bool:
-    """Tell whether a name is that of a file that a killed process had not completed."""
+    """Tell whether a name belongs to a file that a killed process left incomplete."""
     return PART.fullmatch(name) is not None
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove the files that a killed process had not completed, from a folder that is locked."""
+    """Remove the files that a killed process left incomplete from a locked folder."""
     for name in filter(is_part, os.listdir(folder)):
         (folder / name).unlink()
 
 
 @contextmanager
 def opened_to_copy(source: Path, target: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Open a file to read and a new one to write, with no more permissions than the first.
+    """Open a file to read, and a new file to write with no more permissions.
 
     Raises `OSError`, also when `source` is a symbolic link or no regular file, or there is a `target`.
     """
     if not is_regular(source):
         raise OSError(0, f"'{source}' is not a regular file")
-    with open(source, "rb", opener=lambda path, flags: os.open(path, flags | ITSELF)) as file:
+    with open(source, "rb", opener=lambda path, flags: os.open(path, flags | OWN_FILE_FLAGS)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):  # put there meanwhile
             raise OSError(0, f"'{source}' is not a regular file")
@@ -94,7 +94,7 @@ def _ignore(count: int) -> None:
     pass
 
 
-def bring(source: Path, target: Path, link: str, progress: Progress) -> None:
+def copy_or_link(source: Path, target: Path, link: str, progress: Progress) -> None:
     """Make `target` hold the bytes of `source`; it appears under its name only when complete.
 
     link: "copy" (sharing extents where the file system can), "hard" or "symlink".
@@ -120,12 +120,12 @@ def bring(source: Path, target: Path, link: str, progress: Progress) -> None:
 
 
 def compare(source: Path, target: Path, progress: Progress = _ignore) -> str:
-    """Read two files side by side and return their common SHA-256; a file and a link to it are read once.
+    """Compare two files and return their common SHA-256; a file and a link to it are read once.
 
     Raises `VerificationError` when they differ.
     """
     if os.path.samefile(source, target):
-        return digest(source, progress)
+        return file_digest(source, progress)
     if source.stat().st_size != target.stat().st_size:
         raise VerificationError(f"'{target}' and '{source}' differ in size.")
     sha256 = hashlib.sha256()
@@ -138,7 +138,7 @@ def compare(source: Path, target: Path, progress: Progress = _ignore) -> str:
     return sha256.hexdigest()
 
 
-def digest(path: Path, progress: Progress = _ignore) -> str:
+def file_digest(path: Path, progress: Progress = _ignore) -> str:
     """Return the SHA-256 of a file."""
     sha256 = hashlib.sha256()
     with open(path, "rb") as file:
@@ -191,7 +191,7 @@ def _copy_some(source: int, target: int, offset: int) -> int:
 
 
 def make_folder(path: Path, like: Path, file: Path | None = None) -> None:
-    """Make a folder for those alone who may enter the folder `like`, and read `file`.
+    """Make a folder that no more users may enter than the folder `like`, or than may read `file`.
 
     Raises `OSError`.
     """
@@ -213,7 +213,7 @@ def is_regular(path: Path) -> bool:
 def leads_out(folder: Path, path: Path) -> bool:
     """Tell whether a path in a folder leads out of it, by a symbolic link.
 
-    In a snapshot of the Hub's cache, links to the files of the cache do not.
+    In a snapshot of the Hub's cache, links to files of the cache are allowed.
     """
     folder, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
     is_of_cache = folder.parent.name == "snapshots" and target.parent == folder.parents[1] / "blobs"
@@ -221,15 +221,15 @@ def leads_out(folder: Path, path: Path) -> bool:
 
 
 def _create(path: Path, mode: int) -> BinaryIO:
-    """Create a file to write; the process's umask takes from `mode`."""
+    """Create a file to write, with `mode` less the process's umask."""
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
 
 
 def lock(folder: Path) -> ExitStack:
-    """Keep other commands from a folder, where the system can, until the returned context is left.
+    """Lock a folder against other commands, where the system can, until the returned context is left.
 
-    Raises `ConversionError` when another command holds it, `NotADirectoryError` for a link or a file, and
-    `FileNotFoundError` when the folder is gone, also when it went during this call.
+    Raises `ConversionError` when another command holds it, and `NotADirectoryError` for a link or a file. Raises
+    `FileNotFoundError` when the folder is gone, even if it went during this call.
     """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))

@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 
-DECLARED = ("quantization_config", "compression_config")
+QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
 # files of other programs beside config.json that tell of a quantization
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 NOT_PACKED = ("F64", "F32", "F16", "BF16", "C64", "BOOL", "I64", "U64")
 SCALES = ("scale", "absmax", "quant_map", "qzeros", "scb", "zero_point")
 
-LOAD_IT = (
+LOAD_REMEDY = (
     "Load it with Transformers to see its fault: a checkpoint that Transformers can't load is not read here, either."
 )
 REMEDIES = {
     "missing": f"Copy or download it again, or name in {CONFIG} the class that was saved (architectures).",
     "unknown": "If the model doesn't need that tensor, load it with Transformers, save it with save_pretrained, "
     "which leaves the tensor out, and convert the result.",
-    "refused": LOAD_IT,
+    "refused": LOAD_REMEDY,
 }
 # additions of torch.compile, FSDP, activation checkpointing, PEFT and DDP to the names of tensors
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "base_model.model.", "module.")
 
 
 def refuse_own_code(source: Source, config: dict) -> None:
-    """Refuse a config that names classes of its own, or a kernel on the Hub: neither is run or copied.
+    """Refuse a config that names code of its own, or a kernel on the Hub. Neither is run or copied.
 
     Raises `UnsupportedCheckpointError`.
     """
@@ -50,7 +50,7 @@ def refuse_own_code(source: Source, config: dict) -> None:
 
 
 def _without_it(model_type: str) -> str:
-    """Say what to do with a checkpoint that brings code of its own."""
+    """Return the remedy for a checkpoint with code of its own."""
     from transformers import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
@@ -62,7 +62,7 @@ def _without_it(model_type: str) -> str:
 
 
 def _nested(config: dict) -> Iterator[tuple[str, dict]]:
-    """Yield a config and those inside of it, outer ones first, each after its path as `text_config.`."""
+    """Yield a config and its inner configs, outer ones first, each after its path such as `text_config.`."""
     pending = [("", config)]
     while pending:
         path, part = pending.pop(0)
@@ -71,7 +71,7 @@ def _nested(config: dict) -> Iterator[tuple[str, dict]]:
 
 
 def _kernel_of(config: dict) -> str | None:
-    """Find a kernel on the Hub that a config, or one in it, names as its implementation of attention or experts."""
+    """Find a kernel on the Hub that a config, or an inner config, names for attention or experts."""
     for _, part in _nested(config):
         for field, value in part.items():
             names = list(value.values()) if isinstance(value, dict) else [value]
@@ -84,8 +84,8 @@ def _kernel_of(config: dict) -> str | None:
 def refuse_quantized(source: Source, config: dict, weights: Weights | None = None) -> None:
     """Refuse a checkpoint whose config declares a quantization, or whose matrices are packed.
 
-    config: as it is written.
-    weights: None where they are not read yet.
+    config: config.json.
+    weights: the weights; None before they are read.
 
     Raises `UnsupportedCheckpointError`.
     """
@@ -97,10 +97,10 @@ def refuse_quantized(source: Source, config: dict, weights: Weights | None = Non
 
 def _quantization(source: Source, config: dict, weights: Weights | None) -> str | None:
     for path, part in _nested(config):
-        for field in DECLARED:
+        for field in QUANTIZATION_FIELDS:
             if (declared := part.get(field)) is not None:
                 method = f"quant_method={declared.get('quant_method') if isinstance(declared, dict) else None}"
-                return method if path + field == DECLARED[0] else f"{path}{field}, {method}"
+                return method if path + field == QUANTIZATION_FIELDS[0] else f"{path}{field}, {method}"
     if weights is None or (packed := packed_tensor(weights)) is None:
         return None
     file = next((f", {name}" for name in QUANTIZATION_FILES if name in source.files), "")
@@ -110,8 +110,8 @@ def _quantization(source: Source, config: dict, weights: Weights | None) -> str 
 def packed_tensor(weights: Weights) -> str | None:
     """Find the first matrix that is stored in few bits, with its scales beside it or under its name.
 
-    Matrices in float8 without scales are numbers themselves. So are matrices beside a scale in the same float8, which
-    was cast with them.
+    Matrices in float8 without scales are not packed. Nor are matrices beside a scale in the same float8, which was
+    cast with them.
     """
     inside: dict[str, list[str]] = {}
     for name in weights.tensors:
@@ -128,9 +128,9 @@ def packed_tensor(weights: Weights) -> str | None:
 
 
 def refuse_unfit(base: Checkpoint, because: str = "") -> None:
-    """Refuse a base that Transformers would not load in full, and from all of its tensors.
+    """Refuse a base that Transformers would not load in full, with all of its tensors.
 
-    because: a fault that is known already, to be read before Transformers' own.
+    because: a known fault, shown before Transformers' own.
 
     Raises `UnsupportedCheckpointError`.
     """

@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from hf_hyperconn.errors import UnsupportedCheckpointError
 
-from ..checkpoint.checkpoint_files import INDEX, PICKLES, read_any_json, read_json
+from ..checkpoint.checkpoint_files import INDEX, PICKLES, read_json_object, read_json_value
 from ..checkpoint.readme import README
 from ..checkpoint.source import CONFIG, GENERATE, RECORD, Source
 
@@ -31,10 +31,10 @@ CORRECTED = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
 
 
 def companions_of(source: Source) -> tuple[str, ...]:
-    """Return the files that come along with weights, code, config and card: tokenizer, chat template and the like.
+    """Return the companions: tokenizer, chat template and others.
 
-    These are all files but `LEFT_BEHIND` and other models in folders of the checkpoint. Configs and safetensors in
-    folders that modules.json names come along, too.
+    These are all files without `LEFT_BEHIND` and other models in folders of the checkpoint. Configs and safetensors in
+    folders that modules.json names are companions, too.
 
     Raises `UnsupportedCheckpointError` as `folders_of_modules` does.
     """
@@ -51,7 +51,7 @@ def companions_of(source: Source) -> tuple[str, ...]:
 
 
 def left_behind(source: Source, taken: Iterable[str]) -> tuple[str, ...]:
-    """Return the files of a base that have no part in its conversion, but hidden ones.
+    """Return the files of a base that stay behind, without hidden ones.
 
     taken: weights and companions of the base.
     """
@@ -62,7 +62,7 @@ def left_behind(source: Source, taken: Iterable[str]) -> tuple[str, ...]:
 def modules_left_behind(source: Source, left: Iterable[str]) -> tuple[str, ...]:
     """Return weights of modules without which sentence-transformers would not load the conversion.
 
-    left: as `left_behind` has them.
+    left: the files of `left_behind`.
     """
     modules = folders_of_modules(source)
     held = {name.rpartition("/")[0] for name in source.files if name.endswith(".safetensors")}
@@ -72,9 +72,9 @@ def modules_left_behind(source: Source, left: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_no_code(source: Source, companions: tuple[str, ...]) -> None:
-    """Refuse tokenizers, processors, modules and ways to generate that are code, which would not be copied."""
+    """Refuse tokenizers, processors, modules and generation with code of their own, which is not copied."""
     for name in companions:
-        if name.endswith("config.json") and (classes := _auto_map(read_json(source, name))):
+        if name.endswith("config.json") and (classes := _auto_map(read_json_object(source, name))):
             raise UnsupportedCheckpointError(
                 f"{name} of {source.name!r} names code of its own (auto_map: {str(classes)[:60]}), which is not run "
                 f"and not copied. Convert a copy that has a class of Transformers for it, or none."
@@ -94,8 +94,8 @@ def check_no_code(source: Source, companions: tuple[str, ...]) -> None:
 
 
 def check_split_of_text(source: Source, config: dict) -> None:
-    """Refuse a tokenizer that Transformers corrects for the base's model type, and would not for the conversion's."""
-    flag = read_json(source, TOKENIZER).get(FLAG) if TOKENIZER in source.files else None
+    """Refuse a tokenizer that Transformers corrects for the base's model type alone."""
+    flag = read_json_object(source, TOKENIZER).get(FLAG) if TOKENIZER in source.files else None
     if flag and config["model_type"] in CORRECTED and _is_old(config.get("transformers_version")):
         raise UnsupportedCheckpointError(
             f"{TOKENIZER} of {source.name!r} must be without {FLAG} (got {flag!r:.20}), which changes how text is "
@@ -132,7 +132,7 @@ def _auto_map(config: dict):
 
 
 def folders_of_modules(source: Source) -> tuple[str, ...]:
-    """Return the folders that modules.json names, each with a "/" at its end, but for the checkpoint's own.
+    """Return the folders that modules.json names, without the checkpoint's own, each with a final "/".
 
     Raises `UnsupportedCheckpointError` when one leads out, or the file is not as sentence-transformers writes it.
     """
@@ -151,7 +151,7 @@ def _modules(source: Source) -> list[tuple[str, str]]:
     """Return path and class of each module."""
     if MODULES not in source.files:
         return []
-    content = read_any_json(source, MODULES)
+    content = read_json_value(source, MODULES)
     modules = content if isinstance(content, list) else [None]
     entries: list[tuple[Any, Any]]
     entries = [(module.get("path"), module.get("type")) for module in modules if isinstance(module, dict)]

@@ -22,7 +22,7 @@ class OutputFolder:
     """The place of a conversion.
 
     path: the folder to make, without links in its path.
-    is_replaced: whether something is at the path, which gets another name.
+    is_replaced: whether something exists at the path, and will be renamed.
     """
 
     path: Path
@@ -34,7 +34,7 @@ class OutputFolder:
         return self.path.with_name(f".{self.path.name}.incomplete")
 
     def refuse_newcomer(self) -> None:
-        """Raise `ConversionError` when something has come to `path` since the conversion was planned."""
+        """Raise `ConversionError` when something has appeared at `path` since the conversion was planned."""
         if not self.is_replaced and os.path.lexists(self.path):
             raise ConversionError(
                 f"'{self.path}' has appeared meanwhile and is not replaced. Move it away and run the same command "
@@ -42,9 +42,9 @@ class OutputFolder:
             )
 
     def publish(self) -> Path | None:
-        """Rename `work` to `path`, and an old `path` to a name with the time; nothing is deleted.
+        """Rename `work` to `path`, and an old `path` to a name with the time. Nothing is deleted.
 
-        Returns the old one's new name. When renaming fails, everything keeps its name.
+        Returns the new name of the old folder. When renaming fails, everything keeps its name.
 
         Raises `ConversionError`, also when another command works in the old folder, and `OSError`.
         """
@@ -78,7 +78,7 @@ def plan_output_folder(out: Path, source: Source, names: Iterable[str], *, force
     names: files of the source that are needed.
     force: whether an OUT that exists may be renamed.
 
-    Raises `ConversionError` when the conversion can't be there.
+    Raises `ConversionError` when the conversion can't have this place.
     """
     try:
         path = Path(os.path.realpath(out))
@@ -114,7 +114,7 @@ def _check_name(out: Path, path: Path) -> None:
 
 
 def _check_source(out: Path, folder: OutputFolder, source: Source, names: Iterable[str]) -> None:
-    """Refuse a source that lies in the workspace, or in a folder that would be renamed."""
+    """Refuse a source within the workspace, or within a folder that would be renamed."""
     home = source.folder([CONFIG])
     homes = {Path(os.path.realpath(home)), *(Path(os.path.realpath(home / name)).parent for name in names)}
     around = {parent for home in homes for parent in _with_parents(home) if parent.is_dir()}

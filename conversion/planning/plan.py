@@ -13,18 +13,18 @@ from hf_hyperconn.analysis.costs import connection_parameters
 from hf_hyperconn.errors import ConversionError, UnsupportedCheckpointError
 from hf_hyperconn.families.family import Family, configs_of_stacks, find_family, name_of_family, refuse_other_stacks
 from hf_hyperconn.families.reading.classes import auto_class
-from hf_hyperconn.kinds import FORMAT, KINDS, sub_layers
-from hf_hyperconn.models.connection_fields import GivenFields, fault, one_of
+from hf_hyperconn.kinds import FORMAT, KINDS, count_sub_layers
+from hf_hyperconn.models.connection_fields import GivenFields, fault_of_fields, one_of
 
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.checkpoint_files import INDEX, read_written_config, refuse_links_out, refuse_other_weights
-from ..checkpoint.connection_options import described, fields_of_conversion
+from ..checkpoint.checkpoint_files import INDEX, read_raw_config, refuse_links_out, refuse_other_weights
+from ..checkpoint.connection_options import describe, fields_of_conversion
 from ..checkpoint.readme import README
 from ..checkpoint.repository_files import is_of_tokenizer
 from ..checkpoint.sizes import fault_of_sizes, more_than_layers
 from ..checkpoint.source import CONFIG, Source, open_source
 from ..files.reading import is_size
-from ..terminal import gigabytes
+from ..terminal import written_bytes
 from .base_refusals import refuse_own_code, refuse_quantized, refuse_unfit
 from .companions import check_no_code, check_split_of_text, companions_of, left_behind
 from .output_folder import OutputFolder, plan_output_folder
@@ -43,10 +43,10 @@ class ConversionPlan:
     """A checked conversion.
 
     shards: name in the output by name in the base, in order; the hyper-connection shard comes after them.
-    output: where OUT is, and whether it is renamed.
+    output: the place of OUT.
     companions: files copied unchanged besides the weights.
     left: files of the base that stay behind, hidden ones aside.
-    bytes_needed: space on disk of the output, without files that it shares with the base.
+    bytes_needed: bytes on disk for the output, without files that it shares with the base.
     """
 
     base: Checkpoint
@@ -69,17 +69,17 @@ class ConversionPlan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return facts that a user may not have intended."""
-        n, found = self.fields["hc_mult"], []
+        n, warnings = self.fields["hc_mult"], []
         if n > MEASURED and self.fields["connection"] != "frac":
-            found.append(
+            warnings.append(
                 f"hc_mult is {n}, and the papers measure up to {MEASURED} streams. Activations of the residual "
                 f"stream need {n} times the memory."
             )
         if "vocab_size" in self.base.config and not any(map(is_of_tokenizer, self.companions)):
-            found.append(
+            warnings.append(
                 f"{self.base.name!r} has no tokenizer. Copy one into '{self.out}', or load it from elsewhere."
             )
-        return tuple(found)
+        return tuple(warnings)
 
     @property
     def hc_parameters(self) -> int:
@@ -90,7 +90,7 @@ class ConversionPlan:
     def loading(self) -> str:
         """Return the call that loads the output from its folder.
 
-        It is of an Auto class, but for a backbone, which an Auto class would look for on the Hub.
+        It is of an Auto class. For a backbone, which an Auto class would look for on the Hub, it is of its class.
         """
         architecture = self.base.architectures[0]
         name = auto_class(self.base.family.head_of(architecture))
@@ -100,12 +100,12 @@ class ConversionPlan:
 
     @property
     def config(self) -> dict:
-        """Return the config.json of the output: the base's, with its new type, classes and connection fields.
+        """Return the config.json of the output: the base's, with the new type, classes and fields.
 
         `_name_or_path` is left out: older releases of Transformers wrote a path of their machine there.
         """
         family = self.base.family
-        config = {name: value for name, value in self.base.written.items() if name != "_name_or_path"}
+        config = {name: value for name, value in self.base.raw_config.items() if name != "_name_or_path"}
         config |= {
             "model_type": family.hc_model_type,
             "architectures": [family.architectures[name] for name in self.base.architectures],
@@ -129,7 +129,7 @@ class ConversionPlan:
         return self.base.family.code(self.config)
 
     def fingerprint(self) -> list:
-        """Return the facts that an interrupted conversion must have in common with this one to be resumed."""
+        """Return the facts that an interrupted conversion must share with this plan to be continued."""
         source = self.base.source
         files = {name: source.files[name] for name in (*self.shards, *self.companions)}
         return json.loads(json.dumps([source.name, source.commit, files, self.config, self.link]))
@@ -160,21 +160,21 @@ class ConversionPlan:
         """Describe the plan for people."""
         config, source = self.base.config, self.base.source
         commit, stacks = f"@{source.commit[:7]}" if source.commit else "", configs_of_stacks(config)
-        modules, layers = sum(map(sub_layers, stacks)), sum(stack["num_hidden_layers"] for stack in stacks)
+        modules, layers = sum(map(count_sub_layers, stacks)), sum(stack["num_hidden_layers"] for stack in stacks)
         how = {"copy": "copied unchanged", "hard": "hard-linked", "symlink": "linked symbolically"}[self.link]
         share = 100 * self.hc_parameters / self.base.weights.parameters
         rows = [
-            ("base weights", f"{len(self.shards)} file(s), {gigabytes(self.base_bytes)}, {how}"),
+            ("base weights", f"{len(self.shards)} file(s), {written_bytes(self.base_bytes)}, {how}"),
             (
                 "hc weights",
-                f"{modules} modules, {described(self.fields)}, float32: +{self.hc_parameters:,} parameters "
+                f"{modules} modules, {describe(self.fields)}, float32: +{self.hc_parameters:,} parameters "
                 f"(+{share:.3g} %)",
             ),
             ("code", " ".join(self.code)),
             ("also copied", " ".join(self.companions) or "nothing"),
             *([("left behind", " ".join(self.left))] if self.left else []),
             *([("renames", f"the old one to {self.output.path.name}.replaced-<time>")] * self.output.is_replaced),
-            ("output", f"{self.out}: needs {gigabytes(self.bytes_needed)}, {gigabytes(self.bytes_free)} free"),
+            ("output", f"{self.out}: needs {written_bytes(self.bytes_needed)}, {written_bytes(self.bytes_free)} free"),
             *(("warning", warning) for warning in self.warnings),
         ]
         head = (
@@ -197,18 +197,17 @@ def plan_conversion(
     """Decide how MODEL becomes OUT, and refuse a model that can't be converted; nothing is written.
 
     model: local folder or Hub id.
-    out: folder to make; by default the model's name followed by `-HCx<n>` (`-AttnRes` for attention residuals), here.
-    fields: of the hyper-connections to add; None for the usual ones.
-    stack: which model in it gets them, by its attribute, as in `convert_model`; None for the usual ones.
-    revision: of a Hub repo.
+    out: folder to make, by default `<model's name>-HCx<n>` here, `-AttnRes` for attention residuals.
+    fields: fields of the connections to add; None for the defaults.
+    stack: the inner model that gets connections, by its attribute, as in `convert_model`; None for the usual ones.
+    revision: branch, tag or commit of a Hub repo.
     link: "copy", "hard" or "symlink": how base shards reach OUT.
-    force: whether an OUT that exists is renamed.
+    force: whether an existing OUT is renamed.
 
-    Raises `UnsupportedCheckpointError` for a model that can't be converted, `ConversionError` for an OUT that can't be
-    written.
+    Raises `UnsupportedCheckpointError` for a model that can't be converted, and `ConversionError` for another OUT.
     """
     if link not in LINKS:
-        raise ConversionError(f"link must be {one_of(LINKS)} (got {link!r}).")
+        raise ConversionError(f"link must be {one_of(LINKS)} (got {link!r}). Give one of these.")
     chosen = fields_of_conversion(**(fields or {}))
     source = open_source(model, revision)
     companions = companions_of(source)
@@ -217,7 +216,7 @@ def plan_conversion(
     if outside := [name for name in companions if name.startswith("/") or ".." in name.split("/")]:
         raise UnsupportedCheckpointError(f"{source.name!r} lists {outside[0]!r}, a path outside it. Do not trust it.")
     check_no_code(source, companions)
-    check_split_of_text(source, base.written)
+    check_split_of_text(source, base.raw_config)
     files = base.weights.files
     count = len(files) + 1
     shards = {name: f"model-{i:05}-of-{count:05}.safetensors" for i, name in enumerate(files, start=1)}
@@ -250,18 +249,18 @@ def plan_conversion(
 def open_base(source: Source, stack: str | None, fields: dict[str, Any]) -> Checkpoint:
     """Open a base, and check that it can get connections with these fields.
 
-    Raises `UnsupportedCheckpointError` for a config or weights of no such base, and `ConversionError` for fields.
+    Raises `UnsupportedCheckpointError` for a config or weights of no base, and `ConversionError` for its fields.
     """
     base = _open_base(source, stack)
-    if reason := fault({**base.config, **fields}):
+    if reason := fault_of_fields({**base.config, **fields}):
         raise ConversionError(f"for {source.name!r}, {reason}.")
     _check_weights(base)
     return base
 
 
 def _open_base(source: Source, stack: str | None) -> Checkpoint:
-    """Open a base, and refuse one whose config is not that of a model that can be converted."""
-    config = read_written_config(source)
+    """Open a base, and refuse a config of a model that can't be converted."""
+    config = read_raw_config(source)
     base = Checkpoint(source, config, _family(source, config, stack))
     architectures = config.get("architectures")
     if architectures is not None and not (
@@ -311,7 +310,7 @@ def _family(source: Source, config: dict, stack: str | None) -> Family:
 
 
 def _check_sizes(base: Checkpoint) -> None:
-    """Refuse a config without a hidden size, or a number of layers in one list."""
+    """Refuse a config without a hidden size, or without a number of layers in one list."""
     name, config, family = base.name, base.config, base.family
     if (backbone := config.get("backbone_config")) is not None:
         kind = backbone.get("model_type") if isinstance(backbone, dict) else backbone
@@ -343,8 +342,8 @@ def _check_size(name: str, field: str, value: object) -> None:
 
 
 def _check_weights(base: Checkpoint) -> None:
-    """Refuse packed weights, weights of other sizes than the config's, and others that Transformers would load."""
-    refuse_quantized(base.source, base.written, base.weights)
+    """Refuse packed weights, weights of other sizes than the config's, and weights of other files."""
+    refuse_quantized(base.source, base.raw_config, base.weights)
     if not base.weights.has_layers:
         raise UnsupportedCheckpointError(
             f"the weights of {base.name!r} hold no decoder layer 0. Give a complete checkpoint."
@@ -359,7 +358,7 @@ def _check_weights(base: Checkpoint) -> None:
 
 
 def _with_space_checked(plan: ConversionPlan) -> ConversionPlan:
-    """Return the plan with its bytes, and refuse one that needs more space than there is."""
+    """Return the plan with its bytes, and refuse a plan that requires more space than is free."""
     source, parent = plan.base.source, plan.output.path.parent
     needed = sum(source.files[name] for name in plan.companions) + 4 * plan.hc_parameters + 2**20
     if plan.link == "copy":
@@ -370,12 +369,13 @@ def _with_space_checked(plan: ConversionPlan) -> ConversionPlan:
         needed += download
     elif download > (cache_free := shutil.disk_usage(cache).free):
         raise ConversionError(
-            f"downloading {source.name!r} needs {gigabytes(download)} in '{cache}', "
-            f"{gigabytes(cache_free)} free. Free some space, or set HF_HOME elsewhere."
+            f"downloading {source.name!r} needs {written_bytes(download)} in '{cache}', "
+            f"{written_bytes(cache_free)} free. Free some space, or set HF_HOME elsewhere."
         )
     free = shutil.disk_usage(parent).free
     if needed > free:
         raise ConversionError(
-            f"needs {gigabytes(needed)} in '{parent}', {gigabytes(free)} free. Free some space, or use --link hard."
+            f"needs {written_bytes(needed)} in '{parent}', {written_bytes(free)} free. Free some space, or use "
+            f"--link hard."
         )
     return replace(plan, bytes_needed=needed, bytes_free=free)

@@ -18,27 +18,26 @@ from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.checkpoint_files import (
     INDEX,
     open_tensors,
-    read_written_config,
+    read_raw_config,
     refuse_links_out,
     refuse_other_weights,
 )
-from ..checkpoint.loading import refused_by_transformers, while_loading, without_kernels
+from ..checkpoint.loading import quiet_loading, refused_by_transformers, without_kernels
 from ..checkpoint.repository_files import belongs
 from ..checkpoint.source import CONFIG, Source, open_source
-from ..planning.base_refusals import LOAD_IT
+from ..planning.base_refusals import LOAD_REMEDY
 
 
 def load_model(checkpoint: Checkpoint) -> PreTrainedModel:
     """Load a model without its head, in the dtype of the weights.
 
-    Raises `UnsupportedCheckpointError` when some of its weights are missing, or Transformers would load others, or
-    can't load it.
+    Raises `UnsupportedCheckpointError` when weights are missing, or Transformers would load others, or can't load it.
     """
     register_auto_classes()
     source = checkpoint.source
-    refuse_other_weights(source, checkpoint.written)
+    refuse_other_weights(source, checkpoint.raw_config)
     folder = source.folder([name for name in (CONFIG, INDEX, *checkpoint.weights.files) if name in source.files])
-    with _refusals(source), while_loading():
+    with _refusals(source), quiet_loading():
         config = without_kernels(AutoConfig.from_pretrained(folder, trust_remote_code=False))
         model, info = AutoModel.from_pretrained(
             folder, config=config, output_loading_info=True, trust_remote_code=False, use_safetensors=True
@@ -48,9 +47,9 @@ def load_model(checkpoint: Checkpoint) -> PreTrainedModel:
 
 
 def load_connections(checkpoint: Checkpoint) -> PreTrainedModel:
-    """Load the connections of a conversion alone; all other weights are on the meta device, and not read.
+    """Load the connections of a conversion alone. All other weights are on the meta device, and not read.
 
-    Raises `UnsupportedCheckpointError` when some of theirs are missing, or Transformers can't load them.
+    Raises `UnsupportedCheckpointError` when their weights are missing, or Transformers can't load them.
     """
     register_auto_classes()
     source, weights, family = checkpoint.source, checkpoint.weights, checkpoint.family
@@ -61,7 +60,7 @@ def load_connections(checkpoint: Checkpoint) -> PreTrainedModel:
     with open_tensors(source, weights, "torch") as read:
         tensors = {
             f"{stack}.{name.removeprefix(on_disk)}": read(name)
-            for stack, on_disk in zip(family.source.places, checkpoint.stacks, strict=True)
+            for stack, on_disk in zip(family.source.places, checkpoint.stack_prefixes, strict=True)
             for name in filter(is_of_connection, weights.tensors)
             if name.startswith(on_disk)
         }
@@ -74,7 +73,7 @@ def load_connections(checkpoint: Checkpoint) -> PreTrainedModel:
 def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint.
 
-    Raises `HyperConnError` when it has none, or one that can't be read.
+    Raises `HyperConnError` when it has no tokenizer, or an unreadable one.
     """
     if set(TOKENIZERS).isdisjoint(source.files):
         raise HyperConnError(
@@ -95,20 +94,20 @@ def tokens_of(text: str, source: Source, tokenizer: PreTrainedTokenizerBase, len
         return batches_of(text, tokenizer, length)
 
 
-def open_base(model: str, checkpoint: Checkpoint) -> Checkpoint:
+def open_base_of(model: str, checkpoint: Checkpoint) -> Checkpoint:
     """Open the base of a conversion.
 
     model: local folder or Hub id.
 
-    Raises `UnsupportedCheckpointError` when it can't be read, is of another family or has another number of layers, or
-    Transformers would load other weights than its own.
+    Raises `UnsupportedCheckpointError` when it can't be read, or is of another family or number of layers. Raises it
+    also when Transformers would load other weights than its own.
     """
     source, family = open_source(model), checkpoint.family
-    base = Checkpoint(source, read_written_config(source), family)
-    refuse_other_weights(source, base.written)
+    base = Checkpoint(source, read_raw_config(source), family)
+    refuse_other_weights(source, base.raw_config)
     base.weights  # noqa: B018  # refused before a model is studied
     expected = (family.base_model_type, checkpoint.config["num_hidden_layers"])
-    actual = (base.written.get("model_type"), base.config.get("num_hidden_layers"))
+    actual = (base.raw_config.get("model_type"), base.config.get("num_hidden_layers"))
     if actual != expected:
         raise UnsupportedCheckpointError(
             f"{model!r} is not the base of {checkpoint.name!r}: it has model_type {actual[0]!r} and {actual[1]} "
@@ -119,11 +118,13 @@ def open_base(model: str, checkpoint: Checkpoint) -> Checkpoint:
 
 @contextmanager
 def _refusals(source: Source) -> Iterator[None]:
-    """Raise every error of Transformers, which meets unchecked files, as `UnsupportedCheckpointError`."""
+    """Raise errors of Transformers, which reads unchecked files here, as `UnsupportedCheckpointError`."""
     try:
         yield
     except Exception as error:
-        raise UnsupportedCheckpointError(f"{source.name!r}: {refused_by_transformers(error)}. {LOAD_IT}") from error
+        raise UnsupportedCheckpointError(
+            f"{source.name!r}: {refused_by_transformers(error)}. {LOAD_REMEDY}"
+        ) from error
 
 
 def _refuse_missing(source: Source, names) -> None:
@@ -136,7 +137,7 @@ def _refuse_missing(source: Source, names) -> None:
 
 @contextmanager
 def _tokenizer_errors(source: Source) -> Iterator[None]:
-    """Raise every error of a tokenizer as `HyperConnError`, also a panic of Rust, whose report is not shown."""
+    """Raise errors of a tokenizer, panics of Rust included, as `HyperConnError`, and hide Rust's report."""
     try:
         with _without_stderr():
             yield
@@ -152,7 +153,7 @@ def _tokenizer_errors(source: Source) -> Iterator[None]:
 
 @contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Discard what is written to the process's stderr: Rust writes there itself."""
+    """Discard the output to the process's stderr, where Rust writes itself."""
     sys.stderr.flush()
     try:
         stderr = os.dup(2)

@@ -1,4 +1,4 @@
-"""`hf-hyperconn plot`: pictures of what a model's connections do."""
+"""`hf-hyperconn plot`: pictures of a model's connections."""
 
 import os
 from collections.abc import Callable
@@ -33,19 +33,19 @@ def draw(
     out: str | None = None,
     stack: str | None = None,
 ) -> list[Path]:
-    """Draw a checkpoint's connections; one file for each kind of picture, or one sheet with all of them.
+    """Draw a checkpoint's connections: a file for each kind of picture, or one sheet with all.
 
     folder: a converted checkpoint.
     kind: one of `PICTURES`, or "all".
-    text: a text file that the model runs over; without one, the static weights alone are unfolded.
-    against: its base, a folder or Hub id, whose similarity is drawn beside.
-    out: a file, for all pictures also a folder; by default `figures` inside `folder`.
-    stack: of an encoder-decoder "encoder" or "decoder"; None for the decoder.
+    text: a text file to run the model on; None to unfold the static weights alone.
+    against: the base, a folder or Hub id, whose similarity is drawn beside.
+    out: a file, or for all pictures a folder; by default `figures` inside `folder`.
+    stack: "encoder" or "decoder" of an encoder-decoder; None for the decoder.
 
-    Returns the files that were written, in the place of files of their names.
+    Returns the written files. They replace files of the same names.
 
-    Raises `HyperConnError` when the checkpoint can't be read or has no streams, the text or the base does not fit,
-    nothing can be written to `out`, or matplotlib is missing.
+    Raises `HyperConnError` when the checkpoint can't be read or has no streams, or the text or the base does not fit.
+    Raises it also when `out` can't be written, or matplotlib is missing.
     """
     if not os.path.isdir(folder):
         raise HyperConnError(f"there is no folder '{folder}'. Give the folder of a checkpoint with hyper-connections.")
@@ -83,31 +83,33 @@ def draw(
 
 
 def read_beginning(file: str) -> str:
-    """Read the beginning of a text file, as much as could be studied.
+    """Read the beginning of a text file, at most `CHARACTERS`.
 
-    Raises `HyperConnError` when there is none, or it holds no text.
+    Raises `HyperConnError` for a missing file, and for a file without text.
     """
     try:
         if not Path(file).is_file():
-            raise HyperConnError(f"there is no text file '{file}'.")
+            raise HyperConnError(f"there is no text file '{file}'. Give another.")
         with open(file, encoding="utf-8") as opened:
             text = opened.read(CHARACTERS)
     except UnicodeDecodeError as error:
         raise HyperConnError(f"'{file}' is not UTF-8 text ({error.reason}). Give a text file.") from error
     except OSError as error:
-        raise HyperConnError(f"can't read the text '{file}': {error.strerror}.") from error
+        raise HyperConnError(
+            f"can't read the text '{file}': {error.strerror}. Allow that, or give another."
+        ) from error
     if not text.strip():
         raise HyperConnError(f"the text file '{file}' is empty. Give one with a few sentences.")
     return text
 
 
 def _files(folder: Path, pictures: tuple[str, ...], may_be_folder: bool, out: str | None) -> dict[str, Path]:
-    """Choose the file of each picture; several pictures in one file are `SHEET`."""
+    """Choose the file of each picture; several pictures in one file make a `SHEET`."""
     if out is not None and Path(out).suffix in SUFFIXES:
         return {pictures[0] if len(pictures) == 1 else SHEET: Path(out)}
     place = folder / "figures" if out is None else Path(out)
     if out is not None and not may_be_folder:
-        raise HyperConnError(f"'{out}' should end with one of {', '.join(SUFFIXES)}.")
+        raise HyperConnError(f"out must end with one of {', '.join(SUFFIXES)} (got '{out}'). Choose another name.")
     if out is None and leads_out(folder, place):
         raise HyperConnError(
             f"'{place}' is a link to '{os.path.realpath(place)}', outside the checkpoint's folder. Remove it, or say "
@@ -149,9 +151,9 @@ def _figures(
     from hf_hyperconn.analysis import plots
     from hf_hyperconn.analysis.study import study
 
-    from .models import load_model, load_tokenizer, open_base
+    from .models import load_model, load_tokenizer, open_base_of
 
-    base = None if against is None else open_base(against, checkpoint)
+    base = None if against is None else open_base_of(against, checkpoint)
     tokenizer, model = load_tokenizer(checkpoint.source), load_model(checkpoint)
     inputs = _inputs(checkpoint, model, tokenizer, text)
     result = study(model, inputs, stack)
@@ -175,7 +177,7 @@ def _figures(
 def _inputs(
     checkpoint: Checkpoint, model: "PreTrainedModel", tokenizer: Any, text: str
 ) -> "list[dict[str, torch.Tensor]]":
-    """Return the batches of a text that a model runs over; refuse a model or a tokenizer that they don't fit."""
+    """Return the batches of a text; refuse a model without tokens, and a tokenizer with more tokens."""
     from hf_hyperconn.analysis.study import LENGTH
 
     from .models import tokens_of

@@ -1,4 +1,4 @@
-"""A push to the Hub: what is checked and planned before, and the push."""
+"""A push to the Hub: its checks, its plan, and its commit."""
 
 from .push import PushResult, carry_out_push, plan_push, push_checkpoint
 

@@ -1,4 +1,4 @@
-"""A folder that is fit for pushing: the files that go up, and the bytes that were checked."""
+"""A folder that is fit for pushing: its files to upload, by the checked bytes."""
 
 import hashlib
 import os
@@ -12,13 +12,13 @@ from hf_hyperconn.errors import PushError, VerificationError
 from ..checkpoint.checkpoint import Checkpoint, open_conversion
 from ..checkpoint.checkpoint_files import INDEX, WEIGHTS, refuse_links_out
 from ..checkpoint.model_code import code_files
-from ..checkpoint.readme import README, addressed, read_card
+from ..checkpoint.readme import README, read_card, with_repo_name
 from ..checkpoint.record import base_on_the_hub, is_verified, shards_without_digest
 from ..checkpoint.repository_files import NOT_FOR_A_REPO, belongs, belongs_to_module, may_be_added
 from ..checkpoint.source import CONFIG, Source
-from ..files.writing import digest
+from ..files.writing import file_digest
 from ..planning.companions import folders_of_modules
-from ..terminal import named
+from ..terminal import name_some
 from ..verify import VerificationReport, verify_checkpoint
 from ..verify.changed_files import find_changes
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.hf_api import RepoSibling
 
-HELD = 2**26  # bytes of a file that is kept in memory, so that the checked bytes go up
+LARGEST_HELD = 2**26  # bytes of a file that is kept in memory, so that the checked bytes go up
 
 Say = Callable[[str], None]
 
@@ -34,10 +34,10 @@ Say = Callable[[str], None]
 class CheckedFolder:
     """A folder that is fit for pushing.
 
-    names: its files that go up.
-    left: its files that stay here, but for git's and of downloads.
-    base, commit: id and commit of the Hub repo that it was converted from, as far as they are known.
-    metadata: of its card; empty when there is none.
+    names: its files to upload.
+    left: its files that stay here, without files of git and of downloads.
+    base, commit: id and commit of the base on the Hub, as far as they are known.
+    metadata: the card's metadata; empty without a card.
     """
 
     def __init__(self, checkpoint: Checkpoint, include: Iterable[str], trained: bool):
@@ -59,24 +59,26 @@ class CheckedFolder:
 
         if name not in self._digests:
             path, size = self.source.path(name), self.source.files[name]
-            if name in self.weights or size > HELD:
-                with tqdm(total=size, unit="B", unit_scale=True, desc=f"Reading {shown(name)}", disable=None) as bar:
-                    self._digests[name] = digest(path, bar.update)
+            if name in self.weights or size > LARGEST_HELD:
+                with tqdm(
+                    total=size, unit="B", unit_scale=True, desc=f"Reading {printable_name(name)}", disable=None
+                ) as bar:
+                    self._digests[name] = file_digest(path, bar.update)
             else:
                 self._contents[name] = path.read_bytes()
                 self._digests[name] = hashlib.sha256(self._contents[name]).hexdigest()
         return self._digests[name]
 
     def name_repo(self, repo_id: str) -> None:
-        """Name the repo in the quick start of the card that goes up; the folder's own card stays as it is."""
+        """Name the repo in the quick start of the uploaded card; the folder's own card stays unchanged."""
         if README in self.names:
             self.digest(README)
-            content = addressed(self._contents[README].decode(), repo_id).encode()
+            content = with_repo_name(self._contents[README].decode(), repo_id).encode()
             self._contents[README], self._digests[README] = content, hashlib.sha256(content).hexdigest()
             self.source.files[README] = len(content)
 
     def equals(self, name: str, sibling: "RepoSibling") -> bool:
-        """Return whether a file of the Hub has the content of the folder's."""
+        """Tell whether a file of the Hub has the same content as the folder's file."""
         from huggingface_hub.utils.sha import git_hash
 
         if sibling.size != self.source.files[name]:
@@ -102,8 +104,8 @@ class CheckedFolder:
 def open_checked(folder: Path, include: Iterable[str], accept_changes: bool, say: Say) -> CheckedFolder:
     """Open a folder, and refuse one that is not fit for pushing.
 
-    include: patterns of files to push besides those of a model.
-    accept_changes: whether it goes up though code, config or companions differ from how they were written.
+    include: patterns of files to push besides the model's.
+    accept_changes: whether to push changed code, config and companions.
 
     Raises as `push_checkpoint` does.
     """
@@ -131,19 +133,19 @@ def open_checked(folder: Path, include: Iterable[str], accept_changes: bool, say
         )
     say(report.lines()[0])
     if left := checked.left:
-        say(f"left here     {named(tuple(map(shown, left)))} (--dry-run lists all, --include adds)")
+        say(f"left here     {name_some(tuple(map(printable_name, left)))} (--dry-run lists all, --include adds)")
     if README not in checked.names:
         say(f"no card       `hf-hyperconn card '{folder}'` writes a {README}")
     return checked
 
 
-def shown(name: str) -> str:
+def printable_name(name: str) -> str:
     """Return the name of a file for people, in characters that a terminal prints."""
     return name if name.isprintable() else ascii(name)
 
 
 def _names(checkpoint: Checkpoint) -> frozenset[str]:
-    """Return the files of the model: config, weights, code, and those that go with them."""
+    """Return the files of the model: config, weights, code, and their companions."""
     source, weights, code = checkpoint.source, checkpoint.weights.files, code_files(checkpoint)
     index = () if weights == (WEIGHTS,) else (INDEX,)
     files = (checkpoint.record or {}).get("files") or {}
@@ -154,7 +156,7 @@ def _names(checkpoint: Checkpoint) -> frozenset[str]:
 
 
 def _included(source: Source, patterns: Iterable[str]) -> frozenset[str]:
-    """Return the files that patterns name. Raises `PushError` for a pattern that names none."""
+    """Return the files that patterns match. Raises `PushError` for a pattern without a match."""
     names = set()
     for pattern in patterns:
         parts = Path(pattern).parts
@@ -169,7 +171,7 @@ def _included(source: Source, patterns: Iterable[str]) -> frozenset[str]:
 
 
 def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether a path matches a pattern as in `glob`, which would follow links to folders, too."""
+    """Tell whether a path matches a pattern as in `glob`, which would follow links to folders, too."""
     if not pattern:
         return not names
     if pattern[0] == "**":
@@ -184,7 +186,7 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
 def _check_changes(
     folder: Path, checked: CheckedFolder, report: VerificationReport, accept_changes: bool, say: Say
 ) -> None:
-    """Refuse files that differ from how they were written, by the bytes to upload, unless that is accepted."""
+    """Refuse files that differ from the written ones, by the bytes to upload, unless that is accepted."""
     changes, notes = find_changes(checked.checkpoint, as_converted=report.as_converted, digest_of=checked.digest)
     changes = tuple(change for change in changes if change.name in checked.names)
     if changes and not accept_changes:

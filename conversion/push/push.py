@@ -1,4 +1,4 @@
-"""Publication of a checkpoint on the Hub by one commit, in which the Hub itself copies its weights of the base."""
+"""Publication of a checkpoint by one commit, in which the Hub itself copies the base's weights."""
 
 import os
 import re
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import hf_hyperconn
 from hf_hyperconn.errors import PushError
 
-from ..card.licences import name_problem
+from ..card.licenses import name_problem
 from ..checkpoint.checkpoint_files import INDEX, WEIGHTS
 from ..checkpoint.readme import is_term
-from ..terminal import gigabytes
-from .folder import CheckedFolder, Say, open_checked, shown
-from .hub_refusals import explained, refuses_copies
+from ..terminal import written_bytes
+from .folder import CheckedFolder, Say, open_checked, printable_name
+from .hub_refusals import explain_hub_errors, refuses_copies
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationCopy, HfApi, ModelInfo
@@ -30,8 +30,8 @@ FATES = ("uploaded", "copied", "unchanged", "removed", "left")
 class PlannedFile:
     """A file and its fate.
 
-    fate: "uploaded" from here, "copied" on the Hub from the base's repo, "unchanged" where the repo holds it already,
-        "removed" from the repo, or "left" here.
+    fate: "uploaded" from here, "copied" on the Hub from the base's repo, "unchanged" in the repo, "removed" from the
+        repo, or "left" here.
     size: in bytes.
     """
 
@@ -42,12 +42,12 @@ class PlannedFile:
 
 @dataclass(frozen=True)
 class PushPlan:
-    """A checked push, of which nothing is done yet.
+    """A checked push, before anything is written.
 
-    folder: what is pushed.
-    target: the branch that is committed to, or the one that a new branch begins at; None where there is no repo yet.
-    base_copies: files of the base's repo that the Hub is asked to copy.
-    new_branch: whether `revision` has to be made.
+    folder: the folder to push.
+    target: the branch to commit to, or the branch that a new one begins at; None before the repo exists.
+    base_copies: copies of files of the base's repo, which the Hub makes.
+    new_branch: whether `revision` has to be created.
     """
 
     folder: CheckedFolder
@@ -62,7 +62,7 @@ class PushPlan:
 
     @cached_property
     def files(self) -> tuple[PlannedFile, ...]:
-        """Every file of the folder, and those that the repo loses; together by their fate."""
+        """Return every file of the folder, and the files that the repo loses, ordered by their fate."""
         folder = self.folder
         held = {sibling.rfilename: sibling for sibling in (self.target and self.target.siblings) or ()}
         fates = {name: "uploaded" for name in folder.names} | dict.fromkeys(self.base_copies, "copied")
@@ -86,21 +86,21 @@ class PushPlan:
         where = self.repo_id if self.revision is None else f"{self.repo_id}@{self.revision}"
         state = " (a new repo)" if self.target is None else " (a pull request)" * self.create_pr
         sent = sum(file.size for file in files if file.fate == "uploaded")
-        rows = [f"  {file.fate:<10} {gigabytes(file.size):>10}  {shown(file.name)}" for file in files]
-        return "\n".join([f"Plan: {where}{state}, {gigabytes(sent)} to upload", *rows])
+        rows = [f"  {file.fate:<10} {written_bytes(file.size):>10}  {printable_name(file.name)}" for file in files]
+        return "\n".join([f"Plan: {where}{state}, {written_bytes(sent)} to upload", *rows])
 
 
 @dataclass(frozen=True)
 class PushResult:
     """Result of a push.
 
-    url: of the commit or pull request; of the newest commit when the repo held everything already.
-    commit: its full id.
+    url: URL of the commit or pull request; of the newest commit when nothing was to be pushed.
+    commit: full id of the commit.
     copied: files that the Hub copied from the base's repo.
-    uploaded: size in bytes of each file that was sent from here.
-    unchanged: files that the repo held already.
+    uploaded: size in bytes of each uploaded file.
+    unchanged: files that the repo contained already.
     removed: weight files of the repo that the folder lacks.
-    left: files of the folder that are no part of the model and stayed here.
+    left: files of the folder that are not of the model and stayed here.
     """
 
     url: str
@@ -129,21 +129,21 @@ def push_checkpoint(
 ) -> PushResult:
     """Make a repo of the Hub hold a hyper-connection checkpoint, by one commit.
 
-    Nothing is written before the folder is found complete and undamaged, and a conversion compared with its base. When
-    a push was interrupted, the same call goes on from there: the Hub keeps what it has received.
+    First the folder must prove complete, undamaged and, as a conversion, compared with its base. The same call
+    continues an interrupted push, because the Hub keeps uploaded files.
 
-    folder: of a conversion, or of a model saved after training.
-    repo_id: `owner/name`; made if it doesn't exist.
-    private: make the repo private; otherwise a new one is what its owner's settings say, public by default.
+    folder: folder of a conversion, or of a model saved after training.
+    repo_id: `owner/name`; created if missing.
+    private: make the repo private; else the owner's settings decide about a new repo, public by default.
     create_pr: open a pull request instead of committing to the branch.
-    revision: the branch, by default `main`; made if it doesn't exist, except for a pull request.
-    include: patterns, relative to `folder`, of files to push besides those that a model consists of.
-    accept_changes: push though code, config or companions differ from what the conversion, or this package, wrote.
-    say: called with a line for each thing worth knowing.
+    revision: the branch, by default `main`; created if missing, except for a pull request.
+    include: patterns, relative to `folder`, of files to push besides the model's.
+    accept_changes: push code, config or companions that have changed since they were written.
+    say: called with each line of the report.
 
-    Raises `UnsupportedCheckpointError` for a folder without hyper-connections or with a link out of it,
-    `VerificationError` for a damaged one, and `PushError` when it may not be published so, or the Hub refuses or can't
-    be reached.
+    Raises `UnsupportedCheckpointError` for a folder without hyper-connections or with a link out of it, and
+    `VerificationError` for a damaged folder. Raises `PushError` when it may not be published so, or the Hub refuses or
+    can't be reached.
     """
     plan = plan_push(
         folder,
@@ -169,19 +169,19 @@ def plan_push(
     accept_changes: bool = False,
     say: Say = lambda line: None,
 ) -> PushPlan:
-    """Plan the fate of each file in a push, and refuse what may not be published; the Hub is only read.
+    """Plan the fate of each file in a push, and refuse a push that is not allowed; the Hub is only read.
 
     Arguments and errors as for `push_checkpoint`.
     """
     if repo_id.count("/") != 1:
-        raise PushError(f"REPO must be owner/name (got {repo_id!r}).")
+        raise PushError(f"repo must be owner/name (got {repo_id!r}). Give both.")
     checked = open_checked(Path(folder), include, accept_changes, say)
     checked.name_repo(repo_id)
 
     from huggingface_hub import HfApi
 
     api = HfApi(library_name="hf_hyperconn", library_version=hf_hyperconn.__version__)
-    with explained(repo_id):
+    with explain_hub_errors(repo_id):
         base, repo = _info(api, checked.base) if checked.base else None, _info(api, repo_id)
         if repo and base and repo.id == base.id and not create_pr and revision in (None, "main"):
             raise PushError(
@@ -209,7 +209,7 @@ def plan_push(
 def carry_out_push(plan: PushPlan, *, say: Say = lambda line: None) -> PushResult:
     """Carry out a plan; errors as for `push_checkpoint`."""
     api, repo_id, revision = plan.api, plan.repo_id, plan.revision
-    with explained(repo_id):
+    with explain_hub_errors(repo_id):
         target, new_branch = plan.target, plan.new_branch
         if target is None:
             api.create_repo(repo_id, private=plan.private or None, exist_ok=True)
@@ -221,7 +221,7 @@ def carry_out_push(plan: PushPlan, *, say: Say = lambda line: None) -> PushResul
 
 
 def _info(api: "HfApi", repo_id: str) -> "ModelInfo | None":
-    """Ask the Hub for a repo; return None when it has none, or none for this user."""
+    """Return the Hub's repo; None when it has none, or hides it from this user."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
@@ -231,9 +231,9 @@ def _info(api: "HfApi", repo_id: str) -> "ModelInfo | None":
 
 
 def _branch(api: "HfApi", repo_id: str, revision: str | None, make: bool) -> "tuple[ModelInfo, bool]":
-    """Return the newest commit of a branch, with its files, and whether the branch has to be made.
+    """Return the newest commit of a branch, with its files, and whether the branch has to be created.
 
-    make: whether a missing branch is to begin at `main`.
+    make: whether a missing branch begins at `main`.
     """
     from huggingface_hub.errors import RevisionNotFoundError
 
@@ -246,12 +246,12 @@ def _branch(api: "HfApi", repo_id: str, revision: str | None, make: bool) -> "tu
 
 
 def _check_publication(folder: CheckedFolder, base: "ModelInfo | None", repo_id: str, say: Say) -> None:
-    """Refuse a public repo that lacks the terms of its base, and speak of its name under the license.
+    """Refuse a public repo that lacks the terms of its base, and warn of a name against the license.
 
     The card of a conversion of a gated, private or unreadable base must name a license. It must also carry over the
     license and the gating fields (`extra_gated_*`) of the base's own card, as far as the Hub shows that card.
 
-    base: None when the Hub shows this user none.
+    base: the base's repo; None when the Hub hides it from this user.
     """
     metadata = folder.metadata
     if folder.base and (base is None or base.gated or base.private):
@@ -276,7 +276,7 @@ def _check_publication(folder: CheckedFolder, base: "ModelInfo | None", repo_id:
 
 
 def _is_carried_over(base: str, name: str, value: Any, metadata: dict) -> bool:
-    """Whether a card holds a term of the base's card: the same license, or any value of a gating field."""
+    """Tell whether a card holds a term of the base's card: the same license, or any value of a gating field."""
     if name not in metadata or not name.startswith("license"):
         return name in metadata
     if metadata[name] == value:
@@ -287,7 +287,7 @@ def _is_carried_over(base: str, name: str, value: Any, metadata: dict) -> bool:
 
 
 def _copies(api: "HfApi", folder: CheckedFolder, say: Say) -> "dict[str, CommitOperationCopy]":
-    """Return copies, for the Hub to make, of the files that the base's repo holds at the commit of the conversion."""
+    """Return copies, which the Hub makes, of the base's files at the commit of the conversion."""
     from huggingface_hub import CommitOperationCopy
     from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -306,7 +306,7 @@ def _copies(api: "HfApi", folder: CheckedFolder, say: Say) -> "dict[str, CommitO
     copies = {}
     for file in base_files:
         name = shards[file.path]
-        # the Hub copies only what is in its Xet storage
+        # the Hub copies only files in its Xet storage
         is_there = file.lfs and file.xet_hash and file.size == folder.source.files[name]
         if is_there and file.lfs.sha256 == folder.digest(name):
             copies[name] = CommitOperationCopy(
@@ -352,7 +352,7 @@ def _commit(plan: PushPlan, say: Say) -> PushResult:
             url, oid = commit(copied)
     sizes = folder.source.files
     for fate, names in (("copied", copied), ("uploaded", uploaded)):
-        say(f"{fate:<14}{len(names)} file(s), {gigabytes(sum(sizes[name] for name in names))}")
+        say(f"{fate:<14}{len(names)} file(s), {written_bytes(sum(sizes[name] for name in names))}")
     return PushResult(
         url=url,
         commit=oid,

@@ -10,36 +10,36 @@ from dataclasses import dataclass
 from hf_hyperconn import __version__
 from hf_hyperconn.families.family import Family, usual_names
 from hf_hyperconn.families.reading.source_files import release
-from hf_hyperconn.kinds import FIELDS, setting
+from hf_hyperconn.kinds import FIELDS, field_value
 from hf_hyperconn.models.connection_fields import one_of
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.checkpoint_files import INDEX
-from ..checkpoint.connection_options import exact
-from ..checkpoint.model_code import code_files, packaged, written_by
+from ..checkpoint.connection_options import exact_values
+from ..checkpoint.model_code import code_files, code_of_this_release, releases_of_code
 from ..checkpoint.repository_files import NOT_FOR_A_REPO
 from ..checkpoint.source import CONFIG, GENERATE
-from ..terminal import named
+from ..terminal import name_some
 
 PACKAGE = f"hf_hyperconn {__version__}"
 
 # fields of a config that a conversion sets itself
-SET = (
+CONVERSION_FIELDS = (
     *(*FIELDS, "model_type", "architectures", "auto_map", "_name_or_path"),
     *("hc_base_model", "hc_base_commit", "hc_format", "hc_version"),
 )
-PASSING = ("transformers_version", "dtype", "use_cache")  # fields that are not the model's
+UNRELATED_FIELDS = ("transformers_version", "dtype", "use_cache")  # fields that are not the model's
 # of no part of a model, and checkpoints of a training run: Transformers imports none of their code
 UNREAD = re.compile(rf"{NOT_FOR_A_REPO.pattern}|checkpoint-\d+/.*", re.DOTALL)
-SHOWN = 60  # characters of a value, in a message
+LONGEST_SHOWN = 60  # characters of a value, in a message
 
 
 @dataclass(frozen=True)
 class FileChange:
     """A file that is not as it was written.
 
-    name: its path in the checkpoint.
-    finding: the difference, to be read after the name.
+    name: path in the checkpoint.
+    finding: the difference, shown after the name.
     fails: whether a conversion with this file fails verification.
     """
 
@@ -56,9 +56,9 @@ def find_changes(
 ) -> tuple[tuple[FileChange, ...], tuple[str, ...]]:
     """Compare code, config, index and companions with the record, and code with this package's.
 
-    as_converted: whether nobody has trained the checkpoint since its conversion. After training and saving, config,
-        index and tokenizer are Transformers' own, and code alone can be judged.
-    digest_of: gives the SHA-256 of a file of the checkpoint.
+    as_converted: whether nobody has trained the checkpoint since its conversion. After training, config, index and
+        tokenizer are Transformers' own, and code alone can be judged.
+    digest_of: returns the SHA-256 of a file of the checkpoint.
 
     Returns the files that changed, and notes on other files.
     """
@@ -80,7 +80,7 @@ def find_changes(
     python = sorted(name for name in others if name.endswith(".py") and not UNREAD.fullmatch(name))
     notes += [f"{name} is not of the model's code" for name in python if "/" not in name]
     if inside := tuple(name for name in python if "/" in name):
-        notes.append(f"{named(inside)} {'is' if len(inside) == 1 else 'are'} not of the model's code")
+        notes.append(f"{name_some(inside)} {'is' if len(inside) == 1 else 'are'} not of the model's code")
     return tuple(changes), tuple(notes)
 
 
@@ -89,13 +89,13 @@ def _code_changes(
 ) -> tuple[list[FileChange], list[str]]:
     """Compare files of model code with the record, and with this package's; arguments as for `find_changes`."""
     recorded = (checkpoint.record or {}).get("files") or {}
-    package, transformers = written_by(checkpoint)
+    package, transformers = releases_of_code(checkpoint)
     is_of_another = None not in (package, transformers) and (package, transformers) != (__version__, release())
     changes, of_another = [], []
     for name in code:
         if name not in checkpoint.source.files:
             continue
-        text = packaged(name, checkpoint.config)
+        text = code_of_this_release(name, checkpoint.config)
         ours = None if text is None else hashlib.sha256(text.encode()).hexdigest()
         digest, expected = digest_of(name), recorded.get(name)
         if digest == ours:
@@ -120,8 +120,8 @@ def _code_changes(
 def config_differences(checkpoint: Checkpoint, base: dict) -> list[str]:
     """Find fields of the model in the config of a checkpoint that differ from its base's config.json.
 
-    Where any differs, both configs are read as Transformers reads them: a newer release, or saving, adds fields,
-    renames them and leaves out defaults.
+    Where any differs, both configs are read as Transformers reads them: newer releases and saving add and rename
+    fields, and leave out defaults.
     """
     config, family = checkpoint.config, checkpoint.family
     if differences := _differences(config, base, family):
@@ -131,29 +131,29 @@ def config_differences(checkpoint: Checkpoint, base: dict) -> list[str]:
         try:
             ours = hc_class.from_dict(deepcopy(config)).to_dict()
             theirs = CONFIG_MAPPING[family.base_model_type].from_dict(deepcopy(base)).to_dict()
-            lasting = {field: value for field, value in theirs.items() if field not in PASSING}
+            lasting = {field: value for field, value in theirs.items() if field not in UNRELATED_FIELDS}
             differences = _differences(ours, lasting, family)
         except Exception:  # whatever a class makes of values that Transformers can't have written
             pass
-    readouts, readout = exact("hc_readout"), setting(config, "hc_readout")
+    readouts, readout = exact_values("hc_readout"), field_value(config, "hc_readout")
     if readout not in readouts:
         differences.append(f"hc_readout is {readout!r}, of a conversion {one_of(readouts)}")
     return differences
 
 
 def _differences(config: dict, base: dict, family: Family) -> list[str]:
-    """Find fields of a base that differ in a config, but for fields that a conversion sets.
+    """Find fields of a base that differ in a config, without fields that a conversion sets.
 
-    Of a model with its layers in another one, the fields of the inner model are compared.
+    Where an inner model has the layers, the inner model's fields are compared.
     """
     config, base = usual_names(config), usual_names({**base, "model_type": family.model_type})
     if isinstance(base.get(family.part_field), dict):
         base.pop(family.part_field)
     differences = []
     for field, value in base.items():
-        if field not in SET and field not in config:
+        if field not in CONVERSION_FIELDS and field not in config:
             differences.append(f"{field} is missing, in the base {_shown(value)}")
-        elif field not in SET and _json(config[field]) != _json(value):
+        elif field not in CONVERSION_FIELDS and _json(config[field]) != _json(value):
             differences.append(f"{field} is {_shown(config[field])}, in the base {_shown(value)}")
     return differences
 
@@ -164,4 +164,4 @@ def _json(value) -> str:
 
 def _shown(value) -> str:
     text = _json(value)
-    return text if len(text) < SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) < LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."

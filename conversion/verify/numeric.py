@@ -17,7 +17,7 @@ from hf_hyperconn.families.reading.stacks import TEXT
 
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.checkpoint_files import INDEX, Weights
-from ..checkpoint.loading import base_class, loading_fault, refused_by_transformers, while_loading, without_kernels
+from ..checkpoint.loading import base_class, loading_fault, quiet_loading, refused_by_transformers, without_kernels
 from ..checkpoint.source import CONFIG
 
 TOKENS, NEW_TOKENS, SAMPLES = 64, 16, 8000
@@ -25,7 +25,7 @@ LARGEST_INPUT = 2**27  # values
 ROUNDING = 1e-5
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 HIDDEN_STATES, DECODER_IDS = ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"), "decoder_input_ids"
-INSTEAD = "the conversion can't be compared with it; use --verify structure, and compare the two on inputs of your own"
+REMEDY = "the conversion can't be compared with it; use --verify structure, and compare the two on inputs of your own"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 GROUPS = Path("/proc/self/cgroup")  # of Linux: a line for each hierarchy, `number:controllers:path`
@@ -65,7 +65,7 @@ class Comparison:
 
     @property
     def rounded(self) -> bool:
-        """Tell whether both are equal but for the rounding of float32 reads, which sum to 1 within an ulp."""
+        """Tell whether both are equal up to the rounding of float32 reads, which sum to 1 within an ulp."""
         return self.dtype == "float32" and self.relative < ROUNDING and self.continuation is not False
 
     def line(self) -> str:
@@ -109,8 +109,8 @@ def compare_models(target: Checkpoint, base: Checkpoint, *, layers: int) -> tupl
 
     layers: how many of the first layers to run.
 
-    Raises `VerificationError` when one can't be loaded, lacks weights or has others, or computes NaN, and when the
-    base can't run on the inputs that are made here.
+    Raises `VerificationError` when a model can't be loaded, has missing or unknown weights, or computes NaN. Raises it
+    also when the base can't run on the inputs that are made here.
     """
     plain_class = base_class(target)
     hc_class = getattr(target.family.modeling_module(), f"HC{plain_class.__name__}")
@@ -125,7 +125,7 @@ def compare_models(target: Checkpoint, base: Checkpoint, *, layers: int) -> tupl
                     raise
                 reason = " ".join(str(error).split()) or type(error).__name__
                 raise VerificationError(
-                    f"{plain_class.__name__} can't run here ({reason:.200}), so {INSTEAD}"
+                    f"{plain_class.__name__} can't run here ({reason:.200}), so {REMEDY}"
                 ) from error
             if fault := ran[-1]["fault"]:
                 raise VerificationError(fault)
@@ -136,12 +136,12 @@ def compare_models(target: Checkpoint, base: Checkpoint, *, layers: int) -> tupl
 def _run(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -> dict:
     """Return logits (or last hidden state, or maps), hidden states and greedy continuation on fixed inputs.
 
-    `fault` names weights that are NaN or infinite, or says that finite ones lead to NaN; None where all is well.
+    `fault` names weights that are NaN or infinite, or says that finite weights lead to NaN; None without a fault.
     """
     model: Any = checkpoint.family.observed(_load(model_class, checkpoint, dtype, layers))
     inputs, new_tokens = _inputs(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # some models draw what they mask
+        torch.manual_seed(0)  # some models mask at random
         outputs = model(**inputs, output_hidden_states=True)
         logits = next(
             (outputs[name] for name in ("logits", "start_logits", "last_hidden_state") if name in outputs), None
@@ -169,7 +169,7 @@ def _run(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -
 
 
 def _without_search(config: GenerationConfig) -> GenerationConfig:
-    """Keep special tokens and options of this model alone: by the others a checkpoint could ask for 10,000 beams."""
+    """Keep special tokens and options of this model; other options could set 10,000 beams."""
     of_search = GenerationConfig().to_dict()
     kept = {
         name: value for name, value in config.to_dict().items() if name not in of_search or name.endswith("_token_id")
@@ -206,7 +206,7 @@ def _inputs(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], int]:
         case "pixel_values" if hasattr(config, "image_size"):
             return {"pixel_values": _image(config, model, generator)}, 0
     raise VerificationError(
-        f"{type(model).__name__} needs {model.main_input_name}, which verification can't make, so {INSTEAD}"
+        f"{type(model).__name__} needs {model.main_input_name}, which verification can't make, so {REMEDY}"
     )
 
 
@@ -234,27 +234,27 @@ def _image(config: PreTrainedConfig, model: PreTrainedModel, generator: torch.Ge
 
 
 def _noise(shape: tuple[int, ...], model: PreTrainedModel, generator: torch.Generator) -> torch.Tensor:
-    """Make noise of a shape that a config asks for, in the model's dtype.
+    """Make noise of a shape by a config, in the model's dtype.
 
     Raises `VerificationError` for more than `LARGEST_INPUT` values.
     """
     if prod(shape) > LARGEST_INPUT:
-        raise VerificationError(f"{type(model).__name__} takes {list(shape)} values, too many here, so {INSTEAD}")
+        raise VerificationError(f"{type(model).__name__} takes {list(shape)} values, too many here, so {REMEDY}")
     return torch.randn(shape, generator=generator).to(model.dtype)
 
 
 def _load(model_class, checkpoint: Checkpoint, dtype: torch.dtype, layers: int) -> PreTrainedModel:
-    """Load the model of a checkpoint in evaluation mode, cut after some layers, without fetching kernels."""
+    """Load the first layers of a checkpoint's model in evaluation mode, without fetching kernels."""
     source, family = checkpoint.source, checkpoint.family
     needed = (CONFIG, INDEX, "generation_config.json", *checkpoint.weights.files)
     names = [name for name in needed if name in source.files]
     folder = source.folder(names)
     try:
-        with while_loading():
+        with quiet_loading():
             config = model_class.config_class.from_pretrained(folder)
             counts, field = [stack.source.count for stack in family.stacks], family.part_field
             moved = {}
-            for count, stack in zip(counts, checkpoint.stacks, strict=True):
+            for count, stack in zip(counts, checkpoint.stack_prefixes, strict=True):
                 if layers < (total := getattr(getattr(config, field or "", config), count)):
                     moved[rf"{re.escape(stack)}{total - 1}\.hc_head\."] = f"{stack}{layers - 1}.hc_head."
             config = without_kernels(_first_layers(config, layers, counts, field))
@@ -287,7 +287,7 @@ def _first_layers(config: PreTrainedConfig, layers: int, counts: list[str], fiel
     """Cut the config of a model after some layers.
 
     counts: the fields with the number of layers in each list of layers.
-    field: the inner config that has these fields; None where it is this config.
+    field: the inner config with these fields; None for this config.
     """
     if field is not None:
         inner = _first_layers(getattr(config, field), layers, counts, None)
@@ -323,7 +323,7 @@ def _compare(dtype: str, expected: dict, actual: dict) -> Comparison:
 
 
 def free_memory() -> int:
-    """Return the bytes that can be used without swapping, on the machine and within the strictest limit."""
+    """Return the bytes that are free without swapping, on the machine and within every limit."""
     return min([psutil.virtual_memory().available, *_left_by_limits()])
 
 

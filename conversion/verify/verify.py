@@ -16,8 +16,8 @@ from ..checkpoint.checkpoint import Checkpoint, open_conversion
 from ..checkpoint.checkpoint_files import (
     INDEX,
     open_tensors,
+    read_raw_config,
     read_weight_map,
-    read_written_config,
     refuse_other_weights,
 )
 from ..checkpoint.model_code import code_fault
@@ -25,8 +25,8 @@ from ..checkpoint.record import shards_without_digest
 from ..checkpoint.sizes import fault_of_sizes
 from ..checkpoint.source import CONFIG, Source, open_source
 from ..files.reading import TensorInfo
-from ..files.writing import digest
-from ..terminal import named
+from ..files.writing import file_digest
+from ..terminal import name_some
 from .changed_files import FileChange, config_differences, find_changes
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ class VerificationReport:
     """The findings of a verification.
 
     tensors: number of tensors of the checkpoint.
-    trained: whether its hyper-connections have left the equivalent initialization; None when that is not known.
+    trained: whether its hyper-connections have left the equivalent initialization; None if not known.
     as_converted: whether it is a conversion that nobody has trained and saved since.
-    changed: number of tensors that differ from the base's; None when there was no base to compare with.
+    changed: number of tensors that differ from the base's; None without a base.
     comparisons: one for each dtype in which both models ran; empty without a numeric verification.
     layers: (run, all) decoder layers of the numeric verification.
-    changes: code, config and companions that are not as they were written.
+    changes: changed files of code, config and companions.
     notes: other facts of the files.
-    failure: the reason why verification fails, or None.
+    failure: the reason why verification fails; None if it passes.
     """
 
     tensors: int
@@ -71,7 +71,7 @@ class VerificationReport:
         """Return the report for people."""
         state = "whether the hyper-connections are trained is not known"
         if self.trained is not None:
-            state = f"the hyper-connections are {'trained' if self.trained else 'at the equivalent initialisation'}"
+            state = f"the hyper-connections are {'trained' if self.trained else 'at the equivalent initialization'}"
         lines = [f"structure     {self.tensors} tensors; {state}"]
         if self.changed is not None:
             same = "the same bytes as the base's" if self.changed == 0 else f"{self.changed} differ from the base's"
@@ -91,7 +91,7 @@ class VerificationReport:
 
     @classmethod
     def from_dict(cls, report: dict) -> "VerificationReport":
-        """Return the report of an `as_dict`, also after JSON."""
+        """Return the report of a result of `as_dict`, also after JSON."""
         from .numeric import Comparison
 
         fields = {name: value for name, value in report.items() if name != "passed"}
@@ -127,21 +127,21 @@ def verify_checkpoint(
 ) -> VerificationReport:
     """Check a hyper-connection checkpoint, and compare it with its base.
 
-    A conversion fails, unless it was trained, when its code, config or index differs from its record, or its config
-    from the base's. Other differences of files are reported.
+    An untrained conversion fails when its code, config or index differs from its record, or its config from the
+    base's. Other differences of files are reported.
 
     folder: of the hyper-connection checkpoint.
-    against: its Pre-Norm base, a folder or a Hub id; without a base only the folder itself is checked.
-    revision: of `against`, when it is a Hub repo.
+    against: the base, a folder or a Hub id; None to check the folder alone.
+    revision: branch, tag or commit of `against` on the Hub.
     mode: "structure" checks tensors and files; "full" also runs both models, one after the other, in the checkpoint's
         dtype and in float32; "auto" does so with as many of the first layers as fit in free memory.
-    layers: run only this many of the first layers.
-    fresh: the folder was just made from `against` by the converter, which compares the shards itself, so it must be at
-        the equivalent initialisation.
-    accept_changes: whether changes of code, config and index are only reported, too.
+    layers: number of the first layers to run.
+    fresh: whether the converter has just made the folder from `against`, and compared the shards. The folder must then
+        be at the equivalent initialization.
+    accept_changes: whether changes of code, config and index are only reported.
 
-    Raises `UnsupportedCheckpointError` when either can't be read or `folder` is no hyper-connection checkpoint, and
-    `HyperConnError` for an unknown mode, or layers where none are run.
+    Raises `UnsupportedCheckpointError` when either can't be read or `folder` is no hyper-connection checkpoint. Raises
+    `HyperConnError` for an unknown mode, and for `layers` in a mode that runs none.
     """
     if fault := fault_of_mode(mode, layers):
         raise HyperConnError(fault)
@@ -173,11 +173,11 @@ def verify_checkpoint(
         if failure or changed_file or (trained and not as_converted):
             return replace(report, failure=failure or changed_file)
         if record and (shards := shards_without_digest(record)):
-            note = f"base weights not compared: no digest was recorded of {named(shards)} (--against BASE does)"
+            note = f"base weights not compared: no digest was recorded of {name_some(shards)} (--against BASE does)"
             notes = (*notes, note)
         return replace(report, failure=_damage(target.source, record), notes=notes)
-    base = Checkpoint(against, read_written_config(against), target.family)
-    refuse_other_weights(against, base.written)
+    base = Checkpoint(against, read_raw_config(against), target.family)
+    refuse_other_weights(against, base.raw_config)
     report = _compare_tensors(report, target, base, changed_file, fresh)
     if report.failure and record and (other := _recorded_base(record, against)):
         return replace(report, failure=f"{report.failure}. {other}")
@@ -189,7 +189,7 @@ def verify_checkpoint(
 
 
 def _recorded_base(record: dict, against: Source) -> str | None:
-    """Name the base in a record beside another that was given; None where both have the same name."""
+    """Say that the record names another base; None where both have the same name."""
     recorded, commit = record["base"]["model"], record["base"]["commit"]
     if recorded in (against.name, Path(os.path.realpath(against.name)).name):
         return None
@@ -226,7 +226,7 @@ def _compare_tensors(
     trained, tokens = report.trained, _tokens_if_resized(target, base, report.trained)
     renamed = None if report.as_converted else _renamed(target, base)
     failure = _check_headers(target, base, trained, renamed, tokens)
-    differences = [f"{CONFIG}: {difference}" for difference in config_differences(target, base.written)]
+    differences = [f"{CONFIG}: {difference}" for difference in config_differences(target, base.raw_config)]
     if report.as_converted:
         failure = failure or next(iter(differences), None)
     else:
@@ -234,24 +234,24 @@ def _compare_tensors(
     failure = failure or changed_file
     changed = None if fresh or failure else _count_changed(target, base)
     if fresh and trained:
-        failure = failure or "the hyper-connections are not at the equivalent initialisation"
+        failure = failure or "the hyper-connections are not at the equivalent initialization"
     if changed and not trained:
         failure = failure or f"{changed} tensors differ from the base's, though the hyper-connections are untrained"
     return replace(report, changed=changed, failure=failure)
 
 
 def _tokens_if_resized(target: Checkpoint, base: Checkpoint, trained: bool | None) -> tuple[int, int] | None:
-    """Return the numbers of tokens of a trained checkpoint and its base, where they differ, as for a chat."""
-    tokens: Any = target.config.get("vocab_size"), usual_names(base.written).get("vocab_size")
+    """Return the numbers of tokens of a trained checkpoint and its base if they differ, else None."""
+    tokens: Any = target.config.get("vocab_size"), usual_names(base.raw_config).get("vocab_size")
     return tokens if trained and None not in tokens and tokens[0] != tokens[1] else None
 
 
 def _check_alone(target: Checkpoint) -> tuple[str | None, bool | None]:
     """Find a fault of the checkpoint by itself, and tell whether its hyper-connections have been trained.
 
-    With a fault, the latter is None.
+    The second value is None with a fault.
     """
-    from .start import fault, measure_drift
+    from .start import fault_of_connections, measure_drift
 
     if failure := code_fault(target):
         return failure, None
@@ -259,7 +259,7 @@ def _check_alone(target: Checkpoint) -> tuple[str | None, bool | None]:
     listed = read_weight_map(source) if INDEX in source.files and len(weights.files) > 1 else weights.tensors
     if unlisted := weights.tensors.keys() - listed.keys():
         return f"{INDEX} does not list {min(unlisted)}", None
-    if failure := fault_of_sizes(target) or fault(target):
+    if failure := fault_of_sizes(target) or fault_of_connections(target):
         return failure, None
     from ..checkpoint.loading import fault_by_headers  # with torch, which is not needed before
 
@@ -271,7 +271,7 @@ def _check_alone(target: Checkpoint) -> tuple[str | None, bool | None]:
 
 
 def _has_its_connections(target: Source, record: dict) -> bool:
-    """Tell whether the shard of connections is the conversion's; its digest may not be recorded."""
+    """Tell whether the shard of connections is the conversion's, by its recorded digest."""
     name = record.get("hyper_connection_shard")
     return name in target.files and _digest(target, name) == record.get("hyper_connection_sha256")
 
@@ -288,23 +288,25 @@ def _damage(target: Source, record: dict | None) -> str | None:
 def _digest(source: Source, name: str) -> str:
     """Return the SHA-256 of a file. Raises `UnsupportedCheckpointError` when it can't be read."""
     try:
-        return digest(source.path(name))
+        return file_digest(source.path(name))
     except OSError as error:
-        raise UnsupportedCheckpointError(f"can't read {name} of {source.name!r}: {error.strerror}.") from error
+        raise UnsupportedCheckpointError(
+            f"can't read {name} of {source.name!r}: {error.strerror}. Fix that."
+        ) from error
 
 
 def _renamed(target: Checkpoint, base: Checkpoint) -> frozenset[str]:
-    """Return the tensors with other names than in the base: saving gives them names of the installed Transformers.
+    """Return the tensors with other names than in the base: saving uses the installed Transformers' names.
 
-    There are none where Transformers doesn't load the base in full.
+    The set is empty where Transformers doesn't load the whole base.
     """
     from ..checkpoint.loading import fault_by_headers
 
-    names = frozenset(_taken(target) - base.weights.tensors.keys())
+    names = frozenset(_base_tensors(target) - base.weights.tensors.keys())
     return frozenset() if not names or fault_by_headers(base) else names
 
 
-def _taken(target: Checkpoint) -> set[str]:
+def _base_tensors(target: Checkpoint) -> set[str]:
     """Return the names of a conversion's tensors that are not of connections."""
     return {name for name in target.weights.tensors if not is_of_connection(name)}
 
@@ -320,10 +322,10 @@ def _check_headers(
 
     Training may have changed dtypes, and saving may have left out tensors that the model does not know.
 
-    renamed: as `_renamed` has them; None for a conversion that nobody has saved since.
+    renamed: the tensors of `_renamed`; None for a conversion that nobody has saved since.
     tokens: numbers of tokens of the checkpoint and the base, where they may differ.
     """
-    ours, theirs = _taken(target), base.weights.tensors
+    ours, theirs = _base_tensors(target), base.weights.tensors
     for name in sorted((ours ^ theirs.keys()) - (renamed or frozenset())):
         if name in ours or (renamed is None and not trained):
             return f"{name} is missing in {'the base' if name in ours else 'the checkpoint'}"
@@ -339,7 +341,7 @@ def _check_headers(
 
 
 def _count_changed(target: Checkpoint, base: Checkpoint) -> int:
-    """Count the tensors taken from the base that differ in their bytes, by their names or else by any name."""
+    """Count the tensors of the base that differ in their bytes, by their names or else by any name."""
     import torch
     from huggingface_hub.utils import tqdm
 
@@ -347,7 +349,7 @@ def _count_changed(target: Checkpoint, base: Checkpoint) -> int:
         return tensor.dtype, tensor.shape
 
     weights, base_weights = target.weights, base.weights
-    renamed = _taken(target) - base_weights.tensors.keys()
+    renamed = _base_tensors(target) - base_weights.tensors.keys()
     forms = {form(weights.tensors[name]) for name in renamed}
     changed, contents = 0, set()
     with (

@@ -1,1 +1,1 @@
-"""What the hyper-connections of a model do: unfolded matrices, similarities, streams, coefficients; and plots."""
+"""Analysis of a model's connections: unfolded matrices, similarities, streams, coefficients; and plots."""

@@ -1,14 +1,14 @@
 """Estimates of the memory and time that training takes with hyper-connections, from a config.
 
-They are for planning: formulas for one GPU, with AdamW. Not in them are buffers, fragmentation, and what a plain model
-keeps within its layers.
+They are for planning: formulas for one GPU, with AdamW. Buffers, fragmentation, and activations within layers of the
+plain model are left out.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..families.family import configs_of_stacks
-from ..kinds import kind_of, sub_layers
+from ..kinds import count_sub_layers, kind_of
 from .costs import connection_flops, connection_parameters, kept_bytes
 
 ITEM_SIZES = {"float32": 4, "bfloat16": 2}
@@ -27,16 +27,16 @@ MOVED_BYTES = 2  # of a value in bfloat16
 
 @dataclass(frozen=True)
 class Estimate:
-    """What training takes on each GPU.
+    """Memory and time of training on each GPU.
 
-    tokens: of a step on a GPU.
-    parameters, added_parameters: of the base, and of the connections.
+    tokens: tokens of a step on one GPU.
+    parameters, added_parameters: number of the base's, and of the connections'.
     flops, added_flops: operations of the forward of one token.
     state, added_state: bytes of weights, gradients and AdamW's moments, without sharding.
     kept: bytes that connections keep for the backward, without recomputation.
-    layer_inputs, added_layer_inputs: bytes that gradient checkpointing keeps instead; None where layers hand on a
-        growing number of values.
-    time: of a compiled step on an H100, relative to the plain model's; None for kinds whose traffic has no formula.
+    layer_inputs, added_layer_inputs: bytes that gradient checkpointing keeps instead; the second is None where the
+        number of values grows from layer to layer.
+    time: time of a compiled step on an H100, relative to the plain model's; None for kinds without a formula.
     """
 
     tokens: int
@@ -65,12 +65,13 @@ def estimate(
 ) -> Estimate:
     """Estimate the training of a model with connections.
 
-    config: of the model with connections.
+    config: config of the model with connections.
     norm: names of the parameters of the family's norm.
-    parameters: number of the base's.
+    parameters: number of the base's parameters.
     flops: operations of the base's forward for one token, see `base_flops`.
-    tokens: of a step on a GPU.
-    dtype: of the base's weights, and of the streams.
+    tokens: tokens of a step on one GPU.
+    gpus: number of GPUs.
+    dtype: dtype of the base's weights, and of the streams.
     """
     item, layers = ITEM_SIZES[dtype], sum(stack["num_hidden_layers"] for stack in configs_of_stacks(config))
     added = connection_parameters(config, norm)
@@ -79,7 +80,7 @@ def estimate(
     grows = False
     for stack in configs_of_stacks(config):
         of_one = tokens * item * stack["hidden_size"] * stack["num_hidden_layers"]
-        rows = kind_of(stack).carried(stack)
+        rows = kind_of(stack).rows_between_layers(stack)
         plain += of_one
         carried += (rows or 1) * of_one - of_one
         grows |= rows is None
@@ -100,11 +101,11 @@ def estimate(
 
 
 def _time(config: Mapping, flops: int) -> float | None:
-    """Return the time of a step by the bytes that connections move, against the plain model's operations."""
+    """Return the time of a step by the connections' traffic and the plain model's operations."""
     moved = 0.0
     for stack in configs_of_stacks(config):
         if stack["connection"] not in MOVED_ROWS:
             return None
         rows = MOVED_ROWS[stack["connection"]] * (stack["hc_mult"] + 1) - MOVED_BY_ADDITION
-        moved += sub_layers(stack) * rows * stack["hidden_size"] * MOVED_BYTES
+        moved += count_sub_layers(stack) * rows * stack["hidden_size"] * MOVED_BYTES
     return 1 + moved / BYTES_A_SECOND / (3 * flops / FLOPS_A_SECOND)

@@ -18,20 +18,20 @@ from ..models.sub_layers import SubLayer
 from ..wrappers import modules_in_use, outermost_model
 
 Inputs = torch.Tensor | Mapping[str, torch.Tensor]
-"""What a model is run on: token ids `[B, S]`, or what it takes by name, such as `{"pixel_values": images}`."""
+"""Inputs of a model: token ids `[B, S]`, or its arguments by name, such as `{"pixel_values": images}`."""
 
 
 @dataclass(frozen=True)
 class Observation:
     """One sub-layer in one forward.
 
-    connection: around it; its parameters are all there while it is observed.
-    streams: H as the width connection reads it, `[B, S, N, D]`.
-    branch_input: what the branch reads of it, `[B, S, D]`.
+    connection: the connection; offloaded parameters are present while it is observed.
+    streams: H before the width connection, `[B, S, N, D]`.
+    branch_input: input of the branch, `[B, S, D]`.
     alpha, beta: A `[B, S, N, reads + N]`, reads before mixes, and b `[B, S, N]`, float32.
-    place: among the sub-layers of the model as it is, from zero.
-    has_read: whether its branch reads the streams. Where it adds what a branch before it has made (Cohere's MLP),
-        `branch_input` and the reads are that one's.
+    place: number of the sub-layer in the model as it is now, from zero.
+    has_read: whether its branch reads the streams. Else it adds a value of an earlier branch (Cohere's MLP);
+        `branch_input` and the reads are then the earlier branch's.
     """
 
     connection: Connection
@@ -44,22 +44,22 @@ class Observation:
 
     @property
     def reads(self) -> torch.Tensor:
-        """A_m, `[B, S, N, reads]`; frac-connections have N reads, the others one."""
+        """Return A_m, `[B, S, N, reads]`; frac-connections have N reads, other kinds one."""
         return self.alpha[..., : -self.beta.shape[-1]]
 
     @property
     def mixes(self) -> torch.Tensor:
-        """A_r, `[B, S, N, N]`: the weight of stream i in the new stream j."""
+        """Return A_r, `[B, S, N, N]`: the weight of stream i in the new stream j."""
         return self.alpha[..., -self.beta.shape[-1] :]
 
     def at(self, kept: torch.Tensor) -> "Observation":
-        """Return the observation `[1, T, ...]` of the T positions that a mask `[B, S]` is true for."""
+        """Return the observation `[1, T, ...]` of the T positions where a mask `[B, S]` is true."""
         kept = kept.to(self.beta.device)
         names = ("streams", "branch_input", "alpha", "beta")
         return replace(self, **{name: getattr(self, name)[kept][None] for name in names})
 
 
-def watch(
+def run_observed(
     model: nn.Module,
     inputs: Inputs,
     see: Callable[[Observation], None],
@@ -68,14 +68,14 @@ def watch(
 ) -> bool:
     """Run a model once and call `see` for each sub-layer of a stack, in their order.
 
-    A mask `[B, S]` among the inputs (`attention_mask`, of an encoder-decoder's decoder `decoder_attention_mask`) that
-    is zero somewhere leaves positions out: what is seen is then `[1, T, ...]` of the T others.
+    Positions where a mask `[B, S]` among the inputs is zero are left out: observations are then `[1, T, ...]` of the T
+    others. The mask is `attention_mask`; of an encoder-decoder's decoder, `decoder_attention_mask`.
 
-    stack: of an encoder-decoder "encoder" or "decoder"; None for the decoder.
-    device: where the inputs are brought; None to leave them where they are.
+    stack: "encoder" or "decoder" of an encoder-decoder; None for the decoder.
+    device: device to move the inputs to; None to leave them.
 
     Returns whether there was any position; without one the model is not run. Raises `HyperConnError` for a model
-    without streams, or when a mask with padding has another shape than the positions of the stack.
+    without streams, and for a mask with padding and another shape than the positions of the stack.
     """
     named = {"input_ids": inputs} if isinstance(inputs, torch.Tensor) else inputs
     part = with_layers(model, stack)
@@ -103,14 +103,17 @@ def watch(
 def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[None]:
     """Call `see` for each sub-layer, in their order, in every forward of `model` within this context.
 
-    It works through wrappers (PEFT's, DDP, FSDP). What is compiled runs eagerly, and `see` without autocast, as
-    connections do.
+    It works through wrappers (PEFT's, DDP, FSDP). Compiled modules run eagerly. `see` runs without autocast, as do
+    connections.
 
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
     connections = connections_of(model)
     if not connections:
-        raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to observe.")
+        raise HyperConnError(
+            f"{type(model).__name__} has no streams that matrices read and mix, so none to observe. Give a model with "
+            f"connections of another kind, such as 'dhc'."
+        )
 
     places = {connection: place for place, connection in enumerate(connections.values())}
     copying = without_reads(model)
@@ -145,7 +148,7 @@ def observe(model: nn.Module, see: Callable[[Observation], None]) -> Iterator[No
 
 @contextmanager
 def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode, and each of its modules afterwards in the mode that it was in."""
+    """Put a model in evaluation mode, and afterwards each of its modules in its former mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -156,7 +159,7 @@ def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def with_parameters(connection: nn.Module) -> AbstractContextManager:
-    """Return a context in which a connection has its parameters, also those that accelerate has offloaded."""
+    """Return a context in which a connection has its parameters, even if accelerate has offloaded them."""
     if not hasattr(connection, "_hf_hook"):
         return nullcontext()
     from accelerate.utils import align_module_device  # who offloads a model has it
@@ -165,7 +168,7 @@ def with_parameters(connection: nn.Module) -> AbstractContextManager:
 
 
 def _mask_of(model: nn.Module, part: nn.Module) -> str:
-    """Return the name of the input that says which positions of a part of the model are padding."""
+    """Return the name of the mask of padding for a part of the model."""
     config: Any = getattr(outermost_model(model), "config", None)
     observed = {id(connection) for connection in connections_of(part).values()}
     paths = [name.split(".") for name, connection in connections_of(model).items() if id(connection) in observed]
@@ -176,9 +179,9 @@ def _mask_of(model: nn.Module, part: nn.Module) -> str:
 def connections_of(model: nn.Module) -> dict[str, Any]:
     """Return the connections whose matrices read and mix streams, by their names, in the order in which they run.
 
-    Of connections in PEFT's `modules_to_save`, this is the copy that computes, by its wrapper's name.
+    Of connections in PEFT's `modules_to_save`, this is the active copy, by its wrapper's name.
 
-    Raises `HyperConnError` for a model with one layer in several places, whose sub-layers can't be told apart.
+    Raises `HyperConnError` for a model with one layer in several places, whose sub-layers can't be distinguished.
     """
     modules = {name: module for name, module in modules_in_use(model) if hasattr(type(module), "matrices")}
     connections = {name: modules[name] for name in (*_sub_layers_of(model), *modules) if name in modules}
@@ -192,20 +195,20 @@ def connections_of(model: nn.Module) -> dict[str, Any]:
 
 
 def attention_of(model: nn.Module) -> tuple[int, ...]:
-    """Return the sub-layers with attention, in parallel blocks with an MLP beside it, counted from zero."""
+    """Return the sub-layers with attention, counted from zero. In parallel blocks they also have an MLP."""
     names = [name.rpartition(".")[2] for name in connections_of(model)]
     return tuple(place for place, name in enumerate(names) if re.search("attn|attention", name))
 
 
 def without_reads(model: nn.Module) -> set[str]:
-    """Return the names of the connections whose branches read nothing, but add what one before them has made."""
+    """Return the names of the connections whose branches add a value of an earlier branch, and read nothing."""
     return {name for name, sub_layer in _sub_layers_of(model).items() if not sub_layer.reads}
 
 
 def _sub_layers_of(model: nn.Module) -> dict[str, SubLayer]:
     """Return the sub-layers of a model's layers, in their order, by the names of their connections.
 
-    Layers of older code do not name theirs.
+    Layers of older code do not name their sub-layers.
     """
     layers: Any = [(path, layer) for path, layer in modules_in_use(model) if hasattr(layer, "make_connection")]
     return {
@@ -216,7 +219,7 @@ def _sub_layers_of(model: nn.Module) -> dict[str, SubLayer]:
 
 
 def stacks_of(model: Any) -> list[str]:
-    """Return the names of an encoder-decoder's stacks, for `with_layers`; none of another model.
+    """Return the names of an encoder-decoder's stacks, for `with_layers`; none for another model.
 
     The model may be in a wrapper.
     """
@@ -225,11 +228,11 @@ def stacks_of(model: Any) -> list[str]:
 
 
 def with_layers(model: Any, stack: str | None = None) -> Any:
-    """Return the part of a model, without its wrapper, that has one list of layers, which may be all of it.
+    """Return the part of a model, without its wrapper, with one list of layers; this may be the model itself.
 
-    stack: of an encoder-decoder "encoder" or "decoder"; None for the decoder.
+    stack: "encoder" or "decoder" of an encoder-decoder; None for the decoder.
 
-    Raises `HyperConnError` for a stack that it doesn't have.
+    Raises `HyperConnError` for an unknown stack.
     """
     model = outermost_model(model) or model
     stacks = stacks_of(model)

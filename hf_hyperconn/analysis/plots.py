@@ -39,15 +39,15 @@ def plot_connections(
     is_difference: bool = False,
     colorbar: bool = True,
 ) -> Axes:
-    """Draw an unfolded matrix C: the weight of each writer in what a sub-layer reads.
+    """Draw an unfolded matrix C: the weight of each writer in a sub-layer's input.
 
     matrix: `[K, K + 1]`, or `[K + 1, K + 1]` with the output's row.
-    limits: values at the ends of the colors; by default those of the matrix and zero.
-    attention: the sub-layers to mark as such, counted from zero; by default every second one, from the first.
+    limits: values at the ends of the colors; by default the matrix's extremes and zero.
+    attention: sub-layers to mark as attention, from zero; by default every second one, from the first.
     is_difference: whether the matrix is a difference of two, so that colors diverge from zero.
-    colorbar: whether the figure gets a bar of these colors.
+    colorbar: whether to add a bar of the colors.
 
-    Negative weights bear a stroke.
+    A stroke marks negative weights.
     """
     ax, (rows, size) = _axes(ax), matrix.shape
     step = max(1, ceil((size - 1) / 8))
@@ -89,7 +89,7 @@ def plot_similarity(percentiles: torch.Tensor, ax: Axes | None = None, *, label:
     """Draw the cosine similarity of neighboring sub-layers' inputs; call again to add a model.
 
     percentiles: `LayerSimilarity.result`.
-    index: of the model in the picture, for its color and line.
+    index: number of the model in the picture, which chooses its color and line.
     """
     ax, x = _axes(ax), range(2, len(percentiles) + 2)
     low, median, high = percentiles.T.numpy()
@@ -143,7 +143,7 @@ def plot_coefficients(percentiles: torch.Tensor, ax: Axes | None = None, *, titl
     """
     ax, (sub_layers, streams, _) = _axes(ax), percentiles.shape
     place = torch.arange(1, sub_layers + 1)
-    lowest, low, median, high, highest = (PERCENTILES.index(each) for each in (5, 25, 50, 75, 95))
+    lowest, low, median, high, highest = map(PERCENTILES.index, (5, 25, 50, 75, 95))
     for stream, color in enumerate(_stream_colors(streams)):
         x, values = place + 0.8 * ((stream + 0.5) / streams - 0.5), percentiles[:, stream].T
         ax.vlines(x, values[lowest], values[highest], color=color, linewidth=0.8)
@@ -202,13 +202,13 @@ def coefficients_figure(coefficients: dict[str, torch.Tensor]) -> Figure:
     return _grid(_coefficients(coefficients), columns=2)
 
 
-def sheet_figure(found: Study, similarity: dict[str, torch.Tensor]) -> Figure:
+def sheet_figure(study: Study, similarity: dict[str, torch.Tensor]) -> Figure:
     """Draw the matrices, similarity, streams and coefficients on one sheet.
 
-    similarity: of neighboring inputs of several models, by name.
+    similarity: similarity of neighboring inputs, by model.
     """
-    panels: list[Panel] = [*_connections(found.matrices), partial(_similarity, similarity)]
-    panels += [*_streams(found.streams), *_coefficients(found.coefficients)]
+    panels: list[Panel] = [*_connections(study.matrices), partial(_similarity, similarity)]
+    panels += [*_streams(study.streams), *_coefficients(study.coefficients)]
     return _grid(panels, columns=3)
 
 
@@ -256,7 +256,7 @@ def _axes(ax: Axes | None) -> Axes:
 
 
 def _widen(ax: Axes, height: float = 0.01) -> None:
-    """Show at least `height` of the values, so that rounding is not blown up to a curve."""
+    """Show at least a range of `height`, so that rounding does not look like a curve."""
     low, high = ax.get_ylim()
     if high - low < height:
         ax.set_ylim((low + high - height) / 2, (low + high + height) / 2)
@@ -281,7 +281,7 @@ def _legend_below(ax: Axes, *, columns: int = 4, **what: Any) -> None:
 
 
 def _grid(panels: Sequence[Panel], columns: int) -> Figure:
-    """Draw panels in rows; those of matrices without a colorbar have one together."""
+    """Draw panels in rows; matrices without a colorbar share one."""
     rows = ceil(len(panels) / columns)
     figure = plt.figure(figsize=(5 * min(columns, len(panels)), 4.2 * rows), layout="constrained")
     axes = [figure.add_subplot(rows, columns, place) for place in range(1, len(panels) + 1)]

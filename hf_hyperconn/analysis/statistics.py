@@ -1,6 +1,6 @@
-"""Statistics of connections over tokens that arrive in batches, in memory that does not grow with their number.
+"""Statistics of connections over tokens in batches. Memory does not grow with the number of tokens.
 
-Meters see the observations of one sub-layer after the other: of its coefficients, of its input, of its streams.
+Meters see the observations of one sub-layer after the other: coefficients, inputs, streams.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SIMILARITY_PERCENTILES = (5, 50, 95)
 
 
 class Moments:
-    """Mean and standard deviation over tokens, each entry for itself."""
+    """Mean and standard deviation over tokens, elementwise."""
 
     def __init__(self):
         self.count = 0
@@ -24,7 +24,7 @@ class Moments:
         self.squares: torch.Tensor | float = 0.0
 
     def add(self, values: torch.Tensor) -> None:
-        """Take in values `[T, ...]` of T tokens. (Chan, Golub and LeVeque's update.)"""
+        """Add values `[T, ...]` of T tokens, by Chan, Golub and LeVeque's update."""
         values = values.cpu().double()  # MPS has no float64
         count, mean = len(values), values.mean(0)
         squares = (values - mean).square().sum(0)
@@ -40,9 +40,9 @@ class Moments:
 
 
 class Sample:
-    """A uniform sample of the rows that went by, for percentiles.
+    """A uniform sample of all added rows, for percentiles.
 
-    size: the number of rows that are kept; until then the percentiles are exact.
+    size: number of rows to keep; up to it percentiles are exact.
     """
 
     def __init__(self, size: int = 20_000):
@@ -51,7 +51,7 @@ class Sample:
         self.generator = torch.Generator().manual_seed(0)
 
     def add(self, rows: torch.Tensor) -> None:
-        """Take in rows `[T, ...]`: each draws a number, and the rows with the smallest numbers stay."""
+        """Add rows `[T, ...]`. Each draws a number, and the rows with the smallest numbers stay."""
         rows = rows.float().cpu()
         keys = torch.rand(len(rows), generator=self.generator)
         self.kept, self.keys = (
@@ -70,7 +70,7 @@ class CoefficientMeter:
     """Percentiles of the coefficients over tokens, by kind, sub-layer and stream.
 
     read: a stream's row of A_m. keep: the diagonal of A_r, a stream's weight in itself. mix: the other weights in a
-    column of A_r, with which the new stream takes from the others. write: b.
+    column of A_r, of other streams in the new one. write: b.
 
     sub_layers: K.
     """
@@ -79,7 +79,7 @@ class CoefficientMeter:
         self.samples = {kind: [Sample() for _ in range(sub_layers)] for kind in KINDS}
 
     def see(self, seen: Observation) -> None:
-        """Take in a sub-layer of a forward."""
+        """Add a sub-layer of a forward."""
         n, mixes = seen.beta.shape[-1], seen.mixes.flatten(0, 1)
         others = ~torch.eye(n, dtype=torch.bool, device=mixes.device).expand_as(mixes)
         taken = mixes.transpose(-1, -2)[others].view(len(mixes), n, n - 1)
@@ -102,7 +102,7 @@ class CoefficientMeter:
 
 
 class LayerSimilarity:
-    """Cosine similarity, token by token, between what a branch reads and what the branch before it read.
+    """Cosine similarity, token by token, between the inputs of neighboring branches.
 
     sub_layers: K.
     """
@@ -112,7 +112,7 @@ class LayerSimilarity:
         self.before: torch.Tensor  # from sub-layer 0 on
 
     def see(self, seen: Observation) -> None:
-        """Take in a sub-layer of a forward; they come in order."""
+        """Add a sub-layer of a forward; sub-layers come in order."""
         k, read = seen.place, seen.branch_input.float()
         if k > 0:
             self.samples[k - 1].add(F.cosine_similarity(read, self.before.to(read.device), dim=-1).flatten())
@@ -156,7 +156,7 @@ class StreamMeter:
         self.product: torch.Tensor  # from sub-layer 0 on
 
     def see(self, seen: Observation) -> None:
-        """Take in a sub-layer of a forward; they come in order."""
+        """Add a sub-layer of a forward; sub-layers come in order."""
         k = seen.place
         mix = seen.mixes.transpose(-1, -2)
         self.product = mix if k == 0 else mix @ self.product.to(mix.device)

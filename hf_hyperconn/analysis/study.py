@@ -9,16 +9,16 @@ from huggingface_hub.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import HyperConnError
-from .observation import Inputs, attention_of, connections_of, in_evaluation_mode, watch, with_layers
+from .observation import Inputs, attention_of, connections_of, in_evaluation_mode, run_observed, with_layers
 from .statistics import CoefficientMeter, LayerSimilarity, StreamMeter, StreamStatistics
-from .unfolding import ConnectionMatrices, Unfolding, readout_of
+from .unfolding import ConnectionMatrices, Unfolding, readout_weights
 
 LENGTH = 256  # tokens of a row
 
 
 @dataclass(frozen=True, repr=False)
 class Study:
-    """The statistics of one pass, as their meters in `unfolding` and `statistics` explain them."""
+    """The statistics of one pass. Their meters in `unfolding` and `statistics` explain them."""
 
     matrices: ConnectionMatrices
     similarity: torch.Tensor
@@ -30,7 +30,7 @@ class Study:
         return f"Study({sub_layers} sub-layers, streams={streams}, tokens={self.matrices.tokens})"
 
     def summary(self) -> str:
-        """Return the main figures in a few lines: how far streams, inputs and reads are from a fresh conversion."""
+        """Return the main figures in a few lines: distances of streams, inputs and reads from a fresh conversion."""
         similarity, gain, inputs = self.streams.similarity, self.streams.gain, self.matrices.inputs
         change = (inputs - torch.ones_like(inputs).tril()).abs()
         reader, writer = divmod(int(change.argmax()), len(inputs))
@@ -57,18 +57,18 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
     """Run a model over batches and return the statistics of its connections.
 
     model: of Transformers or diffusers.
-    batches: token ids `[B, S]`, or what else the model takes, by name, as `{"pixel_values": images}`. Padding, where
-        the stack's mask `[B, S]` among them is zero, is left out.
-    stack: of an encoder-decoder, which is studied, "encoder" or "decoder"; None for the decoder.
+    batches: token ids `[B, S]`, or other arguments by name, as `{"pixel_values": images}`. Padding, where the stack's
+        mask `[B, S]` among them is zero, is left out.
+    stack: "encoder" or "decoder" of an encoder-decoder; None for the decoder.
 
     Memory does not grow with the number of batches.
 
-    Raises `HyperConnError` for a model without hyper-connections, when there is no batch, or when a mask with padding
-    has another shape than the positions of the stack.
+    Raises `HyperConnError` for a model without hyper-connections, without a batch, and for a mask with padding and
+    another shape than the positions of the stack.
     """
     part = with_layers(model, stack)
     sub_layers = len(connections_of(part))
-    unfolding, similarity = Unfolding(sub_layers, readout_of(part)), LayerSimilarity(sub_layers)
+    unfolding, similarity = Unfolding(sub_layers, readout_weights(part)), LayerSimilarity(sub_layers)
     streams, coefficients = StreamMeter(sub_layers), CoefficientMeter(sub_layers)
 
     def see(observation):
@@ -78,7 +78,7 @@ def study(model: Any, batches: Iterable[Inputs], stack: str | None = None) -> St
     empty, device = True, getattr(model, "device", None) or next(model.parameters()).device
     with in_evaluation_mode(model):
         for inputs in tqdm(batches, desc="Studying", unit="batch", disable=None):
-            empty = not watch(model, inputs, see, stack, device) and empty
+            empty = not run_observed(model, inputs, see, stack, device) and empty
     if empty:
         raise HyperConnError("there was no batch to study. Give a longer text, or more inputs.")
     if not unfolding.rows[-1].count:

@@ -1,7 +1,7 @@
-"""Unfolded connection matrices (HC paper, Section 4.5 and Eq. 27): what each sub-layer reads, by its writer.
+"""Unfolded connection matrices (HC paper, Section 4.5 and Eq. 27): the input of each sub-layer, by its writer.
 
-With every branch output written onto the streams and mixed from sub-layer to sub-layer, the input of sub-layer k is a
-weighted sum of the embedding and of the outputs of all sub-layers before it. The weights are row k of C^(0):
+Branch outputs are written to the streams, and mixed from sub-layer to sub-layer. So the input of sub-layer k is a
+weighted sum of the embedding and the outputs of all earlier sub-layers. The weights are row k of C^(0):
 
     h_0^k = sum over j of C^(0)[k, j] T^j
 
@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import HyperConnError
-from ..wrappers import config_of, modules_in_use
+from ..wrappers import config_of, connection_config, modules_in_use
 from .observation import Observation, attention_of, connections_of, with_layers, with_parameters, without_reads
 from .statistics import Moments
 
@@ -29,8 +29,8 @@ class ConnectionMatrices:
     inputs: C^(0), `[K + 1, K + 1]`; the last row is the output's.
     streams: C^(i), `[N, K, K + 1]`.
     inputs_deviation: standard deviation of C^(0) over tokens.
-    tokens: how many; 0 when static weights alone were unfolded.
-    attention: the sub-layers with attention, counted from zero; None where no model says which.
+    tokens: number of tokens; 0 for static weights alone.
+    attention: the sub-layers with attention, counted from zero; None without a model.
     """
 
     inputs: torch.Tensor
@@ -47,7 +47,7 @@ class Unfolding:
     branches read N parts, have the mean over parts.
 
     sub_layers: K.
-    readout: "sum", "mean" or the weights `[N]` of a weighted readout; see `readout_of`.
+    readout: "sum", "mean" or the weights `[N]` of a weighted readout; see `readout_weights`.
     """
 
     def __init__(self, sub_layers: int, readout: str | torch.Tensor = "mean"):
@@ -55,7 +55,7 @@ class Unfolding:
         self.rows = [Moments() for _ in range(sub_layers + 1)]
         self.stream_rows = [Moments() for _ in range(sub_layers)]
         self.weights: torch.Tensor  # from sub-layer 0 on
-        self.read: torch.Tensor  # what the last branch that read has read
+        self.read: torch.Tensor  # the input of the last branch that reads
 
     def see(self, seen: Observation) -> None:
         """Take in a sub-layer of a forward; they come in order."""
@@ -64,12 +64,12 @@ class Unfolding:
     def step(self, k: int, alpha: torch.Tensor, beta: torch.Tensor, reads: bool = True) -> None:
         """Go through sub-layer k with A `[B, S, N, reads + N]` and b `[B, S, N]`.
 
-        reads: whether its branch reads the streams; else it has what the branch before it had read.
+        reads: whether its branch reads the streams; else its input is the earlier branch's.
         """
         alpha, beta = alpha.flatten(0, -3), beta.flatten(0, -2)
         n = beta.shape[-1]
         if k == 0:
-            # what each stream is made of, `[T, N, K + 1]`
+            # the weights of all writers in each stream, `[T, N, K + 1]`
             self.weights = alpha.new_zeros(*beta.shape, self.sub_layers + 1)
             self.weights[..., 0] = 1
         products = alpha.transpose(-1, -2) @ self.weights.to(alpha.device)
@@ -97,33 +97,36 @@ class Unfolding:
         )
 
 
-def readout_of(model: Any) -> str | torch.Tensor:
+def readout_weights(model: Any) -> str | torch.Tensor:
     """Return a model's readout for `Unfolding`: "sum", "mean" or weights `[N]`.
 
-    A learned readout, whose weights each token predicts, takes the mean, at which it starts.
+    A learned readout, whose weights each token predicts, counts as its start, the mean.
     """
     for _, module in modules_in_use(model):
         if any(name == "static_gamma" for name, _ in module.named_parameters(recurse=False)):
             with with_parameters(module):
                 return module.get_parameter("static_gamma").detach().clone()
     config = config_of(model)
-    return getattr(getattr(config, "of_layers", config), "hc_readout", "mean")
+    return getattr(connection_config(config), "hc_readout", "mean")
 
 
 def unfold_static(model: PreTrainedModel, stack: str | None = None) -> ConnectionMatrices:
-    """Unfold the static weights of a model's connections, without what dynamic ones add for each token.
+    """Unfold the static weights of a model's connections, without dynamic terms.
 
-    Those of mHC and iHC are the weights that their biases alone make.
+    The static weights of mHC and iHC follow from their biases.
 
-    stack: of an encoder-decoder, "encoder" or "decoder"; None for the decoder.
+    stack: "encoder" or "decoder" of an encoder-decoder; None for the decoder.
 
     Raises `HyperConnError` for a model without streams that matrices read and mix, such as a base model.
     """
     part = with_layers(model, stack)
     connections, copying = connections_of(part), without_reads(part)
     if not connections:
-        raise HyperConnError(f"{type(model).__name__} has no streams that matrices read and mix, so none to unfold.")
-    unfolding = Unfolding(len(connections), readout_of(part))
+        raise HyperConnError(
+            f"{type(model).__name__} has no streams that matrices read and mix, so none to unfold. Give a model with "
+            f"connections of another kind, such as 'dhc'."
+        )
+    unfolding = Unfolding(len(connections), readout_weights(part))
     for k, (name, connection) in enumerate(connections.items()):
         alpha, beta = _static_part(connection)
         unfolding.step(k, alpha[None], beta[None], name not in copying)

@@ -11,7 +11,7 @@ from ..errors import UnsupportedCheckpointError
 from ..models.shipped_code import code_of, modules_in
 from ..models.sub_layers import SubLayer
 from .family_files import auto_map, stem
-from .family_source import INNER, FamilySource, InnerModel
+from .family_source import PLACE_MARK, FamilySource, InnerModel
 from .modules import code_text
 from .reading.classes import MAPPINGS, FamilyName
 from .reading.read_family import fields_of_stacks, read_family
@@ -19,17 +19,17 @@ from .reading.source_files import table
 from .reading.stacks import TEXT
 
 # the families whose classes `dir(hf_hyperconn)` names
-LISTED = (
+LISTED_FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3", "smollm3", "seed_oss", "phi3", "starcoder2", "gemma", "gemma2"),
     *("olmo", "olmo2", "olmo3", "granite", "olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3"),
 )
 # of several Auto classes that find a class with other models in it
 PREFERRED_HEADS = ("ForImageTextToText", "ForSpeechSeq2Seq", "ForSeq2SeqLM")
-# the first that a family has is that of a checkpoint whose config names no class
+# the family's first of these is the head of a checkpoint whose config names no class
 USUAL_HEADS = ("ForCausalLM", "ForImageTextToText", "ForMultimodalLM", "ForSpeechSeq2Seq", "ForSeq2SeqLM", "Model")
 
 # fields that the config of a part has, too, and that are read from the config of the whole
-OF_THE_WHOLE = (
+WHOLE_FIELDS = (
     *("model_type", "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype", "_name_or_path"),
     *("tie_word_embeddings", "hc_format", "hc_version", "hc_base_model", "hc_base_commit"),
 )
@@ -39,7 +39,7 @@ OF_THE_WHOLE = (
 class Family:
     """A family of Transformers and the classes that give it hyper-connections.
 
-    model_type: of the base; where another model in it than the usual one has the layers, a `FamilyName`.
+    model_type: the base's model type; a `FamilyName` where another inner model than the usual one has the layers.
     source: the family as Transformers' files describe it.
     """
 
@@ -48,74 +48,74 @@ class Family:
 
     @property
     def name(self) -> str:
-        """As Transformers spells it in the name of its config."""
+        """Return the family's name, as Transformers spells it in the name of its config."""
         return self.source.config.removesuffix("Config")
 
     @property
     def base_model_type(self) -> str:
-        """The model type in a base's config."""
+        """Return the model type in a base's config."""
         return FamilyName.of(self.model_type).own
 
     @property
     def hc_model_type(self) -> str:
-        """The model type in a conversion's config."""
+        """Return the model type in a conversion's config."""
         return f"hc_{self.model_type}"
 
     @property
     def norm(self) -> dict[str, float]:
-        """Initial value of each parameter of the norm that predicts dynamic coefficients."""
+        """Return initial value of each parameter of the norm that predicts dynamic coefficients."""
         return self.source.norm
 
     @property
     def sub_layers(self) -> tuple[SubLayer, ...]:
-        """The sub-layers of a decoder layer, in their order."""
+        """Return the sub-layers of a decoder layer, in their order."""
         return self.source.sub_layers
 
     @property
     def heads(self) -> dict[str, str]:
-        """The name of the base class behind each Auto class, by suffix; `Model` is the base model's."""
+        """Return the name of the base class behind each Auto class, by suffix; `Model` is the base model's."""
         return self.source.heads
 
     @property
     def stacks(self) -> tuple["Family", ...]:
-        """The families of its stacks: of an encoder and a decoder; of another model the family itself."""
+        """Return the families of encoder and decoder; of another model, the family itself."""
         return tuple(Family(inner.source.model_type, inner.source) for inner in self.source.inner) or (self,)
 
     @property
     def place(self) -> str:
-        """The attribute at which another model has this one, as "decoder"; "" for a whole model."""
-        return self.model_type.partition(INNER)[2]
+        """Return the attribute of this model in another, as "decoder"; "" for a whole model."""
+        return self.model_type.partition(PLACE_MARK)[2]
 
     @property
     def part(self) -> "Family | None":
-        """The family of the model in it that has the layers, such as its language model; None without any."""
+        """Return the family of the model in it that has the layers, such as its language model; None without any."""
         part = self.source.part
         return None if part is None else Family(part.source.model_type, part.source)
 
     @property
     def part_field(self) -> str | None:
-        """The field of a config that is the config of that model; None without any."""
+        """Return the field of a config with the config of that model; None without any."""
         return None if self.source.part is None else self.source.part.field
 
     def part_config(self, config: Mapping) -> Mapping | None:
-        """Return what a config has in the field of the part; None where that is no config."""
+        """Return the config of the part in a config; None without one."""
         of_part = config.get(self.part_field) if self.part_field else None
         return of_part if isinstance(of_part, Mapping) else None
 
     def observed(self, model: Any) -> Any:
-        """Return what is run of a model to see what its layers do: its tower, else all of it."""
+        """Return the module to run in order to observe the layers: the tower, or the whole model."""
         tower = self.source.tower
         return model if tower is None else getattr(model.base_model, tower.attribute)
 
     def head_of(self, architecture: str) -> str:
-        """Return the suffix of the Auto class that finds a class, a base's or ours; "Model" for an unknown class."""
+        """Return the suffix of the Auto class for a class of the base or of ours; "Model" if unknown."""
         suffixes = [suffix for suffix, base in self.heads.items() if base == architecture.removeprefix("HC")]
         if self.part is not None or self.source.inner:
             suffixes.sort(key=lambda suffix: (suffix not in PREFERRED_HEADS, suffix == "Model"))
         return next(iter(suffixes), "Model")
 
     def types_of_base(self, config: Mapping) -> dict:
-        """Return the model types of a base's config, where `config` may be that of a conversion."""
+        """Return the model types of the base's config, for a config of a base or of a conversion."""
         types: dict = {"model_type": self.base_model_type}
         if self.part is not None and (of_part := self.part_config(config)) is not None:
             types[self.part_field] = {**of_part, "model_type": self.part.model_type}
@@ -123,26 +123,26 @@ class Family:
 
     @property
     def auto_map(self) -> dict[str, str]:
-        """`file.Class` by Auto class, as in a config.json."""
+        """Return `file.Class` by Auto class, as in a config.json."""
         return auto_map(self.source)
 
     @property
     def architectures(self) -> dict[str, str]:
-        """The hyper-connection class name for the name of each base class."""
+        """Return the hyper-connection class name for the name of each base class."""
         return {name: f"HC{name}" for name in self.heads.values()}
 
     @property
     def usual_architecture(self) -> str:
-        """The base class of a checkpoint whose config names none: the language model, if there is one."""
+        """Return the base class of a checkpoint whose config names none: the language model, if there is one."""
         return next(self.heads[suffix] for suffix in USUAL_HEADS if suffix in self.heads)
 
     @property
     def files(self) -> tuple[str, str]:
-        """The names of its two files: config and models."""
+        """Return the names of its two files: config and models."""
         return f"configuration_{stem(self.model_type)}.py", f"modeling_{stem(self.model_type)}.py"
 
     def code(self, config: Mapping) -> dict[str, str]:
-        """Return the text of each file of code that a folder with this config.json brings, by its name."""
+        """Return the text of each file of code in a folder with this config.json, by its name."""
         chosen = config if (of_part := self.part_config(config)) is None else of_part
         modules = code_of(lambda name: code_text(f"{name}.py"), modules_in(self.auto_map), chosen)
         return {f"{name}.py": text for name, text in modules.items()}
@@ -164,7 +164,7 @@ class Family:
 def find_family(model_type: str) -> Family:
     """Return the family of a model type of the installed Transformers.
 
-    Raises `UnsupportedCheckpointError`, which says why, when it can't have hyper-connections.
+    Raises `UnsupportedCheckpointError` with the reason when it can't have hyper-connections.
     """
     return Family(model_type, read_family(model_type))
 
@@ -178,7 +178,7 @@ def family_of_config(config: Mapping) -> Family | None:
 
 
 def family_of_class(name: str) -> Family | None:
-    """Return the family that has a hyper-connection class of that name, if any has."""
+    """Return the family of a hyper-connection class; None for an unknown name."""
     base = name.removeprefix("HC")
     if base == name:
         return None
@@ -200,7 +200,7 @@ def family_of_class(name: str) -> Family | None:
     return None
 
 
-def class_names(model_type: str) -> tuple[str, ...]:
+def hc_class_names(model_type: str) -> tuple[str, ...]:
     """Return the names of a family's hyper-connection classes; none where the installed Transformers lacks it."""
     try:
         family = find_family(model_type)
@@ -210,7 +210,7 @@ def class_names(model_type: str) -> tuple[str, ...]:
 
 
 def refuse_other_stacks(name: str, model_type: str | None, stack: str | None) -> None:
-    """Refuse a stack that a model, which is called `name`, can't have; None is the usual one.
+    """Refuse a stack that the model `name` can't have; None is the usual stack.
 
     Raises `UnsupportedCheckpointError`.
     """
@@ -220,11 +220,11 @@ def refuse_other_stacks(name: str, model_type: str | None, stack: str | None) ->
 
 
 def name_of_family(config: Mapping, stack: str | None = None) -> str:
-    """Return the name that `find_family` takes, for a config as in a config.json of a base or of a conversion.
+    """Return the name that `find_family` accepts, for a config.json of a base or of a conversion.
 
-    It is the model type, followed by that of the part where the config chooses another than the usual one.
+    It is the model type, followed by the part's model type where the config chooses an unusual one.
 
-    stack: the attribute of the part, where it is not the usual one; None for the usual one.
+    stack: the attribute of an unusual part; None for the usual one.
     """
     model_type = str(config.get("model_type")).removeprefix("hc_")
     if model_type not in table("CONFIG_MAPPING_NAMES"):
@@ -250,16 +250,16 @@ def name_of_family(config: Mapping, stack: str | None = None) -> str:
 
 
 def usual_names(config: Mapping) -> dict:
-    """Return a config, as in a config.json, whose sizes have the names, too, that they have in most families.
+    """Return a config, as in a config.json, with the usual names of its sizes besides its own.
 
-    GPT-2's `n_layer` is `num_hidden_layers` in most. Of a model with its layers in a part, such as its language model,
-    the sizes and the connections are the part's.
+    GPT-2's `n_layer` is usually `num_hidden_layers`. Where a part has the layers, such as a language model, sizes and
+    connections are the part's.
     """
     if (family := family_of_config(config)) is None:
         return dict(config)
     if (of_part := family.part_config(config)) is None:
         return {**_renamed(config, family.source), **config}
-    own = {name: value for name, value in of_part.items() if name not in OF_THE_WHOLE}
+    own = {name: value for name, value in of_part.items() if name not in WHOLE_FIELDS}
     return {**config, **family.source.sizes, **_renamed(of_part, family.source), **own}
 
 
@@ -277,9 +277,9 @@ def tower_of(config: Mapping) -> InnerModel | None:
 
 
 def configs_of_stacks(config: Mapping) -> list[dict]:
-    """Return a config with usual names for each stack, whose sizes are those of that stack.
+    """Return a config with usual names for each stack, with the stack's own sizes.
 
-    An encoder-decoder has two stacks, another model has one. A decoder whose depth a config leaves open, as T5's may,
+    An encoder-decoder has two stacks, another model has one. A decoder without a depth in the config, as T5's may be,
     is as deep as the encoder.
     """
     config = usual_names(config)

@@ -10,7 +10,7 @@ from .family_source import FamilySource, InnerModel, LayerSource
 from .reading.classes import FamilyName, auto_class
 from .reading.source_files import release
 
-LICENCE = "# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0."
+LICENSE = "# Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0."
 WIDTH = 119
 # the settings of a class of layers that most classes leave at these values
 USUAL_SETTINGS = {"predicting_norm": "post_attention_layernorm", "count": "num_hidden_layers"}
@@ -49,13 +49,13 @@ def configuration_text(family: FamilySource) -> str:
         attributes = [f"part_class = {part_class}", *([] if part.reads_text else [f'part_field = "{part.field}"'])]
     body = [f'model_type = "hc_{family.model_type}"', f'base_model_type = "{FamilyName.of(family.model_type).own}"']
     imported, lines = "\n".join(imports), "".join(f"\n    {line}" for line in (*body, *attributes))
-    return f'''{LICENCE}
+    return f'''{LICENSE}
 """Configuration of {title}."""
 
 from huggingface_hub.dataclasses import strict
 
 {imported}
-from .transformers_seam import names_are_gone
+from .transformers_seam import missing_names_error
 
 {import_of_transformers(family.configuration, [family.config])}
 
@@ -91,7 +91,7 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
     has_cuts = any(layer.is_cut for layer in layers)
     origin = [
         f"# The branches of its layer are cut from Transformers {release()}, {family.modeling.rpartition('.')[2]}.py,",
-        "# under the same licence, which names its authors.",
+        "# under the same license, which names its authors.",
     ]
     of_layer = [
         "HyperConnectionDecoderLayer",
@@ -110,7 +110,7 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
     names_sub_layers = any(layer.cut.sub_layers != SUB_LAYERS for layer in layers)
     return "\n".join(
         [
-            LICENCE,
+            LICENSE,
             *(origin if has_cuts else []),
             f'"""{_title(family)}{f", whose {_called(part)} has" if part else " with"} hyper-connections."""',
             "",
@@ -122,7 +122,7 @@ def _head(family: FamilySource, sources: list[FamilySource]) -> str:
             *([import_of(f".modeling_{stem(part.source.model_type)}", [f"HC{part.name}"])] if part else []),
             import_of(".modeling_hyper_connections", mixins),
             *(["from .sub_layers import SubLayer"] if names_sub_layers else []),
-            "from .transformers_seam import names_are_gone",
+            "from .transformers_seam import missing_names_error",
             "",
             import_of_transformers(family.modeling, sorted(_names_of_transformers(family, sources))),
         ]
@@ -166,23 +166,23 @@ def _layer_class(layer: LayerSource, family: FamilySource) -> str:
     for sub_layer, branch in zip(layer.cut.sub_layers, layer.cut.branches, strict=True):
         if not branch.is_usual:
             name = {"attention": "attention", "mlp": "the MLP"}.get(sub_layer.name, f"`{sub_layer.name}`")
-            docstring = f"What {name} adds to the residual stream, `[B, S, D]` to `[B, S, D]`."
+            docstring = f"Return the addition of {name} to the residual stream, `[B, S, D]` to `[B, S, D]`."
             text += _method(branch.method(sub_layer.branch, docstring))
         if sub_layer.after is not None:
-            docstring = "What then becomes of each of the streams, `[B, S, N, D]` to `[B, S, N, D]`."
+            docstring = "Change every stream after the addition, `[B, S, N, D]` to `[B, S, N, D]`."
             text += _method(branch.method_after(sub_layer.after, docstring))
     return text
 
 
 def _setting(name: str, value: object) -> str:
     if isinstance(value, tuple):
-        return listed(f"{name} = ", map(shown, value), is_tuple=True)
-    return f"    {name} = {shown(value)}"
+        return written_list(f"{name} = ", map(literal, value), is_tuple=True)
+    return f"    {name} = {literal(value)}"
 
 
 def _cut_from(cut: CutFrom) -> str:
-    functions = listed("", map(shown, cut.functions), depth=2, is_tuple=True).lstrip()
-    items = [shown(cut.release), functions, f"same={shown(cut.same)}", f"spelled={shown(cut.spelled)}"]
+    functions = written_list("", map(literal, cut.functions), depth=2, is_tuple=True).lstrip()
+    items = [literal(cut.release), functions, f"same={literal(cut.same)}", f"spelled={literal(cut.spelled)}"]
     return "    cut_from = CutFrom(\n" + "".join(f"        {item},\n" for item in items) + "    )"
 
 
@@ -191,21 +191,21 @@ def _sub_layers(sub_layers: Iterable[SubLayer]) -> str:
     for sub_layer in sub_layers:
         defaults = sub_layer._field_defaults
         others = {name: value for name, value in sub_layer._asdict().items() if name in defaults}
-        given = [f"{name}={shown(value)}" for name, value in others.items() if value != defaults[name]]
-        items.append(listed("SubLayer", [*map(shown, sub_layer[:3]), *given], depth=2, after=","))
+        given = [f"{name}={literal(value)}" for name, value in others.items() if value != defaults[name]]
+        items.append(written_list("SubLayer", [*map(literal, sub_layer[:3]), *given], depth=2, after=","))
     return f"({items[0].strip()})" if len(items) == 1 else "(\n" + "".join(f"{item}\n" for item in items) + "    )"
 
 
 def _method(source: str) -> str:
-    """Write a method in the body of a class, after what stands before it."""
+    """Write a method in the body of a class."""
     return "\n\n" + "\n".join(f"    {line}".rstrip() for line in source.rstrip("\n").splitlines())
 
 
 def _pretrained_class(family: FamilySource, sources: list[FamilySource]) -> str:
     bases = ["HyperConnectionPreTrainedModel", family.pretrained]
     line = f"layer_classes = HC{family.part.name}.layer_classes" if family.part else _layer_classes(sources)
-    head = class_head(f"HC{family.pretrained}", bases, f"What the HC-{_title(family)} classes share.")
-    lines = [f"    config: HC{family.config}", f"    {line}", assigned("auto_map", auto_map(family))]
+    head = class_head(f"HC{family.pretrained}", bases, f"Base of the HC-{_title(family)} classes.")
+    lines = [f"    config: HC{family.config}", f"    {line}", written_dict("auto_map", auto_map(family))]
     recorders = dict.fromkeys(item for source in sources for item in source.recorders.items())
     if recorders:
         items = [f"**{family.pretrained}._can_record_outputs"]
@@ -218,7 +218,7 @@ def _pretrained_class(family: FamilySource, sources: list[FamilySource]) -> str:
 
 def _layer_classes(sources: Sequence[FamilySource]) -> str:
     names = [f"HC{source.prefix}{layer.name}" for source in sources for layer in source.layers]
-    return listed("layer_classes = ", names, is_tuple=True).lstrip()
+    return written_list("layer_classes = ", names, is_tuple=True).lstrip()
 
 
 def _inner_class(family: FamilySource, inner: InnerModel) -> str:
@@ -230,30 +230,30 @@ def _inner_class(family: FamilySource, inner: InnerModel) -> str:
 def _model_class(family: FamilySource, base: str, generates: list[str]) -> str:
     pretrained, part, inner = f"HC{family.pretrained}", family.part, _inner_models(family)
     if base in inner:
-        items = (f"{shown(model.attribute)}: HC{model.source.prefix}{model.name}" for model in inner[base])
+        items = (f"{literal(model.attribute)}: HC{model.source.prefix}{model.name}" for model in inner[base])
         mixin, lines = "HyperConnectionOuterModel", [f"inner = {{{', '.join(items)}}}"]
     elif base != family.heads["Model"]:
         mixin, lines = "HyperConnectionHead", [f"model_class = HC{family.heads['Model']}"]
     elif part:
         mixin, lines = "HyperConnectionComposite", [f"part_class = HC{part.name}"]
-        lines += [f"stack = {shown(family.stack)}"] if family.stack != "language_model.layers" else []
+        lines += [f"stack = {literal(family.stack)}"] if family.stack != "language_model.layers" else []
     else:
         mixin, lines = "HyperConnectionModel", _base_model_lines(family)
     return _class(base, [mixin, pretrained, base, *generates], lines)
 
 
 def _inner_models(family: FamilySource) -> dict[str, tuple[InnerModel, ...]]:
-    """Return the models that have the layers, encoders and decoders, of each class that makes them itself."""
+    """Return the inner models with layers, encoders and decoders, of each class that makes them itself."""
     inner = dict.fromkeys(family.outer, family.inner)
     return {**inner, family.heads["Backbone"]: family.of_backbone} if family.of_backbone else inner
 
 
 def _base_model_lines(source: FamilySource) -> list[str]:
-    """Return what the class of a base model says of its layers."""
+    """Return the lines about layers in the class of a base model."""
     base = source.heads["Model"]
     return [
-        *([f"stack = {shown(source.stack)}"] if source.stack != "layers" else []),
-        *([f"hc_layerdrop = {shown(source.layerdrop)}"] if source.layerdrop else []),
+        *([f"stack = {literal(source.stack)}"] if source.stack != "layers" else []),
+        *([f"hc_layerdrop = {literal(source.layerdrop)}"] if source.layerdrop else []),
         f"forward = reduce_recorded_streams({base}.forward)",
         *([f"{source.between} = for_every_stream({base}.{source.between})"] if source.between else []),
     ]
@@ -279,7 +279,7 @@ def _called(part: InnerModel) -> str:
 
 def class_head(name: str, bases: list[str], docstring: str) -> str:
     """Write the first line of a class and its docstring."""
-    return f'{listed(f"class {name}", bases, depth=0, after=":")}\n    """{docstring}"""'
+    return f'{written_list(f"class {name}", bases, depth=0, after=":")}\n    """{docstring}"""'
 
 
 def import_of(module: str, names: Iterable[str], width: int = WIDTH) -> str:
@@ -289,21 +289,21 @@ def import_of(module: str, names: Iterable[str], width: int = WIDTH) -> str:
 
 
 def import_of_transformers(module: str, names: Iterable[str]) -> str:
-    """Write an import that says what to do when a name is gone."""
+    """Write an import whose error names a remedy when a name is gone."""
     imported = indent(import_of(f"transformers.models.{module}", names, WIDTH - 4), "    ")
-    return f"try:\n{imported}\nexcept ImportError as error:\n    raise names_are_gone(error) from error"
+    return f"try:\n{imported}\nexcept ImportError as error:\n    raise missing_names_error(error) from error"
 
 
-def assigned(name: str, values: dict[str, str]) -> str:
+def written_dict(name: str, values: dict[str, str]) -> str:
     """Write the assignment of a dict in the body of a class."""
     items = "".join(f'        "{key}": "{value}",\n' for key, value in values.items())
     return f"    {name} = {{\n{items}    }}"
 
 
-def listed(head: str, items: Iterable[str], *, depth: int = 1, after: str = "", is_tuple: bool = False) -> str:
-    """Write `head(items)`, in as many lines as it needs.
+def written_list(head: str, items: Iterable[str], *, depth: int = 1, after: str = "", is_tuple: bool = False) -> str:
+    """Write `head(items)`, in one line or several.
 
-    depth: how deep it is indented, in steps of four. after: what follows the bracket.
+    depth: indentation, in steps of four. after: the text after the bracket.
     """
     items, space = [*items], "    " * depth
     line = f"{space}{head}({', '.join(items)}{',' * (is_tuple and len(items) == 1)}){after}"
@@ -315,10 +315,10 @@ def listed(head: str, items: Iterable[str], *, depth: int = 1, after: str = "", 
     return f"{space}{head}(\n{inner}{space}){after}"
 
 
-def shown(value: object) -> str:
+def literal(value: object) -> str:
     """Write a value with double quotes."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{shown(key)}: {shown(item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{literal(key)}: {literal(item)}' for key, item in value.items())}}}"
     if isinstance(value, tuple):
-        return f"({', '.join(map(shown, value))}{',' * (len(value) == 1)})"
+        return f"({', '.join(map(literal, value))}{',' * (len(value) == 1)})"
     return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -2,18 +2,18 @@
 
 from dataclasses import dataclass
 
-from ..models.layer_source import CutFrom, digest
+from ..models.layer_source import CutFrom, digest_of_functions
 from ..models.sub_layers import SUB_LAYERS, SubLayer
 from .reading.inlining import Recorder
-from .reading.source_files import Definition, Source
+from .reading.source_files import Definition, FunctionSource
 from .reading.stacks import TEXT
 
-INNER = ":"  # in the name of a model that another has in it and that has no model type of its own
+PLACE_MARK = ":"  # in the name of a model that another has in it and that has no model type of its own
 STREAM = "hidden_states"
 # in the names of modules that a branch isn't named after
-ASIDE = ("norm", "dropout", "drop_path", "act", "layer_scale", "ln_")
+UNNAMED = ("norm", "dropout", "drop_path", "act", "layer_scale", "ln_")
 # shorter names for modules
-SHORTER = {
+SHORT_NAMES = {
     **{"encoder_attn": "cross_attn", "EncDecAttention": "cross_attn", "SelfAttention": "attn"},
     **{"fc1_fc2": "mlp", "DenseReluDense": "mlp", "per_layer_input_gate_per_layer_projection": "per_layer_input"},
 }
@@ -23,17 +23,17 @@ SHORTER = {
 class Branch:
     """One branch, as a method of its layer.
 
-    stream: the name by which it reads the residual stream.
-    arguments: the names and defaults it takes besides that, as they are written in a signature.
+    stream: the name of the residual stream in it.
+    arguments: its other parameters, as in a signature.
     statements: its lines up to the addition, with their comments.
-    result: the expression that was added.
-    returned: the names it makes that the layer returns besides the stream, or that later branches read.
-    names: what it reads that is neither its own nor the layer's: globals of the layer's module.
+    result: the added expression.
+    returned: names that it assigns, and that the layer returns or later branches read.
+    names: globals of the layer's module that it reads.
     modules: the attributes of the layer that it calls.
-    has_usual_statements: whether those are a norm, and attention or an MLP.
+    has_usual_statements: whether the statements are a norm, and attention or an MLP.
     given: the argument without which it is left out; None for none.
-    after: what then changes the stream; "" for nothing.
-    reads: whether it reads the stream, or adds what an earlier branch has made.
+    after: statements that change the stream after the addition; "" for none.
+    reads: whether it reads the stream; else it adds a value of an earlier branch.
     """
 
     stream: str
@@ -50,15 +50,15 @@ class Branch:
 
     @property
     def is_usual(self) -> bool:
-        """Whether it is norm + attention or norm + MLP, as `HyperConnectionDecoderLayer` has it."""
+        """Tell whether the branch is norm + attention or norm + MLP, as in `HyperConnectionDecoderLayer`."""
         return self.has_usual_statements and self.result == STREAM and not self.returned and not self.after
 
     @property
     def name(self) -> str:
-        """After the modules that it runs."""
-        modules = [name.removeprefix("self_") for name in self.modules if not any(word in name for word in ASIDE)]
+        """Return a name made of the modules that the branch runs."""
+        modules = [name.removeprefix("self_") for name in self.modules if not any(word in name for word in UNNAMED)]
         name = "_".join(modules) or "block"
-        return SHORTER.get(name, name)
+        return SHORT_NAMES.get(name, name)
 
     def method(self, name: str, docstring: str = "") -> str:
         """Write the branch as a method, indented as at the top of a module."""
@@ -72,7 +72,7 @@ class Branch:
         return _function(head, docstring, f"{self.statements}\n{result}".strip())
 
     def method_after(self, name: str, docstring: str = "") -> str:
-        """Write a method that does to a stream what follows the addition."""
+        """Write a method with the changes of a stream after the addition."""
         return _function(f"def {name}(self, {STREAM}):", docstring, f"{self.after}\nreturn {STREAM}")
 
 
@@ -85,12 +85,12 @@ def _function(head: str, docstring: str, body: str) -> str:
 class Cut:
     """The branches of a layer, in the order in which they are added.
 
-    widened: the attribute of the layer that says whether the stream is made float32 first; None where none does.
-    returned: what the layer returns after the stream, in a tuple; None where it returns the stream alone.
-    settings: the value of each field of the config with which a layer has these branches.
+    widened: the attribute of the layer that makes the stream float32 first; None without one.
+    returned: names that the layer returns after the stream, in a tuple; None for the stream alone.
+    settings: fields of the config with the values that lead to these branches.
     absent: arguments of the layer that must be None.
-    inlined: the classes of modules of which the branches have statements, so that these are not called.
-    sources: the functions, besides the layer's forward, that they have statements of.
+    inlined: classes of modules whose statements are in the branches, so that they are not called.
+    sources: functions besides the layer's forward whose statements are in the branches.
     """
 
     branches: tuple[Branch, ...]
@@ -99,11 +99,11 @@ class Cut:
     settings: tuple[tuple[str, object], ...] = ()
     absent: tuple[str, ...] = ()
     inlined: tuple[Definition, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[FunctionSource, ...] = ()
 
     @property
     def sub_layers(self) -> tuple[SubLayer, ...]:
-        """The sub-layers: two are attention and MLP, others are called after the module that they run."""
+        """Return the sub-layers: two are attention and MLP; others have the name of their module."""
         sub_layers: list[SubLayer] = []
         for place, branch in enumerate(self.branches):
             name = branch.name
@@ -118,29 +118,28 @@ class Cut:
 
 @dataclass(frozen=True)
 class FamilySource:
-    """A family, of which its two files are written.
+    """A family, from which its two files are written.
 
     configuration, modeling: the modules of its classes, from `transformers.models`.
     config, pretrained: names of its classes.
-    in_heads: where heads have the base model, as `model`; None where the source does not say.
+    in_heads: attribute of the base model in heads, as `model`; None if the source does not tell.
     layers: the classes of its layers, which have the same sub-layers.
-    renamed: what its config calls fields, by the names that most families give them.
+    renamed: its config's names of fields, by their usual names.
     heads: the name of its class behind each Auto class, by suffix, the base model first.
-    generative: which of them have `generate` from a base of their own.
-    stack: where the base model has its layers, as `layers` or `encoder.layers`.
-    count: the field of the config that says how many.
+    generative: suffixes of the heads that get `generate` from a base of their own.
+    stack: path of the layers in the base model, as `layers` or `encoder.layers`.
+    count: field of the config with the number of layers.
     modules: the attributes that the base model's own `__init__` sets, and the source of their values.
-    loop: the class whose forward runs the layers, and the digest of that.
-    between: a method of the base model that its forward may call on the stream between layers; None without any.
-    layerdrop: the attribute that says how often a layer is left out in training; None without any.
-    recorders: where outputs are recorded that Transformers records at modules that are not called, by their key.
+    loop: the class whose forward runs the layers, and the digest of the forward.
+    between: a method of the base model that its forward may call on the stream between layers; None without one.
+    layerdrop: the attribute with the rate at which training leaves layers out; None without one.
+    recorders: places of recorded outputs whose modules are not called any more, by their key.
     sizes: the defaults of its config for the number of layers, hidden size and vocabulary, by their usual names.
     tied: whether output and input embeddings are one unless its config says otherwise.
-    prefix: of the names of its classes with hyper-connections, where two have one base.
-    part: the language model in it, or another model in it that has the connections instead. What is said of layers is
-        said of this model's.
-    inner: the encoder and the decoder that have its layers. What is said of layers is said of the last one's.
-    outer: the classes that make those models, the base model among them; other heads have a base model.
+    prefix: prefix of the names of its classes with hyper-connections, where two have one base.
+    part: the inner model with the connections, such as the language model. The fields about layers are its own.
+    inner: the encoder and the decoder with the layers. The fields about layers are the last one's.
+    outer: the classes that make the inner models, the base model among them; other heads have a base model.
     of_backbone: the encoder of a backbone that has no base model.
     """
 
@@ -171,37 +170,40 @@ class FamilySource:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Where the base model has its lists of layers."""
+        """Return the path of each list of layers in the base model."""
         return tuple(f"{model.attribute}.{model.source.stack}" for model in self.inner) or (self.stack,)
 
     @property
     def tower(self) -> "InnerModel | None":
-        """The model in it that has the connections, where that is not its language model; None for others."""
+        """Return the inner model with the connections unless it is the language model; else None."""
         return self.part if self.part is not None and not self.part.reads_text else None
 
     @property
     def sub_layers(self) -> tuple[SubLayer, ...]:
-        """The sub-layers of a layer."""
+        """Return the sub-layers of a layer."""
         return self.layers[0].cut.sub_layers
 
     @property
     def norm(self) -> dict[str, float]:
-        """The initial value of each parameter of the norm that dynamic coefficients take."""
+        """Return the initial value of each parameter of the norm that predicts dynamic coefficients."""
         return self.layers[0].norm
 
     @property
     def read(self) -> dict[str, str]:
-        """The digest of the forward that was read, by the name of each class."""
+        """Return the digest of each forward that was read, by class."""
         layers = {layer.name: layer.cut_from.functions[0] for layer in self.layers}
-        nodes = {name: source.node for name, function in layers.items() if (source := Source.named(function))}
+        nodes = {name: source.node for name, function in layers.items() if (source := FunctionSource.named(function))}
         nodes |= {
             module.name: module.own_method("forward")[0] for layer in self.layers for module in layer.cut.inlined
         }
-        return {**dict([self.loop]), **{name: digest([(node, "")], spelled=True) for name, node in nodes.items()}}
+        return {
+            **dict([self.loop]),
+            **{name: digest_of_functions([(node, "")], spelled=True) for name, node in nodes.items()},
+        }
 
     @property
     def settings(self) -> dict[str, object]:
-        """The value of each field of the config with which layers have the branches that were cut."""
+        """Return the fields of the config with the values that lead to the cut branches."""
         return {name: value for layer in self.layers for name, value in layer.cut.settings}
 
 
@@ -212,10 +214,10 @@ class LayerSource:
     name: of the class.
     cut: its branches.
     cut_from: the source of its branches.
-    positional: names of the arguments, besides the stream, that the model gives a layer by their place.
-    packed: whether it takes the tokens of all sequences one after the other.
+    positional: names of the arguments, besides the stream, that the model passes by their place.
+    packed: whether it accepts the tokens of all sequences one after the other.
     channels_first: whether its hidden states lie channel after channel in memory.
-    predicting_norm: the attribute that dynamic coefficients take their norm from; None without any.
+    predicting_norm: attribute of the norm that predicts dynamic coefficients; None without one.
     norm: the initial value of each parameter of that norm.
     """
 
@@ -230,18 +232,18 @@ class LayerSource:
 
     @property
     def is_cut(self) -> bool:
-        """Whether branches are cut from its source; otherwise it has those of `HyperConnectionDecoderLayer`."""
+        """Tell whether branches are cut from the class; else `HyperConnectionDecoderLayer` has the branches."""
         return not all(branch.is_usual for branch in self.cut.branches)
 
 
 @dataclass(frozen=True)
 class InnerModel:
-    """A model that another has in it, and that has the layers.
+    """An inner model with the layers.
 
-    attribute: of the base model.
-    name: of its class.
+    attribute: attribute of the base model.
+    name: name of its class.
     source: its family.
-    field: of the whole's config, where it has a config of its own; "" where it has that of the whole.
+    field: field of the outer config with its own config; "" where both share one config.
     """
 
     attribute: str
@@ -251,5 +253,5 @@ class InnerModel:
 
     @property
     def reads_text(self) -> bool:
-        """Whether it is the language model."""
+        """Tell whether the model is the language model."""
         return self.field == TEXT

@@ -1,6 +1,6 @@
 """A family's two files as modules of `hf_hyperconn.models`, made when they are imported.
 
-Llama's are there as files; the others have the text that `family_files.py` gives them.
+Llama's exist as files; `family_files.py` writes the text of the others.
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import UnsupportedCheckpointError
 from .family_files import configuration_text, modeling_text, stem
-from .reading.classes import APART
+from .reading.classes import SEPARATOR
 from .reading.read_family import read_family
 from .reading.source_files import table
 
@@ -22,7 +22,7 @@ WRITERS = {"configuration_hc_": configuration_text, "modeling_hc_": modeling_tex
 
 
 def code_text(file: str) -> str:
-    """Return the text of a file that is shipped with a model, which need not be there as a file.
+    """Return the text of a file that is shipped with a model, whether it exists or is written.
 
     Raises `FileNotFoundError` for another name, and `UnsupportedCheckpointError` when no family of that name can have
     hyper-connections.
@@ -33,7 +33,7 @@ def code_text(file: str) -> str:
     for prefix, write in WRITERS.items():
         if file.startswith(prefix) and (model_type := _model_type(file.removesuffix(".py"))) is not None:
             return write(read_family(model_type))
-    raise FileNotFoundError(f"{file} is none of the files that are shipped with a model.")
+    raise FileNotFoundError(f"{file} is not shipped with a model.")
 
 
 def install() -> None:
@@ -43,11 +43,11 @@ def install() -> None:
 
 
 def _model_type(module: str) -> str | None:
-    """Return the name of a family, of the name of its module, where `_` stands for `-` of model types."""
-    own, *rest = module.partition("_hc_")[2].split(APART)
+    """Return the name of a family by its module's name, where `_` also stands for `-`."""
+    own, *rest = module.partition("_hc_")[2].split(SEPARATOR)
     model_types = {stem(model_type): model_type for model_type in reversed(table("CONFIG_MAPPING_NAMES"))}
     known = model_types.get(f"hc_{own}")
-    return known and APART.join([known, *(model_types.get(f"hc_{name}", name) for name in rest)])
+    return known and SEPARATOR.join([known, *(model_types.get(f"hc_{name}", name) for name in rest)])
 
 
 class _Finder(MetaPathFinder):

@@ -11,14 +11,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import UnsupportedCheckpointError
 from ..families.family import Family, find_family, name_of_family, refuse_other_stacks
-from ..models.connection_fields import GivenFields, unknown, unread
-from ..models.layer_source import digest
+from ..models.connection_fields import GivenFields, unknown_fields, unread_field
+from ..models.layer_source import digest_of_functions
 from ..models.modeling_hyper_connections import HyperConnectionPreTrainedModel, plain_class
 from ..models.sub_layers import is_of_connection
 from ..wrappers import config_of, hooks_of, is_of_diffusers
 from .generic import hyper_connection_class
 from .hand_settings import LOST, SetByHand
-from .running_code import LIBRARIES, package_of, patched, running_code
+from .running_code import LIBRARIES, package_of, patch_refusal, running_code
 
 if TYPE_CHECKING:
     from typing import Never, Unpack
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=nn.Module)
 # Transformers' own, for recorded outputs and `enable_input_require_grads`, which a conversion gets anew
 RENEWED_HOOKS = ("output_capturing_hook", "make_inputs_require_grads")
-# what Transformers keeps of `gradient_checkpointing_enable` and `loss_function = ...`
-CARRIED = ("_gradient_checkpointing_func", "_loss_function")
+# attributes that `gradient_checkpointing_enable` and `loss_function = ...` set
+CARRIED_ATTRIBUTES = ("_gradient_checkpointing_func", "_loss_function")
 
 
 def convert_model(
@@ -39,26 +39,26 @@ def convert_model(
     """Give a loaded model hyper-connections at the equivalent initialization.
 
     The returned model shares the parameters and buffers of `model`: training one trains the other. It computes the
-    same logits, bit for bit (but for the readouts "sum" and "learned"). `model` stays as it was; what is frozen in it,
-    in evaluation mode or (un)tied by hand is so in the returned model.
+    same logits, bit for bit, except with the readouts "sum" and "learned". `model` stays unchanged. The returned model
+    keeps frozen parameters, evaluation mode and weights (un)tied by hand.
 
-    model: a Transformers model whose layers add branches to a residual stream. One of a class that is not
-        Transformers' own, but built like those, can be converted and trained, but not saved whole. Or a diffusion
-        transformer of diffusers, such as DiT.
-    stack: which model in it gets them, by its attribute in the base model: "encoder" or "decoder" alone, or, as
-        "vision_tower", another than the language model. None for the usual ones, which are both of an encoder-decoder.
+    model: a Transformers model whose layers add branches to a residual stream, or a diffusion transformer of
+        diffusers, such as DiT. A model of another class that is built like Transformers' can be converted and trained,
+        but not saved whole.
+    stack: the inner model that gets connections, by its attribute in the base model: "encoder" or "decoder" alone, or
+        a tower such as "vision_tower". None for the usual ones: the language model, or encoder and decoder.
     fields: `connection`, `hc_mult` and others of `HyperConnectionConfig`; see its `from_prenorm` for None.
 
-    Raises `TypeError` for fields without their names, and `ValueError` for fields that no conversion has. Raises
-    `UnsupportedCheckpointError` for another kind of model, a quantized, spread or offloaded one, or one whose modules
-    have been replaced, wrapped, patched or hooked.
+    Raises `TypeError` for fields without their names, and `ValueError` for fields that no conversion accepts. Raises
+    `UnsupportedCheckpointError` for another kind of model, and for a quantized, distributed or offloaded model. Raises
+    it also for a model with replaced, wrapped, patched or hooked modules.
     """
     if others:
         raise TypeError(
             f"convert_model accepts one argument without a name, the model (got {others[0]!r:.40} beside it). Name "
             f"the others, as in convert_model(model, hc_mult=4)."
         )
-    if reason := unknown(fields) or unread(fields):
+    if reason := unknown_fields(fields) or unread_field(fields):
         raise ValueError(f"{reason}.")
     return convert_with_fields(model, dict(fields), stack)
 
@@ -71,20 +71,20 @@ def convert_with_fields(
 ) -> Any:
     """Convert a model as `convert_model` does, with any of the fields of `HyperConnectionConfig`.
 
-    check: is called with the conversion before its hyper-connections take memory; what it raises ends the conversion.
+    check: is called with the conversion before its hyper-connections use memory; its errors end the conversion.
     """
     _refuse_unusual(model)
     if is_of_diffusers(model) and stack is None:
-        from ..diffusion import convert  # which imports diffusers
+        from ..diffusion import convert_transformer  # which imports diffusers
 
-        return convert(model, fields, check)
+        return convert_transformer(model, fields, check)
     name = type(model).__name__
     refuse_other_stacks(name, getattr(model.config, "model_type", None), stack)
     hc_class = _class_of_family(type(model), model.config, stack) or hyper_connection_class(model)
-    of_layers = getattr(model.config, getattr(hc_class.config_class, "part_field", ""), model.config)
+    layer_config = getattr(model.config, getattr(hc_class.config_class, "part_field", ""), model.config)
     try:
         for layer_class in hc_class.layer_classes:
-            layer_class.check_settings(of_layers)
+            layer_class.check_settings(layer_config)
     except ValueError as error:
         raise UnsupportedCheckpointError(f"this {name} can't be converted: {error}") from error
     config = hc_class.config_class.from_prenorm(model.config, **fields)
@@ -96,7 +96,7 @@ def convert_with_fields(
     converted.train(model.training)
     _carry_over(model, converted)
     check(converted)
-    converted.materialise_connections(model.device)
+    converted.materialize_connections(model.device)
     converted.keep_weights()
     if model.can_generate():
         converted.generation_config = deepcopy(model.generation_config)
@@ -106,7 +106,7 @@ def convert_with_fields(
 
 
 def _refuse_unusual(model: Any) -> None:
-    """Refuse another model than one that is whole on a device, in full precision and on one residual stream.
+    """Refuse a model that is not whole on a device, in full precision and with one residual stream.
 
     Raises `UnsupportedCheckpointError`.
     """
@@ -125,7 +125,7 @@ def _refuse_unusual(model: Any) -> None:
             f"model must have one residual stream (got {name}, which has connections already). Give its base."
         )
     if getattr(model, "hf_quantizer", None) is not None:
-        raise UnsupportedCheckpointError(f"this {name} is quantised; load it in full precision and convert that.")
+        raise UnsupportedCheckpointError(f"this {name} is quantized; load it in full precision and convert that.")
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         instead = "load it on one" if of_diffusers else "use from_prenorm(..., device_map=...) instead"
         raise UnsupportedCheckpointError(f"this {name} is spread over several devices; {instead}.")
@@ -138,8 +138,7 @@ def _refuse_unusual(model: Any) -> None:
 def _class_of_family(model_class: type[PreTrainedModel], config: PreTrainedConfig, stack: str | None) -> Any:
     """Return the hyper-connection class for a class of Transformers; None for a class that no Auto class finds.
 
-    Raises `UnsupportedCheckpointError` when the family's layers are of another form, or such a class has no choice of
-    stacks.
+    Raises `UnsupportedCheckpointError` for layers of another form, and for a `stack` of a class without stacks.
     """
     name = model_class.__name__
     if model_class.__module__.startswith("transformers.models."):
@@ -153,7 +152,7 @@ def _class_of_family(model_class: type[PreTrainedModel], config: PreTrainedConfi
 
 
 def _refuse_patched(family: Family) -> None:
-    """Refuse a family whose files were made of other forwards than those that run.
+    """Refuse a family whose files were made from other forwards than the running ones.
 
     Raises `UnsupportedCheckpointError`.
     """
@@ -162,13 +161,13 @@ def _refuse_patched(family: Family) -> None:
             runs_layers = name == stack.source.loop[0]  # whose forward is called, with its decorators
             decorated_by = (*LIBRARIES, "torch") if runs_layers else LIBRARIES
             code = running_code(stack.base_class(name), decorated_by)
-            runs = digest([(code.definition, "")], spelled=True)
+            runs = digest_of_functions([(code.definition, "")], spelled=True)
             if package_of(code.function) not in LIBRARIES or runs != read:
-                raise patched(f"{name}.forward", f"{code.function.__qualname__} runs in its place")
+                raise patch_refusal(f"{name}.forward", f"{code.function.__qualname__} runs in its place")
 
 
 def _refuse_patched_since(converted: nn.Module) -> None:
-    """Refuse a model whose class has got another method since connections were put around it.
+    """Refuse a model whose class has another method than when connections were put around it.
 
     Raises `UnsupportedCheckpointError`.
     """
@@ -179,11 +178,13 @@ def _refuse_patched_since(converted: nn.Module) -> None:
             for name, own in vars(hc_class).items():
                 inner = getattr(own, "__wrapped__", None)
                 if not name.startswith("__") and inner is not None and inner is not getattr(base, name, inner):
-                    raise patched(f"{base.__name__}.{name}", "it was replaced since this process converted another")
+                    raise patch_refusal(
+                        f"{base.__name__}.{name}", "it was replaced since this process converted another"
+                    )
 
 
 def _carry_over(model: PreTrainedModel, converted: PreTrainedModel) -> None:
-    """Give a conversion on the meta device the parameters and buffers of its base, and what was set on its modules."""
+    """Give a conversion on the meta device its base's parameters, buffers and settings of modules."""
     name = type(model).__name__
     shapes, expected = _shapes(model), _shapes(converted)
     for key in [*shapes, *(key for key in expected if not is_of_connection(key))]:
@@ -218,7 +219,7 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def _obstacles(source: nn.Module, target: nn.Module | None, by_hand: SetByHand) -> Iterator[str]:
-    """Yield what a module of a base has that its counterpart would not have."""
+    """Yield the parts of a base's module that its counterpart would lose."""
     if not isinstance(target, type(source)):
         place = "" if target is None else f" in the place of {type(target).__name__}"
         yield f"a module of class {type(source).__name__}{place}"
@@ -236,7 +237,7 @@ def _obstacles(source: nn.Module, target: nn.Module | None, by_hand: SetByHand) 
 
 
 def _is_another(own: Callable, of_class: object) -> bool:
-    """Tell whether a module's own attribute stands for a method of its class, and is another function.
+    """Tell whether a module's own attribute replaces a method of its class by another function.
 
     Accelerate, when it unwraps a model, leaves the method itself there, without its decorators.
     """
@@ -254,5 +255,5 @@ def _share(source: nn.Module, target: nn.Module) -> None:
     target._buffers.update(source._buffers)
     target._non_persistent_buffers_set |= source._non_persistent_buffers_set
     for name, value in vars(source).items():
-        if name in CARRIED:
+        if name in CARRIED_ATTRIBUTES:
             vars(target)[name] = value

@@ -1,7 +1,7 @@
 """Hyper-connection classes for models that are not Transformers' own, but built like them.
 
-Their branches are cut from the source of the decoder layer's `forward`, as a family's are. The classes live in this
-process only: no file could import the classes that they are made of.
+Their branches are cut from the source of the decoder layer's `forward`, as a family's are. The classes exist in this
+process only, because no file could import their bases.
 """
 
 import ast
@@ -16,7 +16,7 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from ..errors import UnsupportedCheckpointError
 from ..families.family_source import Cut
-from ..families.reading.branches import cut_branches, refusal
+from ..families.reading.branches import cut_branches, layer_refusal
 from ..families.reading.loops import read_layer_loop
 from ..models.configuration_hyper_connections import HyperConnectionConfig
 from ..models.connection_weights import fresh_copy
@@ -26,7 +26,7 @@ from ..models.modeling_hyper_connections import (
     HyperConnectionModel,
     HyperConnectionPreTrainedModel,
 )
-from .running_code import RunningCode, patched, running_code
+from .running_code import RunningCode, patch_refusal, running_code
 
 
 class _GenericDecoderLayer(HyperConnectionDecoderLayer):
@@ -41,14 +41,14 @@ class _GenericDecoderLayer(HyperConnectionDecoderLayer):
 
 class _GenericPreTrainedModel(HyperConnectionPreTrainedModel):
     def save_pretrained(self, save_directory, *args, **kwargs):
-        """Refuse: nothing could load the folder.
+        """Refuse to save: nothing could load the folder.
 
         Raises `UnsupportedCheckpointError`.
         """
         raise self._has_no_code()
 
     def push_to_hub(self, *args, **kwargs):  # type: ignore[override]  # whatever it is given
-        """Refuse, before a repo is made.
+        """Refuse to push, before a repo is made.
 
         Raises `UnsupportedCheckpointError`.
         """
@@ -66,14 +66,14 @@ class _GenericPreTrainedModel(HyperConnectionPreTrainedModel):
 def hyper_connection_class(model: PreTrainedModel) -> type[HyperConnectionPreTrainedModel]:
     """Make the hyper-connection class for the class of `model`.
 
-    Raises `UnsupportedCheckpointError` when its decoder layers are not of the form that hyper-connections replace.
+    Raises `UnsupportedCheckpointError` for decoder layers of another form.
     """
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList) or len({type(layer) for layer in layers}) != 1:
         raise UnsupportedCheckpointError(
             f"{type(model).__name__} has no `layers` of one class, so it can't be converted."
         )
-    classes: list[Any] = [type(each) for each in (model, model.base_model, layers[0], model.config)]
+    classes: list[Any] = [type(part) for part in (model, model.base_model, layers[0], model.config)]
     return _make_class(*classes, classes[1].forward, classes[2].forward)
 
 
@@ -81,11 +81,11 @@ def hyper_connection_class(model: PreTrainedModel) -> type[HyperConnectionPreTra
 def _make_class(
     model_class: type, base_class: Any, layer_class: Any, config_class: Any, *forwards: object
 ) -> type[HyperConnectionPreTrainedModel]:
-    """Make `hyper_connection_class` for these classes, anew when one of them has got another forward."""
+    """Make the result of `hyper_connection_class`; again when a class has another forward."""
     attributes = layer_attributes(layer_class, cut_layer(layer_class))
     loop = read_layer_loop(running_code(base_class, decorated_by=None).definition, base_class.__name__)
     if loop.takes_first != (attributes["returned"] is not None):
-        raise refusal(layer_class.__name__, "it returns other than its model takes")
+        raise layer_refusal(layer_class.__name__, "it returns other than its model takes")
     names = [*inspect.signature(layer_class.forward).parameters][2 : 2 + loop.positional]
     shared_class = next(cls for cls in base_class.__mro__ if PreTrainedModel in cls.__bases__)
 
@@ -110,16 +110,16 @@ def _make_class(
 
 
 def cut_layer(layer_class: type[nn.Module], layer: nn.Module | None = None) -> Cut:
-    """Cut the branches of a layer's class; of one layer as its attributes choose them, where it is given.
+    """Cut the branches of a layer's class, or of one layer by its attributes.
 
-    Raises `UnsupportedCheckpointError` when its forward is of another form than `cut_branches` takes.
+    Raises `UnsupportedCheckpointError` for a forward of another form, as `cut_branches`.
     """
     code = _code_of_layer(layer_class)
     return cut_branches(code.definition, code.source, layer_class.__name__, module=layer)
 
 
 def layer_attributes(layer_class: type[nn.Module], cut: Cut) -> dict[str, Any]:
-    """Return the attributes of a decoder layer on residual streams, with its branches as methods of the class."""
+    """Return the attributes of a decoder layer on residual streams, with its branches as methods."""
     code = _code_of_layer(layer_class)
     attributes: dict[str, Any] = {
         "parts": cut.sub_layers,
@@ -135,7 +135,7 @@ def layer_attributes(layer_class: type[nn.Module], cut: Cut) -> dict[str, Any]:
 
 
 def _for_each_stream(method: Any) -> Any:
-    """Make a method on streams `[B, S, N, D]` of one on a stream `[B, S, D]`."""
+    """Turn a method on a stream `[B, S, D]` into a method on streams `[B, S, N, D]`."""
 
     @wraps(method)
     def wrapper(self, streams: torch.Tensor) -> torch.Tensor:
@@ -149,14 +149,14 @@ def _code_of_layer(layer_class: type[nn.Module]) -> RunningCode:
     free = {*code.function.__code__.co_freevars} - {"__class__"}  # which no branch may read
     if free:
         names = ", ".join(sorted(free))
-        raise patched(f"{layer_class.__name__}.forward", f"it reads {names} of the function that it was made in")
+        raise patch_refusal(f"{layer_class.__name__}.forward", f"it reads {names} of the function that it was made in")
     return code
 
 
 def _compiled(source: str, code: RunningCode) -> Any:
-    """Compile a method that was cut from a layer's forward, as if it stood in the same class.
+    """Compile a method that was cut from a layer's forward, as a method of the same class.
 
-    It reads the variables of the forward's module, and has the forward's defaults.
+    It reads the globals of the forward's module, and has the forward's defaults.
     """
     tree: Any = ast.parse(source)
     (definition,) = tree.body
@@ -173,6 +173,6 @@ def _compiled(source: str, code: RunningCode) -> Any:
     exec(compile(ast.fix_missing_locations(tree), path, "exec"), code.function.__globals__, namespace)
     method = vars(namespace[code.class_name])[definition.name] if code.class_name else namespace[definition.name]
     defaults = inspect.signature(code.function).parameters
-    method.__defaults__ = tuple(defaults[each.arg].default for each in positional) or None
-    method.__kwdefaults__ = {each.arg: defaults[each.arg].default for each in named} or None
+    method.__defaults__ = tuple(defaults[argument.arg].default for argument in positional) or None
+    method.__kwdefaults__ = {argument.arg: defaults[argument.arg].default for argument in named} or None
     return method

@@ -1,4 +1,4 @@
-"""Settings that the modules of a base were given since its config built them."""
+"""Settings of a base's modules that were changed by hand after its config built them."""
 
 from collections.abc import Iterable
 from copy import deepcopy
@@ -12,12 +12,12 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedConfig
 
-LOST: Any = object()  # a setting that a conversion can't take
-OF_TORCH = frozenset(vars(nn.Module()))
+LOST: Any = object()  # a setting that a conversion can't have
+TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 # attributes about a model's own tensors and outputs, which a conversion makes anew
-RENEWED = ("generation_config", "all_tied_weights_keys", "warnings_issued", "model_tags", "hf_device_map")
-# fields of a config that say which model it is of, not what modules compute
-OF_THE_MODEL = (
+RENEWED_ATTRIBUTES = ("generation_config", "all_tied_weights_keys", "warnings_issued", "model_tags", "hf_device_map")
+# fields of a config about the model, without an effect on its modules
+MODEL_FIELDS = (
     *("model_type", "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype"),
     "tie_word_embeddings",
 )
@@ -37,11 +37,11 @@ class SetByHand:
         self._configs: dict[tuple[int, int], PreTrainedConfig] = {}
 
     def settings(self, source: nn.Module) -> dict[str, Any]:
-        """Return the settings of a module that its counterpart has not, as that takes them, or `LOST`."""
+        """Return the settings of a module that its counterpart lacks, for the counterpart, or `LOST`."""
         target = self._counterparts[id(source)]
         settings: dict[str, Any] = {}
         for name, value in vars(source).items():
-            if name in {*OF_TORCH, *RENEWED} - {"training"} or not hasattr(target, name):
+            if name in {*TORCH_ATTRIBUTES, *RENEWED_ATTRIBUTES} - {"training"} or not hasattr(target, name):
                 continue
             of_target, is_own = getattr(target, name), name in vars(target)
             if isinstance(value, SCALAR):
@@ -56,14 +56,14 @@ class SetByHand:
         return settings
 
     def _config(self, source: PreTrainedConfig, target: PreTrainedConfig) -> PreTrainedConfig:
-        """Return the config of a counterpart, or a copy of it with the fields that were set in the base's."""
+        """Return the config of a counterpart, or a copy of it with the fields set by hand in the base's."""
         pair = id(source), id(target)
         if pair not in self._configs:
             of_target = vars(target)
             others = {
                 name: value
                 for name, value in vars(source).items()
-                if name not in OF_THE_MODEL and (name == ATTENTION or not name.startswith("_"))
+                if name not in MODEL_FIELDS and (name == ATTENTION or not name.startswith("_"))
                 if not isinstance(value, PreTrainedConfig) and of_target.get(name, LOST) != value
             }
             self._configs[pair] = target
@@ -73,9 +73,9 @@ class SetByHand:
         return self._configs[pair]
 
     def _are_same(self, value: Any, other: Any, within: tuple[int, ...] = ()) -> bool:
-        """Tell whether a value is that of the counterpart; where it has modules, whether these are counterparts.
+        """Tell whether a value equals the counterpart's; modules must be counterparts of each other.
 
-        within: the identities of the objects around it.
+        within: identities of the objects that contain it.
         """
         if value is other or id(value) in within:
             return True
@@ -93,7 +93,7 @@ class SetByHand:
 
 
 def _items(value: Any) -> dict | None:
-    """Return the items of a value by name or place; None where it can be compared as a whole."""
+    """Return the items of a value by name or place; None if it can be compared as a whole."""
     match value:
         case dict():
             return value
@@ -107,7 +107,7 @@ def _items(value: Any) -> dict | None:
 
 
 def _is_data(value: Any) -> bool:
-    """Tell whether it consists of numbers, texts, tensors and functions, which a conversion can have, too."""
+    """Tell whether a value consists of numbers, texts, tensors and functions, which a conversion can share."""
     return all(
         isinstance(leaf, (*SCALAR, *FUNCTION, torch.Tensor, set, frozenset))
         or (isinstance(leaf, partial) and _is_data([leaf.func, leaf.args, leaf.keywords]))

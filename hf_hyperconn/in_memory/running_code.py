@@ -1,7 +1,7 @@
-"""The source of methods as they run.
+"""The source of running methods.
 
-A conversion reads the source of a layer, and of the model around it. A function that has replaced a method, or wraps
-it, is not in their file.
+A conversion reads the source of a layer, and of the model around it. A function that replaces or wraps a method is not
+in their file.
 """
 
 import ast
@@ -14,17 +14,17 @@ from typing import Any
 
 from ..errors import UnsupportedCheckpointError
 
-# whose decorators change no result: checkpointing, names of arguments, what is recorded
+# packages whose decorators change no result: checkpointing, names of arguments, recorded outputs
 LIBRARIES = ("transformers", "diffusers")
 
 
 @dataclass(frozen=True)
 class RunningCode:
-    """A method as it runs.
+    """A running method.
 
     function: the method without decorators.
-    definition: its place in `source`, the text of a whole file.
-    class_name: the class in whose body it stands; "" for a function outside of classes.
+    definition: its definition in `source`, the text of a whole file.
+    class_name: the class around the definition; "" for a function outside of classes.
     """
 
     function: FunctionType
@@ -34,16 +34,16 @@ class RunningCode:
 
 
 def running_code(cls: type, decorated_by: Collection[str] | None = LIBRARIES) -> RunningCode:
-    """Return the forward of a class that runs, with the source that it was compiled from.
+    """Return the running forward of a class, with the source that it was compiled from.
 
-    decorated_by: the packages whose decorators it may have; None for any.
+    decorated_by: packages whose decorators it may have; None for any.
 
-    Raises `UnsupportedCheckpointError` when there is no such source, or the forward has another decorator.
+    Raises `UnsupportedCheckpointError` without a source, and for another decorator.
     """
     method, function = f"{cls.__name__}.forward", getattr(cls, "forward", None)
     while (inner := getattr(function, "__wrapped__", None)) is not None:
         if decorated_by is not None and (package := package_of(function)) not in decorated_by:
-            raise patched(method, f"it is wrapped by a function of {package or 'another package'}")
+            raise patch_refusal(method, f"it is wrapped by a function of {package or 'another package'}")
         function = inner
     if not isinstance(function, FunctionType):
         raise UnsupportedCheckpointError(f"the source of {cls.__name__} can't be read.")
@@ -55,15 +55,15 @@ def running_code(cls: type, decorated_by: Collection[str] | None = LIBRARIES) ->
     for definition, class_name, code in candidates:
         if code == function.__code__:
             return RunningCode(function, definition, source, class_name)
-    raise patched(method, "its file has no function of this code")
+    raise patch_refusal(method, "its file has no function of this code")
 
 
 def package_of(function: Any) -> str:
-    """Return the package of a function's code, whatever `functools.wraps` has called it; "" for another object."""
+    """Return the package of a function's code, whatever `functools.wraps` names; "" for another object."""
     return str(getattr(function, "__globals__", {}).get("__name__", "")).partition(".")[0]
 
 
-def patched(method: str, reason: str) -> UnsupportedCheckpointError:
+def patch_refusal(method: str, reason: str) -> UnsupportedCheckpointError:
     """Return the error to raise for a method that its source does not show."""
     return UnsupportedCheckpointError(
         f"{method} is not the code that its source shows: {reason}. A conversion would lose that. Convert without the "
@@ -73,7 +73,7 @@ def patched(method: str, reason: str) -> UnsupportedCheckpointError:
 
 @cache
 def _functions(source: str) -> dict[str, list[tuple[ast.FunctionDef, str, CodeType]]]:
-    """Return the functions of a file by their names: each with the class that it stands in, and its code."""
+    """Return the functions of a file by their names, each with its class and its code."""
     module = compile(source, "", "exec", dont_inherit=True)
     codes = {(code.co_name, code.co_firstlineno): code for code in _codes(module)}
     functions: dict[str, list[tuple[ast.FunctionDef, str, CodeType]]] = {}

@@ -5,13 +5,25 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from ..models.connection_fields import FAVOURED_READ, KEPT
+from ..models.connection_fields import FAVOURED_READ, KEPT_SHARE
 from ..models.sub_layers import written_streams
-from .kind import NORM, SCALE, Joined, Kind, Shapes, Values, float32, largest_change, parts, setting, sub_layers
+from .kind import (
+    NORM,
+    SCALE,
+    Joined,
+    Kind,
+    Shapes,
+    Values,
+    count_sub_layers,
+    field_value,
+    float32,
+    largest_change,
+    sub_layers_of,
+)
 
 
 class Static(Kind):
-    """`HyperConnection` without a norm."""
+    """Row of `HyperConnection` without a norm."""
 
     name, title, paper = "shc", "static hyper-connections", "2409.19606"
 
@@ -22,10 +34,10 @@ class Static(Kind):
     def values(self, config, norm, k):
         n = config["hc_mult"]
         read, write = k % n, np.ones(n)
-        if setting(config, "hc_start") == "history":
+        if field_value(config, "hc_start") == "history":
             read, write = 0, np.zeros(n)
-            history = setting(config, "hc_history")
-            write[list(written_streams(k, sub_layers(config), n, history, len(parts(config))))] = 1
+            history = field_value(config, "hc_history")
+            write[list(written_streams(k, count_sub_layers(config), n, history, len(sub_layers_of(config))))] = 1
         identity = np.eye(n)
         return float32(static_alpha=np.concatenate([identity[:, [read]], identity], axis=1), static_beta=write)
 
@@ -34,16 +46,16 @@ class Static(Kind):
 
     def flops(self, config):
         # to read, mix and write (HC paper, Eqs. 2-5)
-        return sub_layers(config) * 2 * config["hc_mult"] * (config["hc_mult"] + 2) * config["hidden_size"]
+        return count_sub_layers(config) * 2 * config["hc_mult"] * (config["hc_mult"] + 2) * config["hidden_size"]
 
-    def kept(self, config):
+    def kept_for_backward(self, config):
         # the streams that a layer receives and the outputs of its branches; the first copies are one embedding
         n = config["hc_mult"]
-        return config["num_hidden_layers"] * (n + len(parts(config))) - (n - 1), 0
+        return config["num_hidden_layers"] * (n + len(sub_layers_of(config))) - (n - 1), 0
 
 
 class Dynamic(Static):
-    """`HyperConnection` with a norm."""
+    """Row of `HyperConnection` with a norm."""
 
     name, title = "dhc", "dynamic hyper-connections"
 
@@ -59,13 +71,13 @@ class Dynamic(Static):
 
     def flops(self, config):
         # to predict the coefficients takes as much as to use them, and a norm (Eqs. 10-13)
-        normed = sub_layers(config) * NORM * config["hc_mult"] * config["hidden_size"]
+        normed = count_sub_layers(config) * NORM * config["hc_mult"] * config["hidden_size"]
         return 2 * super().flops(config) + normed
 
-    def kept(self, config):
+    def kept_for_backward(self, config):
         # coefficients, their prediction, the norm's divisors
-        n, (rows, _) = config["hc_mult"], super().kept(config)
-        return rows, sub_layers(config) * (2 * n * (n + 2) + n)
+        n, (rows, _) = config["hc_mult"], super().kept_for_backward(config)
+        return rows, count_sub_layers(config) * (2 * n * (n + 2) + n)
 
 
 class Frac(Dynamic):
@@ -77,10 +89,10 @@ class Frac(Dynamic):
     def streams(self, config):
         return f"the hidden state in {config['hc_mult']} parts"
 
-    def handed_on(self, config):
+    def between_layers(self, config):
         return None
 
-    def carried(self, config):
+    def rows_between_layers(self, config):
         return 1
 
     def shapes(self, config, norm):
@@ -94,12 +106,12 @@ class Frac(Dynamic):
         return {**static, **_nothing_predicted(self.shapes(config, norm), norm)}
 
     def flops(self, config):
-        return sub_layers(config) * (4 * (2 * config["hc_mult"] + 1) + NORM) * config["hidden_size"]
+        return count_sub_layers(config) * (4 * (2 * config["hc_mult"] + 1) + NORM) * config["hidden_size"]
 
-    def kept(self, config):
+    def kept_for_backward(self, config):
         # differentiated by autograd, in float32
         n, d = config["hc_mult"], config["hidden_size"]
-        return 0, sub_layers(config) * (5 * d + 2 * n * (2 * n + 1) + n)
+        return 0, count_sub_layers(config) * (5 * d + 2 * n * (2 * n + 1) + n)
 
 
 class AltUp(Static):
@@ -132,11 +144,11 @@ class Manifold(Kind):
 
     def values(self, config, norm, k):
         """Return reads that sum to 1, writes of 1, and a mix whose rows sum to 1."""
-        n, eps, shapes = config["hc_mult"], setting(config, "hc_eps"), self.shapes(config, norm)
+        n, eps, shapes = config["hc_mult"], field_value(config, "hc_eps"), self.shapes(config, norm)
         reads = np.full(n, (1 - FAVOURED_READ) / (n - 1))
         reads[k % n] = FAVOURED_READ
         logits = [math.log((read - eps) / (1 - (read - eps))) for read in reads]
-        mix = np.where(np.eye(n) > 0, math.log(KEPT), math.log((1 - KEPT) / (n - 1)))
+        mix = np.where(np.eye(n) > 0, math.log(KEPT_SHARE), math.log((1 - KEPT_SHARE) / (n - 1)))
         base = np.concatenate([logits, np.zeros(n), mix.ravel()])[: shapes["base"][0]]
         return float32(fn=np.zeros(shapes["fn"]), base=base, scale=np.full(self.groups, SCALE))
 
@@ -150,11 +162,11 @@ class Manifold(Kind):
         n, d = config["hc_mult"], config["hidden_size"]
         moved = 2 * n * (n + 2) * d if self.groups == 3 else 4 * n * d
         # predicted from all streams at once (mHC paper, Eq. 7)
-        return sub_layers(config) * (moved + 2 * sum(self._rows(config)) * n * d + (NORM - 1) * n * d)
+        return count_sub_layers(config) * (moved + 2 * sum(self._rows(config)) * n * d + (NORM - 1) * n * d)
 
-    def kept(self, config):
+    def kept_for_backward(self, config):
         # the streams and the output of every sub-layer; reads, writes, mixes, their prediction, the norm's divisor
-        n, k = config["hc_mult"], sub_layers(config)
+        n, k = config["hc_mult"], count_sub_layers(config)
         return k * (n + 1) - (n - 1), k * (2 * sum(self._rows(config)) + 1)
 
     def _rows(self, config: Mapping) -> list[int]:
@@ -182,7 +194,7 @@ def _prediction(size: int, columns: int, norm: Iterable[str]) -> Shapes:
 
 
 def _nothing_predicted(shapes: Shapes, norm: Mapping[str, float]) -> Values:
-    """Return the start of the parameters that predict: no coefficient changes yet."""
+    """Return the start of the predicting parameters, which changes no coefficient."""
     start = {f"norm.{name}": value for name, value in norm.items()}
     start |= dict.fromkeys(("dynamic_alpha_scale", "dynamic_beta_scale"), SCALE)
     return {
@@ -198,7 +210,7 @@ def _predicted(stored: Values, initial: Values, config: Mapping) -> float:
     if "norm.weight" in stored:
         fn = fn * (1 + stored["norm.weight"] - initial["norm.weight"])[:, None]
     predicted = np.linalg.norm(fn, axis=0)
-    if setting(config, "hc_tanh"):
+    if field_value(config, "hc_tanh"):
         predicted = np.tanh(predicted)
     columns = stored["dynamic_alpha_fn"].shape[1]
     scale = np.append(np.repeat(stored["dynamic_alpha_scale"], columns), stored["dynamic_beta_scale"])

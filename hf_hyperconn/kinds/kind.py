@@ -1,8 +1,8 @@
 """The rows of the table: a kind of connection, a kind of readout, and the four readouts that a config can choose.
 
 Letters: N streams, D hidden size, L decoder layers of P sub-layers (most have two), K = P L sub-layers and as many
-connections. A `config` is a config.json, or what a config's `to_dict` returns; of the fields of connections it may
-lack any. `norm` has, by name, the initial value of each parameter of a family's norm.
+connections. A `config` is a config.json, or the result of a config's `to_dict`; it may lack fields of connections.
+`norm` contains the initial value of each parameter of a family's norm, by name.
 """
 
 import math
@@ -24,22 +24,22 @@ NORM = 4  # operations on each value: square, sum, divide, multiply by the weigh
 SCALE = 0.01
 
 
-def setting(config: Mapping, name: str):
+def field_value(config: Mapping, name: str):
     """Return a field of connections, or its default."""
     return config.get(name, FIELDS[name])
 
 
-def parts(config: Mapping) -> tuple[SubLayer, ...]:
-    """Return the sub-layers of a decoder layer; attention and an MLP for a model type that Transformers lacks."""
+def sub_layers_of(config: Mapping) -> tuple[SubLayer, ...]:
+    """Return the sub-layers of a decoder layer; attention and an MLP for an unknown model type."""
     try:
         return find_family(name_of_family(config)).sub_layers
     except UnsupportedCheckpointError:
         return SUB_LAYERS
 
 
-def sub_layers(config: Mapping) -> int:
+def count_sub_layers(config: Mapping) -> int:
     """Return K, the number of sub-layers, each with its connection."""
-    return len(parts(config)) * config["num_hidden_layers"]
+    return len(sub_layers_of(config)) * config["num_hidden_layers"]
 
 
 def place_of(k: int, parts: tuple[SubLayer, ...]) -> tuple[int, SubLayer]:
@@ -56,9 +56,9 @@ class Kind:
     name: the value of the field `connection`.
     title, paper: its name for people, and its number on arXiv.
     is_rounded: whether a conversion equals its base in float32 only up to rounding.
-    has_matrices: whether matrices read and mix the streams, so that they can be unfolded and watched.
-    extends_hyper_connections: whether its paper extends that of hyper-connections.
-    readout: the one that it always has; None for the config's choice.
+    has_matrices: whether matrices read and mix the streams, so that they can be unfolded and observed.
+    extends_hyper_connections: whether its paper extends the paper of hyper-connections.
+    readout: its only readout; None for the config's choice.
     """
 
     rows: ClassVar[dict[str, "Kind"]] = {}
@@ -82,27 +82,27 @@ class Kind:
         """Describe the streams of a model, for its card."""
         n = config["hc_mult"]
         text = f"{n} residual stream{'s' * (n != 1)}"
-        if setting(config, "hc_start") == "history":
-            text += f" (started from the history, by {setting(config, 'hc_history')})"
+        if field_value(config, "hc_start") == "history":
+            text += f" (started from the history, by {field_value(config, 'hc_history')})"
         return text
 
-    def handed_on(self, config: Mapping) -> str | None:
-        """Name the values between two layers; None for one stream, as in a base."""
+    def between_layers(self, config: Mapping) -> str | None:
+        """Name the values that layers hand on; None for one stream, as in a base."""
         n = config["hc_mult"]
         return f"{n} streams" if n > 1 else None
 
-    def carried(self, config: Mapping) -> int | None:
-        """Count the rows of D values that a layer hands on for a token; None where they grow from layer to layer."""
+    def rows_between_layers(self, config: Mapping) -> int | None:
+        """Count the rows of D values that a layer hands on for a token; None if they grow from layer to layer."""
         return config["hc_mult"]
 
     def settings(self, config: Mapping) -> list[str]:
         """List the settings of a config, for people."""
         chosen = [f"n={config['hc_mult']}"]
-        if setting(config, "hc_start") == "history":
-            chosen.append(f"started from the history by {setting(config, 'hc_history')}")
-        elif setting(config, "hc_start") != "copies":
-            chosen.append(f"start {setting(config, 'hc_start')}")
-        readout = setting(config, "hc_readout")
+        if field_value(config, "hc_start") == "history":
+            chosen.append(f"started from the history by {field_value(config, 'hc_history')}")
+        elif field_value(config, "hc_start") != "copies":
+            chosen.append(f"start {field_value(config, 'hc_start')}")
+        readout = field_value(config, "hc_readout")
         return chosen + [f"readout {readout}"] * (readout != FIELDS["hc_readout"])
 
     def shapes(self, config: Mapping, norm: Iterable[str]) -> Shapes:
@@ -119,14 +119,14 @@ class Kind:
 
     def parameters(self, config: Mapping, norm: Iterable[str]) -> int:
         """Count the parameters of all connections."""
-        return sub_layers(config) * sum(map(prod, self.shapes(config, norm).values()))
+        return count_sub_layers(config) * sum(map(prod, self.shapes(config, norm).values()))
 
     def flops(self, config: Mapping) -> int:
-        """Count the operations of all connections in the forward of one token, but for tanh and Sinkhorn."""
+        """Count the operations of all connections in the forward of one token, without tanh and Sinkhorn."""
         raise NotImplementedError
 
-    def kept(self, config: Mapping) -> tuple[int, int]:
-        """Count what all connections keep for one token: rows of D values of the streams' dtype; float32 values."""
+    def kept_for_backward(self, config: Mapping) -> tuple[int, int]:
+        """Count the values that all connections keep for one token: rows of D of the streams' dtype, and float32."""
         raise NotImplementedError
 
 
@@ -164,7 +164,7 @@ class Mean(Readout):
 
 
 class Joined(Readout):
-    """Parts, or one stream, as they are."""
+    """One stream, or parts side by side."""
 
     def flops(self, config):
         return 0
@@ -178,7 +178,7 @@ class Weighted(Readout):
 
     def values(self, config, norm):
         n = config["hc_mult"]
-        is_history = setting(config, "hc_start") == "history"
+        is_history = field_value(config, "hc_start") == "history"
         return float32(static_gamma=np.eye(n)[0] if is_history else np.full(n, 1 / n))
 
     def flops(self, config):
@@ -193,7 +193,7 @@ class Learned(Readout):
         return {"hc_fn": (n, n * config["hidden_size"]), "hc_base": (n,), "hc_scale": (1,)}
 
     def values(self, config, norm):
-        shapes, weight = self.shapes(config, norm), 1 / config["hc_mult"] - setting(config, "hc_eps")
+        shapes, weight = self.shapes(config, norm), 1 / config["hc_mult"] - field_value(config, "hc_eps")
         base = np.full(shapes["hc_base"], math.log(weight / (1 - weight)))
         return float32(hc_fn=np.zeros(shapes["hc_fn"]), hc_base=base, hc_scale=np.full(1, SCALE))
 

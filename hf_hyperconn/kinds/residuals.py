@@ -1,11 +1,11 @@
 """Kinds without matrices: attention residuals; Keel and ResiDual, which norm the residual stream itself.
 
-Models with the last two are trained from scratch.
+Models with Keel or ResiDual are trained from scratch.
 """
 
 import numpy as np
 
-from .kind import NORM, Joined, Kind, Readout, float32, parts, setting, sub_layers
+from .kind import NORM, Joined, Kind, Readout, count_sub_layers, field_value, float32, sub_layers_of
 
 READ = 6  # operations on each value of a token that is read: its mean square, its score, its share
 
@@ -20,7 +20,7 @@ class AttentionReadout(Readout):
         return float32(query=np.zeros(config["hidden_size"]))
 
     def flops(self, config):
-        values = 1 + -(-sub_layers(config) // setting(config, "hc_block"))
+        values = 1 + -(-count_sub_layers(config) // field_value(config, "hc_block"))
         return (READ * values + 1) * config["hidden_size"]
 
 
@@ -35,18 +35,18 @@ class AttentionResidual(Kind):
         return "AttnRes"
 
     def streams(self, config):
-        block = setting(config, "hc_block")
+        block = field_value(config, "hc_block")
         apart = "every sub-layer before it" if block == 1 else f"blocks of {block} sub-layers before it"
         return f"each sub-layer reads the residual stream and, by a softmax, the outputs of {apart}"
 
-    def handed_on(self, config):
+    def between_layers(self, config):
         return "the outputs of earlier sub-layers"
 
-    def carried(self, config):
+    def rows_between_layers(self, config):
         return None
 
     def settings(self, config):
-        block = setting(config, "hc_block")
+        block = field_value(config, "hc_block")
         return ["full" if block == 1 else f"blocks of {block} sub-layers"]
 
     def shapes(self, config, norm):
@@ -61,14 +61,14 @@ class AttentionResidual(Kind):
 
     def flops(self, config):
         # beside the reads, a sub-layer adds its output to the residual stream and to its block
-        connections = sub_layers(config)
-        values = connections + _opened(connections - 1, 1, setting(config, "hc_block"))
+        connections = count_sub_layers(config)
+        values = connections + _opened(connections - 1, 1, field_value(config, "hc_block"))
         return (READ * values + 3 * connections) * config["hidden_size"]
 
-    def kept(self, config):
+    def kept_for_backward(self, config):
         # the residual stream and the values between layers, and one more value within each; the readout's, too
-        layers, of_layer = config["num_hidden_layers"], len(parts(config))
-        return 1 + (1 + of_layer) * layers + _opened(layers, of_layer, setting(config, "hc_block")), 0
+        layers, of_layer = config["num_hidden_layers"], len(sub_layers_of(config))
+        return 1 + (1 + of_layer) * layers + _opened(layers, of_layer, field_value(config, "hc_block")), 0
 
 
 class Keel(Kind):
@@ -82,15 +82,15 @@ class Keel(Kind):
         return {f"norm.{name}": (config["hidden_size"],) for name in norm}
 
     def parameters(self, config, norm):
-        return (sub_layers(config) - 1) * len(self.shapes(config, norm)) * config["hidden_size"]
+        return (count_sub_layers(config) - 1) * len(self.shapes(config, norm)) * config["hidden_size"]
 
     def flops(self, config):
-        k = sub_layers(config)
+        k = count_sub_layers(config)
         return (k + (k - 2) + NORM * (k - 1)) * config["hidden_size"]
 
-    def kept(self, config):
+    def kept_for_backward(self, config):
         # differentiated by autograd, in float32
-        return 0, (sub_layers(config) - 1) * (2 * config["hidden_size"] + 1)
+        return 0, (count_sub_layers(config) - 1) * (2 * config["hidden_size"] + 1)
 
 
 class NormedReadout(Readout):
@@ -115,11 +115,11 @@ class Dual(Kind):
 
     def flops(self, config):
         # two additions and a norm
-        return sub_layers(config) * (NORM + 2) * config["hidden_size"]
+        return count_sub_layers(config) * (NORM + 2) * config["hidden_size"]
 
-    def kept(self, config):
+    def kept_for_backward(self, config):
         # differentiated by autograd, in float32
-        return 0, sub_layers(config) * (3 * config["hidden_size"] + 1)
+        return 0, count_sub_layers(config) * (3 * config["hidden_size"] + 1)
 
 
 def _opened(count: int, step: int, block: int) -> int:

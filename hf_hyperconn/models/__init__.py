@@ -1,5 +1,5 @@
 """Hyper-connection models.
 
-Every file beside this one may be shipped to a Hub repo, where files are flat: they import torch, transformers and
+Every file beside this one may be shipped to a Hub repo, where files are flat. They import torch, transformers and
 each other (`from .name import ...`), nothing else of this package.
 """

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""AltUp (arXiv 2301.13310): of K copies of the hidden state one is computed, from which the others are corrected.
+"""AltUp (arXiv 2301.13310): of K copies of the hidden state one is computed, and corrects the others.
 
-For one token, x_1 .. x_K are its streams, j is the one that sub-layer k reads, and F its branch (Algorithm 1, around a
+For one token, x_1 .. x_K are its streams. Sub-layer k with the branch F reads stream j (Algorithm 1, around a
 sub-layer and its residual addition instead of a layer):
 
     predict    y_i    = sum_m p_{i,m} x_m
@@ -65,6 +65,6 @@ class AltUpConnection(HyperConnection):
 
 
 def altup(layer: Any, sub_layer: int, sub_layers: int) -> AltUpConnection:
-    """Make the connection around sub-layer k of a layer, as its config asks for."""
+    """Make the connection around sub-layer k of a layer, by its config."""
     config = layer.config
     return AltUpConnection(config.hidden_size, config.hc_mult, sub_layer, config.hc_selection)

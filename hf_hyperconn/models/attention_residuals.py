@@ -1,20 +1,20 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """Attention Residuals (arXiv 2603.15031): a softmax over depth in the place of the residual sum.
 
-For one token, v_0 is the embedding and v_1 .. v_{M-1} are the outputs of the sub-layers so far (full form) or the sums
-of blocks of them, the block under way included. A sub-layer with the query w reads
+For one token, v_0 is the embedding. v_1 .. v_{M-1} are the outputs of the sub-layers so far (full form), or the sums
+of blocks of them, the current block included. A sub-layer with the query w reads
 
     s_i = w . v_i / sqrt(mean(v_i^2) + eps)      p = softmax(s)
 
     "mean"   h = sum_i p_i v_i                   the paper's, for training from scratch
     "sum"    h = r + sum_i (M p_i - 1) v_i       r: the sum of the v_i, rounded as the residual stream of the base
 
-The second is M times the first, a factor that the norm of the branch takes out up to its eps. At w = 0, where M p_i is
-computed as M exp(s_i - max) / sum exp, it is exactly 1, and so h is exactly r: the model computes what its Pre-Norm
-base computes, bit for bit. The weight of the paper's norm of v_i is part of w.
+The second is M times the first. The norm of the branch removes this factor up to its eps. M p_i is computed as
+M exp(s_i - max) / sum exp. At w = 0 it is exactly 1, so h is exactly r, and the model equals its Pre-Norm base bit for
+bit. The weight of the paper's norm of v_i is part of w.
 
-The streams are `[B, S, 1 + M, D]`: r, then the values. M grows; within a decoder layer the outputs are kept beside the
-streams that the layer took, so that these are copied once a layer.
+The streams are `[B, S, 1 + M, D]`: r, then the values. M grows. Within a decoder layer the outputs stay beside the
+layer's input, so that streams are copied once a layer.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .computing import gradients, implementation, is_transformed, needs_autograd
+from .computing import chosen_implementation, gradients, is_transformed, needs_autograd
 from .connection import Connection, as_new_output, broadcast_output, compute_dtype, expand_streams, without_autocast
 from .connection_weights import WideModule
 
@@ -36,7 +36,7 @@ class Values:
 
     residual: r, `[B, S, D]`.
     values: v_0 .. v_{M-1} in this order, in tensors `[B, S, m, D]`.
-    opens_block: whether what is written next is a value of its own.
+    opens_block: whether the next written output begins a new value.
     """
 
     residual: torch.Tensor
@@ -44,7 +44,7 @@ class Values:
     opens_block: bool = False
 
     def __len__(self) -> int:
-        """Return B, as of a tensor: PEFT asks for it."""
+        """Return B, as a tensor does, for PEFT."""
         return len(self.residual)
 
     @classmethod
@@ -78,7 +78,7 @@ class Values:
                 last = torch.cat(others, dim=-2) if len(others) > 1 else next(iter(others), None)
                 return _FusedRead.apply(form == "sum", eps, *tensors[:2], first, last)
             recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-            if recorded and not torch.jit.is_tracing():  # which can't hold a Function
+            if recorded and not torch.jit.is_tracing():  # a trace can't contain a Function
                 return _Read.apply(form == "sum", eps, *tensors)
             # Dynamo would call it with a context, as one without `setup_context`
             return _Read.forward(form == "sum", eps, *tensors)
@@ -87,13 +87,13 @@ class Values:
         if torch.jit.is_tracing() or is_transformed():
             return False
         # the kernels hold a row at a time, as of one stream
-        return implementation(self.residual.unsqueeze(-2), _run_one, MAX_TRITON_SIZE) == "triton"
+        return chosen_implementation(self.residual.unsqueeze(-2), _run_one, MAX_TRITON_SIZE) == "triton"
 
 
 class AttentionResidual(Connection):
     """The attention residual around one sub-layer.
 
-    hidden_size, sub_layer: see `Connection`. Sub-layer 0 has one value, the embedding, and its query no effect.
+    hidden_size, sub_layer: see `Connection`. Sub-layer 0 reads one value, the embedding, so its query has no effect.
     block: number of sub-layers whose outputs make one value; 1 for the full form.
     form: "sum" or "mean".
     eps: of the norm of the values.
@@ -115,7 +115,7 @@ class AttentionResidual(Connection):
         return expand_streams(hidden_states, 2)
 
     def take(self, streams: torch.Tensor) -> Values:
-        """Return streams `[B, S, 1 + M, D]` as `forward` takes them."""
+        """Return streams `[B, S, 1 + M, D]` as the input of `forward`."""
         return Values.of_streams(streams)
 
     def forward(self, streams: Values) -> tuple[torch.Tensor, Values]:
@@ -256,7 +256,7 @@ def _by_tensor(factors: torch.Tensor, values: list[torch.Tensor]) -> tuple[torch
 
 
 def attention_residual(layer: Any, sub_layer: int, sub_layers: int) -> AttentionResidual:
-    """Make the connection around sub-layer k of a layer, as its config asks for.
+    """Make the connection around sub-layer k of a layer, of the config's kind.
 
     Raises `ValueError` for a layer with a sub-layer that reads nothing.
     """
@@ -270,6 +270,6 @@ def attention_residual(layer: Any, sub_layer: int, sub_layers: int) -> Attention
 
 
 def attention_readout(layer: Any) -> AttentionReadout:
-    """Make the readout of a last layer, as its config asks for."""
+    """Make the readout of a last layer, by its config."""
     config = layer.config
     return AttentionReadout(config.hidden_size, config.hc_attention, config.hc_eps)

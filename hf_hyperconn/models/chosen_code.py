@@ -1,11 +1,10 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """The code that the fields of a config choose: for its connection, its readout and its norm.
 
-Each import of code is a row, and its name is the value of a field. Connections that always have the same readout have
-a row with an ending for it. A saved model brings the rows of its own config, and so their files alone
-(`shipped_code.py`).
+Each import of code is a row, and its name is the value of a field. A connection with a readout of its own has a second
+row, with an ending. A saved model contains the rows of its own config, and so only their files (`shipped_code.py`).
 
-Most functions take a decoder layer; a connection's also takes k and the number of sub-layers.
+Most functions accept a decoder layer; a connection's also accepts k and the number of sub-layers.
 """
 # ruff: noqa: F401
 
@@ -30,7 +29,7 @@ from .readouts import learned, weighted
 
 
 def rows_of(field: str, ending: str = "") -> dict[str, Callable]:
-    """Return the imports above whose names are values of a field with an ending, by these values."""
+    """Return the imports above that are named by a field's values with an ending, by value."""
     names = {value: f"{value}{ending}" for value in CHOICES[field]}
     return {value: globals()[name] for value, name in names.items() if name in globals()}
 
@@ -41,19 +40,19 @@ OWN_READOUTS = rows_of("connection", "_readout")
 NORMS = rows_of("norm")
 
 
-def readout_of(config) -> Callable | None:
-    """Return the function that makes the readout of a config; None where its connection computes it."""
+def readout_maker(config) -> Callable | None:
+    """Return the function that makes the readout of a config; None if its connection computes the readout."""
     return OWN_READOUTS.get(config.connection, READOUTS.get(config.hc_readout))
 
 
 def replace_norms(module: nn.Module, config) -> None:
-    """Put the function that a config chooses in the place of every norm inside `module`."""
+    """Replace every norm inside `module` by the function that a config chooses."""
     if config.norm is not None:
         NORMS[config.norm](module, config)
 
 
 def refuse_others(config) -> None:
-    """Refuse a config whose code is not here, as in a checkpoint, which brings the code of its own config."""
+    """Refuse a config whose code is missing, as in a checkpoint with the code of its own config."""
     for field, accepted in (
         ("connection", [*CONNECTIONS]),
         ("hc_readout", ["mean", "sum", *READOUTS]),

@@ -72,7 +72,7 @@ def set_hc_implementation(name: str) -> None:
 set_hc_implementation(os.environ.get("HF_HYPERCONN_IMPLEMENTATION") or "auto")
 
 
-def implementation(
+def chosen_implementation(
     streams: torch.Tensor, run_one: Callable[[torch.device], object], most_values: int | None = None
 ) -> str:
     """Return which implementation computes a connection on `streams`: "torch" or "triton".

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class HyperConnectionCompositeConfig(ShippedConfig):
     """Mixin before the config of a model that has its layers in an inner model.
 
-    The inner model's config has the fields of `HyperConnectionConfig`, which may be given beside it.
+    The inner model's config has the fields of `HyperConnectionConfig`. They may be given beside it.
 
     part_field: the field with the inner model's config; `text_config` of a language model.
     part_class: the class of the inner model's config.
@@ -27,31 +27,33 @@ class HyperConnectionCompositeConfig(ShippedConfig):
     part_class: ClassVar[type[HyperConnectionConfig]]
 
     @property
-    def of_layers(self):
-        """The config with the fields of connections: the inner model's."""
+    def connection_config(self):
+        """Return the config with the fields of connections: the inner model's."""
         return getattr(self, self.part_field)
 
     def __post_init__(self, **kwargs):
-        part_class, part, field = self.part_class, self.of_layers, self.part_field
+        part_class, part, field = self.part_class, self.connection_config, self.part_field
         given = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
         model_type = part.get("model_type") if isinstance(part, dict) else getattr(part, "model_type", None)
         if model_type not in (None, part_class.model_type, part_class.base_model_type):
-            wanted = f"{type(self).__name__} takes {part_class.model_type!r}"
-            raise ValueError(f"{field} has model_type {model_type!r}; {wanted}.")
+            raise ValueError(
+                f"{field} must have model_type {part_class.model_type!r} in a {type(self).__name__} "
+                f"(got {model_type!r}). Give another."
+            )
         if given and isinstance(part, part_class):
             name = part_class.__name__
             raise ValueError(f"{', '.join(given)} belong in {field}, which is a {name}. Set them there.")
         if isinstance(part, dict):
             setattr(self, field, part_class(**{**without_its_folder(part, part_class), **given}))
         super().__post_init__(**kwargs)
-        part = self.of_layers
+        part = self.connection_config
         if part.model_type != part_class.model_type:  # a config of the base, or made by the base's class
             fields = {**without_its_folder(part.to_dict(), part_class), **given, **implementations(part)}
             setattr(self, field, part_class(**fields))
 
     def to_diff_dict(self) -> dict:
-        """Return the fields that differ from defaults; of the inner model's config, those that differ from its own."""
-        return {**super().to_diff_dict(), self.part_field: self.of_layers.to_diff_dict()}
+        """Return the fields that differ from defaults, also within the inner model's config."""
+        return {**super().to_diff_dict(), self.part_field: self.connection_config.to_diff_dict()}
 
     @classmethod
     def from_prenorm(cls, config: PreTrainedConfig, **fields: "Unpack[GivenFields]"):

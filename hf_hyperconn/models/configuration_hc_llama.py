@@ -4,12 +4,12 @@
 from huggingface_hub.dataclasses import strict
 
 from .configuration_hyper_connections import HyperConnectionConfig
-from .transformers_seam import names_are_gone
+from .transformers_seam import missing_names_error
 
 try:
     from transformers.models.llama.configuration_llama import LlamaConfig
 except ImportError as error:
-    raise names_are_gone(error) from error
+    raise missing_names_error(error) from error
 
 
 @strict

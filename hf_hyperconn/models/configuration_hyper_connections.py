@@ -12,15 +12,23 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig
 
-from .connection_fields import FIELDS, FORMAT, ConnectionFields, GivenFields, completed, fault, refusal
+from .connection_fields import (
+    FIELDS,
+    FORMAT,
+    ConnectionFields,
+    GivenFields,
+    complete,
+    fault_of_fields,
+    refusal_of_fields,
+)
 from .shipped_code import code_of, modules_in, source_in
 from .transformers_seam import implementations, share_lookups
 
 VERSION = "0.1.0"  # of hf_hyperconn
-OF_A_CONVERSION = ("hc_base_model", "hc_base_commit", "hc_version")  # in config.json beside the fields below
+CONVERSION_FIELDS = ("hc_base_model", "hc_base_commit", "hc_version")  # in config.json beside the fields below
 # names that people give fields of connections, and that no base uses
 WITHOUT_PREFIX = ("n", "start", "readout", "n_streams", "num_streams", "num_residual_streams")
-OF_A_FOLDER = ("model_type", "architectures", "auto_map", "transformers_version")
+FOLDER_FIELDS = ("model_type", "architectures", "auto_map", "transformers_version")
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -31,13 +39,13 @@ else:
 
 
 class ShippedConfig(Base):
-    """Mixin of configs with which code is saved.
+    """Mixin of configs that save the code of their models.
 
     base_model_type: the model type of the base.
-    code_package: the package of the modules that `auto_map` names; None for the package of this class.
-    source_in: the reader of their sources; None for the function of this file.
+    code_package: package of the modules that `auto_map` names; None for the package of this class.
+    source_in: reader of their sources; None for the function of this file.
 
-    Models set the last two: Transformers may keep the code of a checkpoint twice, and for its config without the
+    Models set the last two: Transformers may keep the code of a checkpoint twice, the copy of its config without the
     modules of models.
     """
 
@@ -57,7 +65,7 @@ class ShippedConfig(Base):
 
     @classmethod
     def get_config_dict(cls, *args, **kwargs):
-        """Read a config.json. A base's counts as one of this class, whose connections have their defaults."""
+        """Read a config.json. A base's counts as a config of this class with default connections."""
         config, kwargs = super().get_config_dict(*args, **kwargs)
         if config.get("model_type") == cls.base_model_type:
             config["model_type"] = cls.model_type
@@ -68,7 +76,7 @@ class ShippedConfig(Base):
         """Make a config of a dictionary.
 
         Raises `ValueError` for the model type of another model with hyper-connections, whose connections would be
-        lost. Transformers takes any model type with a warning.
+        lost. Transformers accepts any model type with a warning.
         """
         model_type = config_dict.get("model_type")
         if str(model_type).startswith("hc_") and model_type != cls.model_type:
@@ -81,7 +89,7 @@ class ShippedConfig(Base):
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """Return False: Transformers 5.16 renames `layer_types` of custom code, and the base's forward reads them."""
+        """Return False, because Transformers 5.16 renames `layer_types` of custom code, which the base reads."""
         return False
 
     @classmethod
@@ -108,8 +116,8 @@ class ShippedConfig(Base):
     def save_pretrained(self, save_directory, push_to_hub=False, **kwargs):
         """Save the config with the format, and with the files of code that `auto_map` names and their imports.
 
-        Transformers itself copies only code of classes that it has found by `auto_map`. It also saves a config that
-        came with a checkpoint and of which no model was made.
+        Transformers itself copies only code of classes that it has loaded by `auto_map`, also for a config without a
+        model.
         """
         self.hc_format, self.hc_version = FORMAT, VERSION
         if self._auto_class is not None and self.code_package is None:
@@ -119,7 +127,7 @@ class ShippedConfig(Base):
         super().save_pretrained(save_directory, **kwargs)
         this: Any = self
         read = (this.source_in or source_in)(self.code_package or package)
-        for name, source in code_of(read, modules_in(self.auto_map), vars(this.of_layers)).items():
+        for name, source in code_of(read, modules_in(self.auto_map), vars(this.connection_config)).items():
             Path(save_directory, f"{name}.py").write_text(source, encoding="utf-8", newline="\n")
         if push_to_hub:
             self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)
@@ -145,15 +153,15 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
         weights from the streams (DeepSeek-V4). The parts of `"frac"` are always put side by side.
     hc_start (`str`, *optional*, defaults to `"copies"`):
         What the streams are at the start, with the same logits: `"copies"` of the residual stream, as in the paper, or
-        for `"shc"` and `"dhc"` its `"history"`, of which stream 0, the only one read, is the whole and each other one
-        a part. This needs `hc_readout="weighted"`. For `"mhc"` and `"ihc"` `"biased"` takes the initial biases of the
-        mHC paper, which change the logits, for training from scratch.
+        for `"shc"` and `"dhc"` its `"history"`. Stream 0, the only one read, is then the whole, and each other stream
+        a part. This requires `hc_readout="weighted"`. For `"mhc"` and `"ihc"`, `"biased"` means the initial biases of
+        the mHC paper, which change the logits, for training from scratch.
     hc_history (`str`, *optional*, defaults to `"type"`):
         Which parts: outputs by the `"type"` of their sub-layer, or by its `"depth"`.
     hc_block (`int`, *optional*, defaults to 1):
         For `"attnres"`, how many sub-layers' outputs are summed to one value; 1 keeps all of them apart.
     hc_attention (`str`, *optional*, defaults to `"sum"`):
-        For `"attnres"`, what a sub-layer reads: `"sum"`, the residual stream at the start, or `"mean"`, the paper's
+        For `"attnres"`, the input of a sub-layer: `"sum"`, the residual stream at the start, or `"mean"`, the paper's
         weighted mean, for training from scratch.
     hc_selection (`str`, *optional*, defaults to `"alternating"`):
         For `"altup"`, which stream a sub-layer reads: the next one (`"alternating"`), or always the first (`"same"`).
@@ -179,8 +187,8 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
             cls.__doc__ = f"{cleandoc(own)}\n\n{meanings}"
 
     @property
-    def of_layers(self):
-        """The config with the fields of connections: this one."""
+    def connection_config(self):
+        """Return the config with the fields of connections: this one."""
         return self
 
     def validate_hyper_connections(self):
@@ -193,7 +201,7 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
         config = {name: getattr(self, name) for name in FIELDS}
         if self.connection == "frac":
             config["hidden_size"] = self.hidden_size
-        if reason := fault(config):
+        if reason := fault_of_fields(config):
             raise ValueError(f"{reason}.")
 
     @classmethod
@@ -203,30 +211,30 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
         Where `hc_readout` is None or not given, the model stays exact: it is "weighted" for the history start, else
         "mean". Where `hc_mult` is None or not given, it is 4; for connections of one stream 1.
 
-        The config names a base on the Hub, as `hc_base_model`, wherever the model is saved later.
+        The config keeps the name of a base on the Hub, as `hc_base_model`.
 
         Raises `ValueError` when `config` belongs to another family, or no model with `fields` is equivalent to it.
         """
-        if reason := refusal(fields):
+        if reason := refusal_of_fields(fields):
             raise ValueError(f"{reason}.")
         cls.check_base(config)
         base = without_its_folder(config.to_dict(), cls)
-        return cls(**{**base, **completed(fields), **base_on_the_hub(config)}, **implementations(config))
+        return cls(**{**base, **complete(fields), **base_on_the_hub(config)}, **implementations(config))
 
 
 def _is_mistaken(name: str, config_class: Any) -> bool:
-    """Tell whether a name looks like a field of connections and is none."""
-    known = (*config_class.__dataclass_fields__, *FIELDS, "hc_format", *OF_A_CONVERSION)
+    """Tell whether a name resembles a field of connections and is none."""
+    known = (*config_class.__dataclass_fields__, *FIELDS, "hc_format", *CONVERSION_FIELDS)
     return name in WITHOUT_PREFIX or (name.startswith("hc_") and name not in known)
 
 
 def without_its_folder(config: dict, config_class: type) -> dict:
-    """Return the fields of a config without those of its folder, and without mistaken ones."""
-    return {k: value for k, value in config.items() if k not in OF_A_FOLDER and not _is_mistaken(k, config_class)}
+    """Return the fields of a config without fields of its folder and without mistaken ones."""
+    return {k: value for k, value in config.items() if k not in FOLDER_FIELDS and not _is_mistaken(k, config_class)}
 
 
 def base_on_the_hub(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the name of a base that was loaded from the Hub, as `hc_base_model`; a folder may lack an owner."""
+    """Return the name of a base from the Hub as `hc_base_model`; empty for a folder."""
     name = config.name_or_path or ""
     try:
         validate_repo_id(name)

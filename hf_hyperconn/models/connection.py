@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """Connections: a width connection before the branch of a sub-layer, and a depth connection after it.
 
-Every kind of connection has these in common. Letters: B batch, S sequence, N residual streams, D hidden size; k
+All kinds of connections share them. Letters: B batch, S sequence, N residual streams, D hidden size; k
 counts sub-layers from zero (attention of decoder layer i is k = 2i, its MLP is k = 2i + 1). A *branch* is norm +
-attention, or norm + MLP. Equations are those of Hyper-Connections (arXiv 2409.19606).
+attention, or norm + MLP. Equations are from Hyper-Connections (arXiv 2409.19606).
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +14,7 @@ import torch
 
 from .connection_weights import WideModule
 
-OVERFLOW = 2.0**100  # beyond what float16 holds
+OVERFLOW = 2.0**100  # beyond the range of float16
 
 
 class Written(Protocol):
@@ -41,7 +41,7 @@ class Streams:
     values: torch.Tensor
 
     def __len__(self) -> int:
-        """Return B, as of a tensor: PEFT asks for it."""
+        """Return B, as a tensor does, for PEFT."""
         return len(self.values)
 
     def written(self) -> torch.Tensor:
@@ -51,7 +51,7 @@ class Streams:
 
 @dataclass(eq=False)
 class Carry:
-    """The carry of a connection that mixes at once: mixed streams, to be written to.
+    """The carry of a connection that mixes at once: mixed streams before the branch's output is added.
 
     mixed: H', the mixed streams, `[B, S, N, D]`, float32 (float64 for float64 streams).
     beta: b, the write weights, `[N]` or `[B, S, N]`, same dtype.
@@ -65,7 +65,7 @@ class Carry:
     def write(self, branch_output: torch.Tensor) -> Streams:
         """Return the next streams, of a branch output `[B, S, D]`: the depth connection.
 
-        They have the dtype that `streams + branch_output` would have.
+        Their dtype is the dtype of `streams + branch_output`.
         """
         dtype = torch.promote_types(self.dtype, branch_output.dtype)
         return Streams(self.added(clamp_infinities(branch_output.to(self.mixed.dtype), dtype)).to(dtype))
@@ -84,8 +84,8 @@ def expand_streams(hidden_states: torch.Tensor, hc_mult: int) -> torch.Tensor:
 def reduce_streams(streams: torch.Tensor, readout: str = "mean") -> torch.Tensor:
     """Read hidden states `[B, S, D]` out of streams `[B, S, N, D]`, in the dtype of the streams.
 
-    readout: "mean", which returns equal streams themselves, exactly, for every N; or "sum", the paper's, which hands
-    N times the vector to the final norm.
+    readout: "mean", which returns equal streams exactly, for every N; or "sum", the paper's, which hands N times the
+    vector to the final norm.
     """
     values = streams.to(compute_dtype(streams.dtype))
     return (values.sum(-2) if readout == "sum" else stream_mean(values)).to(streams.dtype)
@@ -104,7 +104,7 @@ class Connection(WideModule):
     hc_mult: N, at least 1.
     sub_layer: k.
 
-    Parameters are float32 whatever the default dtype, and stay it; the forward casts up whatever they have become.
+    Parameters are float32 whatever the default dtype, and stay float32. The forward casts narrower ones up.
     """
 
     def __init__(self, hidden_size: int, hc_mult: int, sub_layer: int):
@@ -119,12 +119,12 @@ class Connection(WideModule):
         """Return the hidden states `[B, S, D]` of streams."""
         return reduce_streams(streams, readout)
 
-    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read_and_mix(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the branch input `[B, S, D]` of streams `[B, S, N, D]`, in their dtype, and H' and b of `Carry`."""
         raise NotImplementedError
 
     def take(self, streams: torch.Tensor) -> Written:
-        """Return streams `[B, S, N, D]` as `forward` takes them."""
+        """Return streams `[B, S, N, D]` as the input of `forward`."""
         return Streams(streams)
 
     def forward(self, streams: Any) -> tuple[torch.Tensor, Writer]:
@@ -136,7 +136,7 @@ class Connection(WideModule):
         """
         values = streams.written()
         with without_autocast(values):
-            branch_input, mixed, beta = self.connect(values)
+            branch_input, mixed, beta = self.read_and_mix(values)
         return branch_input, self.carry(mixed, beta, values.dtype)
 
     def carry(self, mixed: torch.Tensor, beta: torch.Tensor, dtype: torch.dtype) -> Carry:
@@ -144,7 +144,7 @@ class Connection(WideModule):
         return Carry(mixed, beta, dtype)
 
     def width_connection(self, streams: torch.Tensor) -> tuple[torch.Tensor, Writer]:
-        """Return the results of `forward`, of streams `[B, S, N, D]` as a tensor."""
+        """Return the results of `forward` for streams `[B, S, N, D]` as a tensor."""
         return self(self.take(streams))
 
     def extra_repr(self) -> str:
@@ -152,7 +152,7 @@ class Connection(WideModule):
 
 
 def broadcast_output(branch_output: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a branch output of the shape that an addition would broadcast it to, `[B, S, D]`."""
+    """Return a branch output broadcast to `[B, S, D]`, as an addition would."""
     if not torch.jit.is_tracing() and branch_output.shape == shape:
         return branch_output
     return branch_output.expand(shape)
@@ -161,7 +161,7 @@ def broadcast_output(branch_output: torch.Tensor, shape: tuple[int, ...]) -> tor
 def clamp_infinities(branch_output: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a branch output in the compute dtype, whose products with 0 are 0, for streams of a dtype.
 
-    Families that train in float16 clamp streams that overflow. Other streams must stay as they are.
+    Families that train in float16 clamp streams that overflow. Other streams must stay unchanged.
     """
     return branch_output.clamp(-OVERFLOW, OVERFLOW) if dtype == torch.float16 else branch_output
 
@@ -172,7 +172,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def without_autocast(tensor: torch.Tensor) -> AbstractContextManager:
-    """Return a context in which operations on `tensor` keep the dtypes that they are given."""
+    """Return a context in which operations on `tensor` keep their dtypes."""
     device = tensor.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):  # which raises where there is no autocast
         return nullcontext()
@@ -182,6 +182,6 @@ def without_autocast(tensor: torch.Tensor) -> AbstractContextManager:
 def as_new_output(tensor: torch.Tensor) -> torch.Tensor:
     """Return the output of an `autograd.Function`; under a compiler a view of it.
 
-    Before torch 2.12 Dynamo loses the gradient of an output of an operation in place, or of one that does nothing.
+    Before torch 2.12 Dynamo loses the gradient of an output of an in-place operation, and of an identity.
     """
     return tensor.view_as(tensor) if torch.compiler.is_compiling() else tensor

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, get_args, get_origin
 FORMAT = 1  # of folders: names of parameters, fields of the config; older ones, without the field, are of the first
 # at the start of mHC and iHC
 FAVOURED_READ = 0.7  # of stream k mod n, by sub-layer k; the others share the rest
-KEPT = 0.96  # of each stream, by mixing, before the iteration; the others share the rest
+KEPT_SHARE = 0.96  # of each stream, by mixing, before the iteration; the others share the rest
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Accepted:
 
     least, most: the smallest and the largest number of streams.
     starts: the values of `hc_start`.
-    reads: the fields that it reads and some other kind does not.
-    own_readout: why its readout can't be chosen; None where it can.
-    no_equivalent: why no Pre-Norm model computes the same; None for a kind that models can be converted to.
+    reads: fields that it reads, and that some other kind does not.
+    own_readout: why its readout can't be chosen; None if it can.
+    no_equivalent: why no Pre-Norm model computes the same; None for a kind of conversions.
     """
 
     least: int = 1
@@ -67,7 +67,7 @@ Norm = Literal["dyt", "derf"]
 
 @dataclass(kw_only=True, repr=False)
 class ConnectionFields:
-    """The fields with their defaults; `HyperConnectionConfig` says what they mean."""
+    """The fields with their defaults; `HyperConnectionConfig` explains them."""
 
     connection: Connection = "dhc"
     hc_mult: int = 4
@@ -86,7 +86,7 @@ class ConnectionFields:
 
 
 class GivenFields(TypedDict, total=False):
-    """The fields that a conversion takes; where `hc_mult` and `hc_readout` are None, they follow from others."""
+    """The fields that a conversion accepts; `hc_mult` and `hc_readout` follow from others where they are None."""
 
     connection: Connection
     hc_mult: int | None
@@ -109,8 +109,8 @@ CHOICES: dict[str, tuple] = {
     field.name: get_args(field.type) for field in fields(ConnectionFields) if get_origin(field.type) is Literal
 }
 CHOICES["norm"] = (None, *get_args(Norm))
-COUNTS = ("hc_mult", "hc_block", "hc_sinkhorn_iters")
-OF_SOME_KINDS = tuple(name for name in FIELDS if any(name in kind.reads for kind in ACCEPTED.values()))
+COUNT_FIELDS = ("hc_mult", "hc_block", "hc_sinkhorn_iters")
+KIND_FIELDS = tuple(name for name in FIELDS if any(name in kind.reads for kind in ACCEPTED.values()))
 
 # values with which no Pre-Norm model computes the same, and why
 NOT_CONVERTED: dict[tuple[str, str], str] = {
@@ -127,8 +127,8 @@ def convertible(field: str) -> tuple:
     return tuple(value for value in CHOICES[field] if (field, value) not in NOT_CONVERTED)
 
 
-def completed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all fields: a field that is not given follows from others, or has its default."""
+def complete(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all fields; missing ones follow from others, or have their defaults."""
     chosen = {name: value for name, value in given.items() if value is not None}
     most = ACCEPTED.get(chosen.get("connection", FIELDS["connection"]), Accepted()).most
     follow = {
@@ -138,13 +138,13 @@ def completed(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**FIELDS, **follow, **chosen}
 
 
-def fault(config: Mapping[str, Any]) -> str | None:
-    """Say what keeps a config from having its fields; None when nothing does."""
+def fault_of_fields(config: Mapping[str, Any]) -> str | None:
+    """Say why a config can't have its fields; None if it can."""
     config = {**FIELDS, **config}
     for name, accepted in CHOICES.items():
         if config[name] not in accepted:
             return _must_be(config, name, one_of(accepted))
-    for name in COUNTS:
+    for name in COUNT_FIELDS:
         count = config[name]
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             return _must_be(config, name, "a whole number, at least 1")
@@ -157,7 +157,7 @@ def fault(config: Mapping[str, Any]) -> str | None:
 
 
 def _fault_of_kind(config: Mapping[str, Any]) -> str | None:
-    """Say which field does not fit its connection or its start; None when all fit."""
+    """Say which field does not fit its connection or its start; None if all fit."""
     name, n, start = config["connection"], config["hc_mult"], config["hc_start"]
     kind, having = ACCEPTED[name], f"with connection {name!r}"
     if kind.most is not None and not kind.least <= n <= kind.most:
@@ -178,7 +178,7 @@ def _fault_of_kind(config: Mapping[str, Any]) -> str | None:
 
 
 def fault_of_start(config: Mapping[str, Any]) -> str | None:
-    """Say what keeps a config without other faults from an equivalent start; None when nothing does."""
+    """Say why a config without other faults has no equivalent start; None if it has one."""
     config, smallest = {**FIELDS, **config}, 1.0
     n, eps = config["hc_mult"], config["hc_eps"]
     if config["connection"] in ("mhc", "ihc"):
@@ -192,32 +192,32 @@ def fault_of_start(config: Mapping[str, Any]) -> str | None:
 
 
 def inequivalence(config: Mapping[str, Any]) -> str | None:
-    """Say why no Pre-Norm model computes what one with this config does at its start; None when one does."""
+    """Say why no Pre-Norm model equals a model with this config at its start; None if one does."""
     return NOT_CONVERTED.get(_not_converted({**FIELDS, **config}))
 
 
-def refusal(given: Mapping[str, Any]) -> str | None:
-    """Say why no conversion can have the given fields; None when one can."""
-    config = completed(given)
+def refusal_of_fields(given: Mapping[str, Any]) -> str | None:
+    """Say why no conversion can have the given fields; None if one can."""
+    config = complete(given)
     field, value = _not_converted(config)
     if field:
         because = f"{NOT_CONVERTED[field, value]}, so no pretrained model computes the same. Train a new model with it"
         return _must_be(config, field, f"{one_of(convertible(field))} in a conversion", because)
-    return fault(config) or fault_of_start(config)
+    return fault_of_fields(config) or fault_of_start(config)
 
 
-def unknown(given: Mapping[str, Any]) -> str | None:
-    """Say which given names are no fields of connections; None when all are."""
+def unknown_fields(given: Mapping[str, Any]) -> str | None:
+    """Say which given names are no fields of connections; None if all are."""
     names = [name for name in given if name not in FIELDS]
     known = f"fields of connections are {', '.join(FIELDS)}"
     return f"{known} (got {', '.join(names)}); hc_mult is the number of streams" if names else None
 
 
-def unread(given: Mapping[str, Any]) -> str | None:
-    """Say which given field has no effect on a conversion; None when all have one."""
-    config = completed(given)
+def unread_field(given: Mapping[str, Any]) -> str | None:
+    """Say which given field has no effect on a conversion; None if all have an effect."""
+    config = complete(given)
     connection, start = config["connection"], config["hc_start"]
-    for field in OF_SOME_KINDS if connection in ACCEPTED else ():
+    for field in KIND_FIELDS if connection in ACCEPTED else ():
         default, is_of_readout = FIELDS[field], field == "hc_eps" and config["hc_readout"] == "learned"
         if config[field] != default and field not in ACCEPTED[connection].reads and not is_of_readout:
             because = f"{connection!r} doesn't read it"
@@ -239,10 +239,10 @@ def one_of(values: Iterable[object]) -> str:
 
 
 def _not_converted(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Find the field that keeps a conversion from equality, and its value; both empty when none does."""
+    """Find the field that excludes an equal base, and its value; both empty without one."""
     read = ACCEPTED.get(config["connection"], Accepted()).reads
     for field, value in NOT_CONVERTED:
-        if config[field] == value and (field not in OF_SOME_KINDS or field in read):
+        if config[field] == value and (field not in KIND_FIELDS or field in read):
             return field, value
     return "", ""
 

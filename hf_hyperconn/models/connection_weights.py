@@ -22,7 +22,8 @@ from .sub_layers import READOUT, is_of_connection
 
 logger = logging.get_logger(__name__)
 
-BY_PLACE = ("selected", "opens_block", "alpha")  # attributes of AltUp, attention residuals and Keel that follow from k
+# attributes of AltUp, attention residuals and Keel that follow from k
+PLACE_ATTRIBUTES = ("selected", "opens_block", "alpha")
 
 if TYPE_CHECKING:
     Base = PreTrainedModel
@@ -30,16 +31,16 @@ else:
     Base = object
 
 
-class InitialisedModule(nn.Module):
-    """A module whose `initial_values` its constructor and a model's `_init_weights` both take.
+class InitializedModule(nn.Module):
+    """A module whose `initial_values` serve its constructor and a model's `_init_weights`.
 
-    decayed: names of those of its parameters that weight decay applies to.
+    decayed: names of its parameters with weight decay.
     """
 
     decayed: tuple[str, ...] = ()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Return every parameter of the module itself at the start."""
+        """Return every own parameter of the module at the start."""
         raise NotImplementedError
 
     def register_initial_values(self) -> None:
@@ -48,10 +49,10 @@ class InitialisedModule(nn.Module):
             self.register_parameter(name, nn.Parameter(value))
 
 
-class WideModule(InitialisedModule):
+class WideModule(InitializedModule):
     """A module whose parameters stay float32 when a model is cast to 16 bits (`.to(torch.bfloat16)`, `.half()`).
 
-    Those made or loaded in 16 bits stay so; its forward has to cast up.
+    Parameters made or loaded in 16 bits stay so; the forward has to cast them up.
     """
 
     def _apply(self, fn, recurse=True):
@@ -65,8 +66,8 @@ class WideModule(InitialisedModule):
 
 
 def fresh_copy(module: nn.Module) -> nn.Module:
-    """Return a deep copy that a model initializes by itself, also of fake tensors, which `deepcopy` can't copy."""
-    with whole(module.parameters()):
+    """Return a deep copy that a model initializes by itself; fake tensors, too, which `deepcopy` can't copy."""
+    with gathered(module.parameters()):
         parameters = {id(p): nn.Parameter(p.detach().clone(), p.requires_grad) for p in module.parameters()}
     copy = deepcopy(module, parameters | {id(buffer): buffer.clone() for buffer in module.buffers()})
     for part in copy.modules():
@@ -75,7 +76,7 @@ def fresh_copy(module: nn.Module) -> nn.Module:
 
 
 def in_float32(norm: nn.Module) -> nn.Module:
-    """Return the norm in float32; unlike `.float()`, which changes tensors in place, also with fake tensors."""
+    """Return the norm in float32; unlike the in-place `.float()`, also with fake tensors."""
     for module in norm.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dtype != torch.float32:
@@ -87,7 +88,7 @@ def in_float32(norm: nn.Module) -> nn.Module:
 
 
 class InitialWeights(Base):
-    """Mixin before a family's `PreTrainedModel`, which starts weights that were not loaded."""
+    """Mixin before a family's `PreTrainedModel` that initializes weights that were not loaded."""
 
     def _initialize_weights(self, module, is_custom_code=False):
         # as for the base's class: Transformers expects of custom code that it may start weights that were loaded
@@ -99,8 +100,8 @@ class InitialWeights(Base):
         for part in self.modules():
             if isinstance(part, PreTrainedModel) and not isinstance(part, InitialWeights):
                 for module in part.modules():
-                    if isinstance(module, InitialisedModule):
-                        with whole(module.parameters(recurse=False), changes=True):
+                    if isinstance(module, InitializedModule):
+                        with gathered(module.parameters(recurse=False), changes=True):
                             self._initialize_weights(module)
         super().initialize_weights()
         scaled: Any = [module for module in self.modules() if getattr(module, "hc_is_scaled", None) is False]
@@ -108,28 +109,28 @@ class InitialWeights(Base):
             module.hc_is_scaled = True
             parameter = getattr(module, module.hc_output_projection)
             if not getattr(parameter, "_is_hf_initialized", False):  # it was not loaded
-                with whole([parameter], changes=True):
-                    parameter.mul_(self.config.of_layers.hc_mult**-0.5)
+                with gathered([parameter], changes=True):
+                    parameter.mul_(self.config.connection_config.hc_mult**-0.5)
 
     def _init_weights(self, module):
         super()._init_weights(module)
-        if isinstance(module, InitialisedModule):
+        if isinstance(module, InitializedModule):
             for name, value in module.initial_values().items():
                 parameter = getattr(module, name)
                 init.copy_(parameter, _sharded_like(value, parameter))
 
     @torch.inference_mode(False)  # they may be trained later
-    def materialise_connections(self, device: torch.device) -> None:
+    def materialize_connections(self, device: torch.device) -> None:
         """Create and initialize the connections' weights on the meta device, where loading leaves new weights."""
         for module in self.modules():
             if isinstance(module, InitialWeights):
                 innermost = module  # a language model starts its norms in its own way
-            if isinstance(module, InitialisedModule) and any(p.is_meta for p in module.parameters()):
+            if isinstance(module, InitializedModule) and any(p.is_meta for p in module.parameters()):
                 module.to_empty(device=device)
                 module.apply(innermost._init_weights)
 
     def keep_weights(self) -> None:
-        """Mark all weights as initialized, but those on the meta device: a larger model may start its parts again."""
+        """Mark all weights but the meta device's as initialized: a larger model may initialize its parts again."""
         for module in self.modules():
             if any(parameter.is_meta for parameter in module.parameters()):
                 continue
@@ -141,7 +142,7 @@ class InitialWeights(Base):
 def warn_of_narrow(dtypes: dict[str, torch.dtype]) -> None:
     """Warn once of parameters of connections that have 16 bits or fewer.
 
-    dtypes: of each parameter, by its name.
+    dtypes: dtype of each parameter, by its name.
     """
     floating = {dtype for name, dtype in dtypes.items() if is_of_connection(name) and dtype.is_floating_point}
     if narrow := sorted(str(dtype).removeprefix("torch.") for dtype in floating if dtype.itemsize < 4):
@@ -156,7 +157,7 @@ def warn_of_narrow(dtypes: dict[str, torch.dtype]) -> None:
 def warn_of_training(layers: Iterable[Any]) -> None:
     """Warn once of connections in 16 bits, and of a frozen readout, in the layers that a forward will run.
 
-    It looks at one layer, because tools cast or freeze all alike.
+    It checks one layer, because tools cast or freeze all alike.
     """
     if torch.compiler.is_compiling():
         return
@@ -182,7 +183,7 @@ def warn_of_training(layers: Iterable[Any]) -> None:
 
 
 def warn_of_old_places(model: nn.Module) -> None:
-    """Warn of removed or moved layers, where the model, loaded again, computes something else."""
+    """Warn of removed or moved layers with which the model, loaded again, computes something else."""
     for layers in model.modules():
         if not isinstance(layers, nn.ModuleList):
             continue
@@ -191,11 +192,11 @@ def warn_of_old_places(model: nn.Module) -> None:
             (layer, getattr(layer, part.connection)) for layer in connected for part in layer.parts
         ]
         for k, (layer, connection) in enumerate(connections):
-            if not any(hasattr(connection, name) for name in BY_PLACE):
+            if not any(hasattr(connection, name) for name in PLACE_ATTRIBUTES):
                 continue
             with torch.device("meta"):
                 new = layer.make_connection(k, len(connections))
-            if any(getattr(connection, name, None) != getattr(new, name, None) for name in BY_PLACE):
+            if any(getattr(connection, name, None) != getattr(new, name, None) for name in PLACE_ATTRIBUTES):
                 logger.warning(
                     f"sub-layer {connection.sub_layer} is sub-layer {k} of {len(connections)} now, as layers have "
                     f"been removed or moved, and this kind of connection computes something else there: the "
@@ -205,10 +206,10 @@ def warn_of_old_places(model: nn.Module) -> None:
                 break
 
 
-def whole(parameters: Iterable[torch.Tensor], changes: bool = False) -> AbstractContextManager:
-    """Return a context in which parameters that ZeRO-3 has split are whole; every rank has to enter it.
+def gathered(parameters: Iterable[torch.Tensor], changes: bool = False) -> AbstractContextManager:
+    """Return a context in which ZeRO-3's split parameters are gathered; every rank has to enter it.
 
-    changes: whether they are changed within; each rank then has the values of the first rank.
+    changes: whether they change within; afterwards each rank has the first rank's values.
     """
     split = [parameter for parameter in parameters if hasattr(parameter, "ds_shape")]
     if not split:
@@ -218,7 +219,7 @@ def whole(parameters: Iterable[torch.Tensor], changes: bool = False) -> Abstract
 
 
 def _sharded_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return the part of a value that each rank has of a parameter; all of it unless the parameter is sharded."""
+    """Return a rank's part of a value for a sharded parameter; all of it for another."""
     if not hasattr(parameter, "device_mesh"):
         return value
     from torch.distributed.tensor import distribute_tensor  # not part of every build of torch

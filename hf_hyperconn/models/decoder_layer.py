@@ -11,9 +11,9 @@ import transformers
 from torch import nn
 from transformers.utils import logging
 
-from .chosen_code import CONNECTIONS, readout_of, replace_norms
+from .chosen_code import CONNECTIONS, readout_maker, replace_norms
 from .connection import Connection, Written
-from .connection_weights import InitialisedModule, fresh_copy, warn_of_training
+from .connection_weights import InitializedModule, fresh_copy, warn_of_training
 from .sub_layers import SUB_LAYERS, SubLayer, written_streams
 
 logger = logging.get_logger(__name__)
@@ -35,22 +35,22 @@ class HyperConnectionDecoderLayer(Base):
     """Mixin before a family's decoder layer: its residual additions become hyper-connections.
 
     The branches here are norm + attention and norm + MLP. A family with other branches has methods cut from
-    Transformers' `forward`. A branch takes the layer's arguments, and the values that earlier branches return beside
+    Transformers' `forward`. A branch accepts the layer's arguments, and values that earlier branches return beside
     their outputs.
 
     parts: the sub-layers of the layer, in their order.
-    count: the field of the config that has the number of layers.
-    positional: names of the arguments, besides hidden states, that the family's model gives a layer by their place.
+    count: field of the config with the number of layers.
+    positional: names of the arguments, besides hidden states, that the family's model passes by their place.
     packed: whether hidden states are `[S, D]`, tokens of all sequences one after the other, and streams `[S, N, D]`.
     channels_first: whether the base's hidden states lie channel after channel in memory, by which norms round.
-    widened: the attribute of the layer that says whether the streams are float32; None for the hidden states' dtype.
-    returned: the values of branches that the layer returns after hidden states, in a tuple; None for no tuple.
-    settings: the value of each field of the config with which the family's layer has these branches.
+    widened: attribute of the layer that tells whether streams are float32; None for the hidden states' dtype.
+    returned: names of the values that the layer returns after hidden states, in a tuple; None for no tuple.
+    settings: fields of the config with the values that lead to these branches.
     absent: arguments that must be None, because their branch is not in this layer.
-    cut_from: the `CutFrom` of the branches that were cut; None without any.
-    cache_names: the name of the cache in the model and in the branches; None where they are the same.
-    predicting_norm: the norm of the layer that dynamic coefficients take a copy of; None for an RMSNorm of torch.
-    is_first, is_last: whether its `forward` expands the streams and reads them out; `place_layers` keeps them right.
+    cut_from: the `CutFrom` of cut branches; None without any.
+    cache_names: names of the cache in the model and in the branches; None if they are the same.
+    predicting_norm: the norm of the layer whose copy predicts dynamic coefficients; None for torch's RMSNorm.
+    is_first, is_last: whether its `forward` expands the streams and reads them out; `place_layers` sets them.
     """
 
     input_layernorm: Any
@@ -70,17 +70,17 @@ class HyperConnectionDecoderLayer(Base):
     cut_from: Any = None
     cache_names: tuple[str, str] | None = None
     predicting_norm: str | None = "post_attention_layernorm"
-    hc_head: InitialisedModule
-    embedding_scale: InitialisedModule
-    lent_readout: tuple[InitialisedModule, ...] = ()  # in a tuple, so that its parameters keep the one name they have
+    hc_head: InitializedModule
+    embedding_scale: InitializedModule
+    lent_readout: tuple[InitializedModule, ...] = ()  # in a tuple, so that its parameters keep the one name they have
 
-    def connect(self, config, layer_idx: int, layers: int) -> None:
-        """Give a layer that the family's `__init__` has built its connections.
+    def add_connections(self, config, layer_idx: int, layers: int) -> None:
+        """Add connections to a layer that the family's `__init__` has built.
 
-        layers: their number.
+        layers: number of layers.
 
         Raises `ValueError` when the layer has other branches with this config. Raises `ImportError` when the installed
-        Transformers has another layer than they were cut from.
+        Transformers has another layer than the branches were cut from.
         """
         self.check_settings(config)
         if self.cut_from is not None:
@@ -93,7 +93,7 @@ class HyperConnectionDecoderLayer(Base):
         for place, part in enumerate(self.parts):
             connection = self.make_connection(len(self.parts) * layer_idx + place, len(self.parts) * layers)
             setattr(self, part.connection, connection)
-        if self.is_last and (make_readout := readout_of(config)) is not None:
+        if self.is_last and (make_readout := readout_maker(config)) is not None:
             self.hc_head = make_readout(self)
 
     @classmethod
@@ -126,7 +126,7 @@ class HyperConnectionDecoderLayer(Base):
         return CONNECTIONS[self.config.connection](self, sub_layer, sub_layers)
 
     def written_streams(self, sub_layer: int, sub_layers: int) -> tuple[int, ...] | None:
-        """Return the streams that sub-layer k writes at the start; None where its connection knows them."""
+        """Return the streams that sub-layer k writes at the history start; None for another start."""
         config = self.config
         if config.hc_start != "history":
             return None
@@ -134,17 +134,17 @@ class HyperConnectionDecoderLayer(Base):
 
     @property
     def sub_layers(self) -> list[tuple[Connection, Callable[..., torch.Tensor]]]:
-        """The connection and the branch of each sub-layer, in their order."""
+        """Return the connection and the branch of each sub-layer, in their order."""
         return [(getattr(self, part.connection), getattr(self, part.branch)) for part in self.parts]
 
     @classmethod
     def are_streams(cls, states: torch.Tensor) -> bool:
-        """Tell streams from hidden states."""
+        """Tell whether states are streams, not hidden states."""
         return states.dim() == (3 if cls.packed else 4)
 
     def read_out(self, streams: torch.Tensor) -> torch.Tensor:
         """Read hidden states `[B, S, D]` out of streams, by the readout of the config."""
-        if readout_of(self.config) is not None:
+        if readout_maker(self.config) is not None:
             return (self.lent_readout[0] if self.lent_readout else self.hc_head)(streams)
         return self.sub_layers[-1][0].reduce_streams(streams, self.config.hc_readout)
 
@@ -155,7 +155,7 @@ class HyperConnectionDecoderLayer(Base):
         return self.sub_layers[0][0].expand_streams(self._widen(hidden_states))
 
     def with_base_layout(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Return hidden states `[B, S, D]` with the strides that they have in the base."""
+        """Return hidden states `[B, S, D]` with the base's strides."""
         return hidden_states.mT.contiguous().mT if self.channels_first else hidden_states
 
     def attention_branch(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
@@ -167,7 +167,7 @@ class HyperConnectionDecoderLayer(Base):
         return self.mlp(self.post_attention_layernorm(hidden_states))
 
     def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> Any:
-        """Run the layer on streams `[B, S, N, D]`; the first layer takes and the last returns `[B, S, D]`.
+        """Run the layer on streams `[B, S, N, D]`; the first layer accepts and the last returns `[B, S, D]`.
 
         It returns a tuple where the family's layer does.
         """
@@ -192,7 +192,7 @@ class HyperConnectionDecoderLayer(Base):
         return hidden_states if self.returned is None else (hidden_states, *map(kwargs.get, self.returned))
 
     def _name_arguments(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Add positional arguments to `kwargs`, and give the cache the name that the branches take."""
+        """Add positional arguments to `kwargs`, and rename the cache for the branches."""
         if len(args) > len(self.positional):
             raise TypeError(
                 f"decoder layer {self.layer_idx} received {len(args)} arguments by their place besides hidden states, "
@@ -208,7 +208,7 @@ class HyperConnectionDecoderLayer(Base):
             )
 
     def _take(self, hidden_states: torch.Tensor, connection: Connection) -> Written:
-        """Return streams as the first connection of the layer takes them; the first layer expands hidden states."""
+        """Return the input of the layer's first connection; the first layer expands hidden states."""
         if self.are_streams(hidden_states):  # also in a first layer that stands further up once more
             return connection.take(self._widen(hidden_states))
         if not self.is_first:
@@ -220,18 +220,18 @@ class HyperConnectionDecoderLayer(Base):
         return connection.take(self.expand(hidden_states))
 
     def _widen(self, states: torch.Tensor) -> torch.Tensor:
-        """Return hidden states or streams in float32, where the layer has its streams in it."""
+        """Return hidden states or streams, in float32 where the layer's streams are float32."""
         return states.to(torch.float32) if self.widened is not None and getattr(self, self.widened) else states
 
 
 class BetweenEnds:
     """The compiled code of one layer, between expanding and reading out.
 
-    A graph is made for each layer that does something else. With these outside, all layers share one.
+    The compiler makes a graph for each layer that does something else. With both outside, all layers share one.
 
     layer: the decoder layer.
     compiled: its compiled code, of `layer.compile()` or `torch.compile(layer)`.
-    expands, reads_out: whether the layer is the first and the last of its stack; `place_layers` keeps them right.
+    expands, reads_out: whether the layer is the first and the last of its stack; `place_layers` sets them.
     """
 
     def __init__(self, layer: HyperConnectionDecoderLayer, compiled: Callable):
@@ -239,7 +239,7 @@ class BetweenEnds:
         self.expands = self.reads_out = False
 
     def __call__(self, hidden_states: torch.Tensor, *args, **kwargs) -> Any:
-        """Run the layer on hidden states or streams, as its `forward` does. Its graph takes contiguous streams."""
+        """Run the layer on hidden states or streams, as its `forward` does, by a graph for contiguous streams."""
         layer = self.layer
         if self.expands and not layer.are_streams(hidden_states):
             hidden_states = layer.expand(hidden_states).contiguous()
@@ -265,11 +265,11 @@ def compiled_alone(layer: Any) -> BetweenEnds | None:
 def place_layers(layers: nn.ModuleList, config, count: int | None = None, are_recorded: bool = False) -> None:
     """Mark the first and the last of the layers that run now: layers may have been removed or added.
 
-    Layers that are compiled one by one share a graph: `BetweenEnds` expands and reads out. Both stay in `forward`
-    where they have parameters, which hooks may bring only for `forward`, where hidden states are recorded, and where
-    the whole model is compiled, which calls `forward`.
+    Layers that are compiled one by one share a graph, because `BetweenEnds` expands and reads out. Three cases keep
+    both in `forward`: parameters, which hooks may provide only for `forward`; recorded hidden states; and compilation
+    of the whole model, which calls `forward`.
 
-    count: the number of layers that run, None for all; an early exit runs fewer.
+    count: the number of layers that run; None for all. An early exit runs fewer.
     are_recorded: whether hooks record the hidden states of layers.
 
     Raises `ValueError` when no layer can expand the streams, or read them out once.
@@ -289,7 +289,7 @@ def place_layers(layers: nn.ModuleList, config, count: int | None = None, are_re
             "Set `embedding_scale` of the layer to that module."
         )
     readout = getattr(layers[-1], "hc_head", None)
-    if readout_of(config) is not None and hasattr(last, "is_last") and readout is None:
+    if readout_maker(config) is not None and hasattr(last, "is_last") and readout is None:
         raise ValueError(
             "the last decoder layer present has no readout: that was in a layer that has been removed. "
             "Set `hc_head` of the layer to that module."
@@ -301,7 +301,7 @@ def place_layers(layers: nn.ModuleList, config, count: int | None = None, are_re
         expands, reads_out = layer is first, layer is last
         if (compiled := compiled_alone(layer)) is not None:
             compiled.expands = expands and outside and config.norm is None
-            compiled.reads_out = reads_out and outside and readout_of(config) is None
+            compiled.reads_out = reads_out and outside and readout_maker(config) is None
             expands, reads_out = expands and not compiled.expands, reads_out and not compiled.reads_out
         if layer.is_first != expands:
             layer.is_first = expands
@@ -313,7 +313,7 @@ def place_layers(layers: nn.ModuleList, config, count: int | None = None, are_re
 
 
 def reduce_recorded_streams(forward):
-    """Wrap a base model's `forward`, so that the `hidden_states` that it records are read out, to `[B, S, D]`.
+    """Wrap a base model's `forward`, so that recorded `hidden_states` are read out, to `[B, S, D]`.
 
     The wrapper raises `ValueError` when no layer has read the streams out.
     """

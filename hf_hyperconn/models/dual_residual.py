@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """ResiDual (arXiv 2304.14802): a Post-Norm and a Pre-Norm residual stream side by side.
 
-For sub-layer k with its branch F (which norms its input), x the Post-Norm stream and d the Pre-Norm one, both of them
-the embedding at first,
+Sub-layer k has the branch F, which norms its input. x is the Post-Norm stream and d the Pre-Norm stream. Both begin as
+the embedding.
 
     x_next = Norm(x + F(x))      d_next = d + F(x)
 
@@ -21,9 +21,9 @@ from .connection_weights import WideModule, in_float32
 
 @dataclass(eq=False)
 class DualCarry(Carry):
-    """A carry of which x is normed, in float32, when it has been written.
+    """A carry whose x is normed after writing, in float32.
 
-    norm: of the connection.
+    norm: norm of the connection.
     """
 
     norm: nn.Module
@@ -37,7 +37,7 @@ class DualResidual(Connection):
     """ResiDual's connection around one sub-layer; streams are `[B, S, 2, D]`, x and d.
 
     hidden_size, sub_layer: see `Connection`.
-    norm: of the family's kind, after the addition to x.
+    norm: norm of the family's kind, after the addition to x.
     """
 
     def __init__(self, hidden_size: int, sub_layer: int, norm: nn.Module):
@@ -48,7 +48,7 @@ class DualResidual(Connection):
         """Return nothing: the only parameters are the norm's."""
         return {}
 
-    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read_and_mix(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         values = streams.to(compute_dtype(streams.dtype))
         return streams[..., 0, :], values, values.new_ones(2)
 
@@ -57,9 +57,9 @@ class DualResidual(Connection):
 
 
 class DualReadout(WideModule):
-    """x + Norm(d), of the last streams.
+    """x + Norm(d) of the last streams.
 
-    norm: of the family's kind.
+    norm: norm of the family's kind.
     """
 
     def __init__(self, norm: nn.Module):
@@ -77,7 +77,7 @@ class DualReadout(WideModule):
 
 
 def dual(layer: Any, sub_layer: int, sub_layers: int) -> DualResidual:
-    """Make the connection around sub-layer k of a layer, as its config asks for."""
+    """Make the connection around sub-layer k of a layer, by its config."""
     return DualResidual(layer.config.hidden_size, sub_layer, norm=layer.make_norm())
 
 

@@ -4,9 +4,8 @@
     DyT     weight * tanh(alpha x)
     Derf    weight * erf(alpha x + shift) + bias
 
-alpha and shift are learned scalars. DyT's initial alpha depends on the width and on whether the norm that it replaces
-is before attention; embeddings, which are small, are multiplied by a learned scalar that starts as the root of the
-width.
+alpha and shift are learned scalars. DyT's initial alpha depends on the width, and on whether the replaced norm is
+before attention. Embeddings, which are small, are multiplied by a learned scalar. It starts as the root of the width.
 """
 
 import inspect
@@ -16,19 +15,19 @@ import torch
 from torch import nn
 
 from .connection import compute_dtype
-from .connection_weights import InitialisedModule
+from .connection_weights import InitializedModule
 
 # initial alpha before attention and elsewhere, by width: the DyT paper's Tables 10 and 11
 ALPHAS = {1024: (1.0, 1.0), 2048: (1.0, 0.5), 4096: (0.8, 0.2), 5120: (0.6, 0.15), 8192: (0.2, 0.05)}
 DERF_ALPHA = 0.5
 
 
-class DynamicActivation(InitialisedModule):
+class DynamicActivation(InitializedModule):
     """DyT or Derf over the last dimension.
 
-    size: of the last dimension.
+    size: size of the last dimension.
     kind: "dyt" or "derf".
-    alpha: its initial value.
+    alpha: initial value of alpha.
     """
 
     weight: nn.Parameter
@@ -69,7 +68,7 @@ class DynamicActivation(InitialisedModule):
         return f"{self.size}, kind={self.kind}"
 
 
-class EmbeddingScale(InitialisedModule):
+class EmbeddingScale(InitializedModule):
     """Embeddings times a learned scalar, the root of the hidden size at the start (DyT paper, Appendix A)."""
 
     weight: nn.Parameter
@@ -91,7 +90,7 @@ class EmbeddingScale(InitialisedModule):
 def dynamic_activations(module: Any, config) -> None:
     """Replace every norm inside `module` by the activation of `config.norm`; a first layer scales embeddings, too.
 
-    Raises `ValueError` for a norm that is more than a function of one tensor, or does not tell its width.
+    Raises `ValueError` for a norm of several tensors, or of unknown width.
     """
     family = type(config).__name__.removeprefix("HC").removesuffix("Config")  # as RobertaPreLayerNorm
     for path, norm in list(module.named_modules()):

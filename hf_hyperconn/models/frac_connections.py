@@ -1,13 +1,13 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """Frac-connections (arXiv 2503.14125): m parts of the hidden state where hyper-connections carry n copies of it.
 
-For one token, H holds its m parts of D/m values as rows. A sub-layer T reads, mixes and writes them with
+For one token, the rows of H are its m parts of D/m values. A sub-layer T reads, mixes and writes them with
 
     A = [Y | A_r]  m x 2m      b  m
     H_next = diag(b) T(Y^T H) + A_r^T H
 
-where T takes and returns all parts side by side. As for hyper-connections, A and b may have a part predicted from each
-row of norm(H). At Y = A_r = I and b = 1 this is the residual connection, exactly.
+where T accepts and returns all parts side by side. As for hyper-connections, A and b may have a term predicted from
+each row of norm(H). At Y = A_r = I and b = 1 this is exactly the residual connection.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from .connection import Carry
-from .hyper_connections import HyperConnection, read_and_mix
+from .hyper_connections import HyperConnection, read_and_mix_by_matrix
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class FracConnection(HyperConnection):
 
     @property
     def stream_size(self) -> int:
-        """The width of one part."""
+        """Return the width of one part."""
         return self.hidden_size // self.hc_mult
 
     def initial_alpha(self) -> torch.Tensor:
@@ -52,16 +52,16 @@ class FracConnection(HyperConnection):
         return hidden_states.unflatten(-1, (self.hc_mult, -1))
 
     def reduce_streams(self, streams: torch.Tensor, readout: str) -> torch.Tensor:
-        """Return the hidden states `[B, S, D]` whose parts the streams are, whatever the readout."""
+        """Return the hidden states `[B, S, D]` of the parts, whatever the readout."""
         return streams.flatten(-2)
 
     def coefficient_parameters(self, dtype: torch.dtype) -> None:
-        """Return None: steps are for streams that are read into one."""
+        """Return None: steps read streams into one, and not parts."""
         return None
 
-    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read_and_mix(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         alpha, beta = self.coefficients(streams)
-        read, mixed = read_and_mix(streams, alpha, reads=self.hc_mult)
+        read, mixed = read_and_mix_by_matrix(streams, alpha, reads=self.hc_mult)
         return read.flatten(-2), mixed, beta
 
     def carry(self, mixed: torch.Tensor, beta: torch.Tensor, dtype: torch.dtype) -> FracCarry:
@@ -71,7 +71,7 @@ class FracConnection(HyperConnection):
 def narrow_norm(norm: nn.Module, size: int) -> nn.Module:
     """Return a norm of one part, cut from a new norm of the hidden size: its first `size` channels.
 
-    Raises `ValueError` for a norm made of other modules, whose channels can't be told apart.
+    Raises `ValueError` for a norm made of other modules, whose channels can't be separated.
     """
     parameters = dict(norm.named_parameters())
     if any("." in name for name in parameters):
@@ -88,7 +88,7 @@ def narrow_norm(norm: nn.Module, size: int) -> nn.Module:
 
 
 def frac(layer: Any, sub_layer: int, sub_layers: int) -> FracConnection:
-    """Make the connection around sub-layer k of a layer, as its config asks for.
+    """Make the connection around sub-layer k of a layer, by its config.
 
     Raises `ValueError` as `narrow_norm`.
     """

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from .computing import implementation, needs_autograd, uses_matrix_products
+from .computing import chosen_implementation, needs_autograd, uses_matrix_products
 from .connection import Streams, Writer, as_new_output, broadcast_output, without_autocast
 from .hc_torch import (
     BY_MATRIX_PRODUCTS,
@@ -72,7 +72,7 @@ class StepCarry:
 
 def read_by_step(streams: Streams, parameters: ConnectionParameters) -> tuple[torch.Tensor, Writer]:
     """Return the branch input `[B, S, D]` and the carry of a step that reads, after it has written."""
-    if implementation(streams.values, _run_one, MAX_TRITON_VALUES) == "triton":
+    if chosen_implementation(streams.values, _run_one, MAX_TRITON_VALUES) == "triton":
         from .hc_triton import read_by_kernels
 
         return read_by_kernels(streams, parameters)

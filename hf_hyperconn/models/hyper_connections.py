@@ -1,7 +1,7 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """Hyper-Connections (arXiv 2409.19606), in the place of residual connections.
 
-For one token, in the letters of `connection.py`, H holds its N streams as rows. A sub-layer reads, mixes and writes
+For one token, in the letters of `connection.py`, the rows of H are its N streams. A sub-layer reads, mixes and writes
 them with
 
     A = [A_m | A_r]  N x (N+1)      b  N
@@ -16,9 +16,9 @@ them with
     A = static_alpha + dynamic_alpha_scale * tanh(norm(H) @ dynamic_alpha_fn)
     b = static_beta  + dynamic_beta_scale  * tanh(norm(H) @ dynamic_beta_fn)
 
-At the equivalent initialization (Eq. 14), A = [e_{k mod N} | I] and b = 1, all streams stay equal and the model
-computes what its Pre-Norm base computes, bit for bit. That is why coefficients are computed and streams are mixed in
-float32, without any reduced-precision matrix product, and each stream is rounded once, when it is written.
+At the equivalent initialization (Eq. 14), A = [e_{k mod N} | I] and b = 1. All streams stay equal, and the model
+equals its Pre-Norm base bit for bit. For that, coefficients are computed and streams are mixed in float32, without
+reduced-precision matrix products. Each stream is rounded once, when it is written.
 """
 
 from typing import Any
@@ -34,14 +34,16 @@ from .hc_torch import ConnectionParameters
 from .norm_forms import NormForm, form_of
 
 
-def read_and_mix(streams: torch.Tensor, alpha: torch.Tensor, reads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the streams read and mixed: the columns of `alpha` are those of A_m, then those of A_r. Eqs. 3 and 4.
+def read_and_mix_by_matrix(
+    streams: torch.Tensor, alpha: torch.Tensor, reads: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the streams read and mixed by A; its columns are A_m, then A_r. Eqs. 3 and 4.
 
     streams: H, `[B, S, N, D]`.
     alpha: A, `[N, reads + N]` or `[B, S, N, reads + N]`, float32 (float64 for float64 streams).
     reads: number of columns of A_m.
 
-    Returns A_m^T H, `[B, S, reads, D]` in the dtype of the streams, and H' `[B, S, N, D]` in that of `alpha`.
+    Returns A_m^T H, `[B, S, reads, D]` in the dtype of the streams, and H' `[B, S, N, D]` in the dtype of `alpha`.
     """
     products = products_on(streams.device).mixed(alpha, streams.to(alpha.dtype))
     return products[..., :reads, :].to(streams.dtype), products[..., reads:, :]
@@ -51,11 +53,10 @@ class HyperConnection(Connection):
     """The hyper-connection around one sub-layer, static or dynamic.
 
     hidden_size, hc_mult, sub_layer: see `Connection`.
-    norm: for DHC, a module that norms the last dimension of `[B, S, N, D]`, here only to predict the coefficients;
-        None for SHC.
+    norm: for DHC, a norm of the last dimension of `[B, S, N, D]` that serves the prediction alone; None for SHC.
     tanh: whether the predicted term goes through tanh.
-    written: for the history start, the streams that the branch writes to at first, where it reads stream 0; None for
-        the paper's start, where it reads stream k mod N and writes to all.
+    written: for the history start, the streams that the branch writes at first; it reads stream 0. None for the
+        paper's start, where the branch reads stream k mod N and writes all.
     """
 
     decayed: tuple[str, ...] = ("dynamic_alpha_fn", "dynamic_beta_fn")
@@ -101,7 +102,7 @@ class HyperConnection(Connection):
 
     @property
     def stream_size(self) -> int:
-        """The width of one stream."""
+        """Return the width of one stream."""
         return self.hidden_size
 
     def initial_alpha(self) -> torch.Tensor:
@@ -127,9 +128,9 @@ class HyperConnection(Connection):
             beta + self.dynamic_beta_scale.to(dtype) * predicted_beta,
         )
 
-    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read_and_mix(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         alpha, beta = self.coefficients(streams)
-        read, mixed = read_and_mix(streams, alpha)
+        read, mixed = read_and_mix_by_matrix(streams, alpha)
         return read.squeeze(-2), mixed, beta
 
     def matrices(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,9 +140,9 @@ class HyperConnection(Connection):
         return alpha.expand(*tokens, *alpha.shape[-2:]), beta.expand(*tokens, *beta.shape[-1:])
 
     def coefficient_parameters(self, dtype: torch.dtype) -> ConnectionParameters | None:
-        """Return the parameters that a step computes `coefficients` with, in `dtype`; None when it must call the norm.
+        """Return a step's parameters for `coefficients`, in `dtype`; None if the norm must be called.
 
-        A step calls a norm that it does not know, or whose weight is elsewhere until its own hooks bring it.
+        An unknown norm must be called. So must a norm whose weight is elsewhere until its hooks load it.
         """
         static = self.static_alpha, self.static_beta
         if self.norm is None:
@@ -169,13 +170,13 @@ class HyperConnection(Connection):
 
 
 def static(layer: Any, sub_layer: int, sub_layers: int) -> HyperConnection:
-    """Make the static connection around sub-layer k of a layer, as its config asks for."""
+    """Make the static connection around sub-layer k of a layer, by its config."""
     config, written = layer.config, layer.written_streams(sub_layer, sub_layers)
     return HyperConnection(config.hidden_size, config.hc_mult, sub_layer, written=written)
 
 
 def dynamic(layer: Any, sub_layer: int, sub_layers: int) -> HyperConnection:
-    """Make the dynamic connection around sub-layer k of a layer, as its config asks for."""
+    """Make the dynamic connection around sub-layer k of a layer, by its config."""
     config, written = layer.config, layer.written_streams(sub_layer, sub_layers)
     norm, tanh = layer.make_norm(), config.hc_tanh
     return HyperConnection(config.hidden_size, config.hc_mult, sub_layer, norm=norm, tanh=tanh, written=written)

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """Keel (arXiv 2601.19895): a post-norm residual connection whose residual outweighs its branch.
 
-For sub-layer k of K, counted from zero, with its branch F (which norms its input)
+Sub-layer k of K, counted from zero, with the branch F, which norms its input, computes
 
     x_next = Norm(alpha x + F(x))      alpha = K
 
@@ -20,9 +20,9 @@ from .connection_weights import in_float32
 
 @dataclass(eq=False)
 class KeelCarry(Carry):
-    """A carry whose stream is normed, in float32, when it has been written.
+    """A carry whose stream is normed after writing, in float32.
 
-    norm: of the connection.
+    norm: norm of the connection.
     """
 
     norm: nn.Module
@@ -36,7 +36,7 @@ class KeelConnection(Connection):
 
     hidden_size, sub_layer: see `Connection`.
     sub_layers: K, of the whole model.
-    norm: of the family's kind, after the addition.
+    norm: norm of the family's kind, after the addition.
     """
 
     def __init__(self, hidden_size: int, sub_layer: int, sub_layers: int, norm: nn.Module):
@@ -48,7 +48,7 @@ class KeelConnection(Connection):
         """Return nothing: the only parameters are the norm's."""
         return {}
 
-    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read_and_mix(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         values = streams.to(compute_dtype(streams.dtype))
         return streams.squeeze(-2), self.alpha * values, values.new_ones(1)
 
@@ -60,5 +60,5 @@ class KeelConnection(Connection):
 
 
 def keel(layer: Any, sub_layer: int, sub_layers: int) -> KeelConnection:
-    """Make the connection around sub-layer k of a layer, as its config asks for."""
+    """Make the connection around sub-layer k of a layer, by its config."""
     return KeelConnection(layer.config.hidden_size, sub_layer, sub_layers, norm=layer.make_norm())

@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """The comparison of the installed Transformers with the functions that the branches of a layer were cut from.
 
-The proof is their source: no weights are read and nothing is computed. Two sources are the same if they differ only in
-comments, layout, docstrings, annotations, decorators that only deprecate or document, and the name of the cache.
+Only source is compared; no weights are read and nothing is computed. Two sources are the same if they differ only in
+comments, layout, docstrings, annotations, decorators that deprecate or document, and the name of the cache.
 """
 
 import ast
@@ -15,7 +15,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-# what releases of Transformers, and its modules, call the argument that has the keys and values of earlier tokens
+# names of the argument with the keys and values of earlier tokens, in releases and modules of Transformers
 CACHE_NAMES = ("cache", "past_key_values", "past_key_value", "cache_params", "layer_past")
 IGNORED_FIELDS = ("annotation", "returns", "type_comment", "type_params", "ctx", "kind")
 IGNORED_DECORATORS = ("deprecate_kwarg", "auto_docstring")
@@ -25,8 +25,8 @@ class CutFrom(NamedTuple):
     """The functions that branches were cut from.
 
     release: of Transformers.
-    functions: as `module:Class.function`, with modules from `transformers.models`. Of a function that runs layers only
-        the loop over them counts: `module:Class.function:attribute of the layers`. Of an `__init__` only its
+    functions: as `module:Class.function`, with modules from `transformers.models`. In a function that runs layers,
+        only the loop over them counts: `module:Class.function:attribute of the layers`. In an `__init__` only
         assignments from the config count.
     same: digest of their source with any name of the cache.
     spelled: digest of their source with its own names of the cache.
@@ -38,9 +38,10 @@ class CutFrom(NamedTuple):
     spelled: str
 
     def fit(self, layer: Any, forward: Callable, installed: str) -> None:
-        """Rename the cache where the installed Transformers has another name for it than the branches of a layer.
+        """Rename the cache where the installed Transformers and the branches of a layer name it differently.
 
-        forward: the layer's in Transformers. installed: the release of Transformers.
+        forward: the layer's forward in Transformers.
+        installed: the installed release of Transformers.
 
         Raises `SourceDiffersError` when the installed Transformers has another layer than branches were cut from.
         """
@@ -57,16 +58,16 @@ class CutFrom(NamedTuple):
 
 
 class SourceDiffersError(ImportError):
-    """An installed Transformers whose source differs from the source of the branches."""
+    """The installed Transformers differs from the source of the branches."""
 
 
 @cache
 def has_other_cache_names(cut: CutFrom, installed: str) -> bool:
     """Tell whether the installed Transformers has another name for the cache in the functions of `cut`.
 
-    installed: its release. Of the release of `cut` no source is read.
+    installed: its release. For the release of `cut` no source is read.
 
-    Raises `SourceDiffersError` where these functions differ by more, or their source can't be read.
+    Raises `SourceDiffersError` when these functions differ by more, or their source can't be read.
     """
     if cut.release == installed:
         return False
@@ -74,17 +75,17 @@ def has_other_cache_names(cut: CutFrom, installed: str) -> bool:
         functions = [_parsed(function) for function in cut.functions]
     except (ImportError, AttributeError, OSError, TypeError, SyntaxError, ValueError) as error:
         raise SourceDiffersError(_refusal(cut, installed, f"can't be read there ({error})")) from error
-    if digest(functions, spelled=True) == cut.spelled:
+    if digest_of_functions(functions, spelled=True) == cut.spelled:
         return False
-    if digest(functions) == cut.same:
+    if digest_of_functions(functions) == cut.same:
         return True
     raise SourceDiffersError(_refusal(cut, installed, "differ"))
 
 
-def digest(functions: Iterable[tuple[ast.AST, str]], *, spelled: bool = False) -> str:
+def digest_of_functions(functions: Iterable[tuple[ast.AST, str]], *, spelled: bool = False) -> str:
     """Return the first 16 digits of the SHA-256 of functions, by their syntax.
 
-    functions: with the attribute of the layers that they run; "" for a function that counts as a whole.
+    functions: each with the attribute of the layers that it runs; "" for a function that counts as a whole.
     spelled: whether the names of the cache count.
     """
     names = () if spelled else CACHE_NAMES
@@ -158,7 +159,7 @@ def _only_drops_layers(node: ast.AST) -> bool:
 
 
 def _arguments(value: ast.expr) -> Iterator[ast.AST]:
-    """Iterate over the nodes of an expression; of a call over those of its arguments."""
+    """Iterate over the nodes of an expression, or of the arguments of a call."""
     if isinstance(value, ast.Call):
         yield from (part for argument in (*value.args, *value.keywords) for part in ast.walk(argument))
     else:

@@ -8,12 +8,12 @@ For one token, x holds its N streams. With x' = RMSNorm(vec(x)), without weight,
     mix     H_res  = Sinkhorn(alpha_res  x' phi_res  + b_res)      rows and columns sum to 1; for iHC the identity
     x_next  = H_res x + H_post (outer) F(H_pre x)
 
-Parameters have the names and layout of DeepseekV4HyperConnection in Transformers: the rows of `fn` and `base` are
-read, write and mix, in this order, and so are the three `scale`s. The mix is stored by columns of H_res: it is the
-transpose of H_res that DeepSeek-V4 calls `comb`.
+Parameters have the names and layout of DeepseekV4HyperConnection in Transformers. The rows of `fn` and `base` and the
+three `scale`s are read, write and mix, in this order. The mix is stored by columns of H_res; DeepSeek-V4 calls the
+transpose of H_res `comb`.
 
-Streams are read and mixed as their mean plus weighted deviations from it, which vanish when all streams are equal: a
-converted model keeps its base's streams, whatever the rounding of the weights.
+Streams are read and mixed as their mean plus weighted deviations from it. The deviations vanish when all streams are
+equal, so a converted model keeps its base's streams, whatever the rounding of the weights.
 """
 
 import math
@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .computing import gradients, implementation, is_transformed, needs_autograd, products_on
+from .computing import chosen_implementation, gradients, is_transformed, needs_autograd, products_on
 from .connection import Connection, Streams, Writer, broadcast_output, compute_dtype, without_autocast
-from .connection_fields import FAVOURED_READ, KEPT
+from .connection_fields import FAVOURED_READ, KEPT_SHARE
 from .readouts import centred, logit, normed_projection, read_streams
 from .sinkhorn import sinkhorn
 
@@ -37,10 +37,10 @@ BIAS = 3.0
 class ManifoldCarry:
     """The carry of a width connection by the fused kernels.
 
-    streams: x, `[B, S, N, D]`, whose gradient is that of H_res x.
+    streams: x, `[B, S, N, D]`; its gradient is the gradient of H_res x.
     beta: H_post, `[B, S, N]`, float32.
     mix: H_res, `[B, S, N, N]`, float32, without a gradient: it goes through the streams. Empty for iHC.
-    mixes: whether it is there.
+    mixes: whether there is a mix.
     """
 
     streams: torch.Tensor
@@ -62,10 +62,10 @@ class ManifoldHyperConnection(Connection):
     hidden_size, hc_mult, sub_layer: as for `HyperConnection`; at least two streams. At the start the branch reads all
         of them, stream k mod N with weight 0.7, and a stream keeps 0.96 of itself.
     mixes: whether the streams are mixed (mHC) or not (iHC).
-    sinkhorn_iters: number of normalisations of columns and rows.
-    eps: added to the reads and to what divides, as in DeepSeek-V4's kernels.
-    is_biased: whether the initial biases are the paper's (Appendix A.6) instead: 3 for what the branch reads of stream
-        k mod N and for what a stream keeps of itself, -3 for the others. The reads of four streams then sum to 1.09.
+    sinkhorn_iters: number of normalizations of columns and rows.
+    eps: added to reads and divisors, as in DeepSeek-V4's kernels.
+    is_biased: whether the initial biases are the paper's (Appendix A.6) instead: 3 for the read of stream k mod N and
+        for a stream's share of itself, -3 for the others. The reads of four streams then sum to 1.09.
     """
 
     decayed = ("fn",)
@@ -88,12 +88,16 @@ class ManifoldHyperConnection(Connection):
         self.register_initial_values()
 
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Return values that keep the function of a Pre-Norm model, float32; the paper's biases don't keep it.
+        """Return the initial values, float32. Without the paper's biases they keep a Pre-Norm model's function.
 
-        Reads sum to 1, writes are 1, and the rows of the mix sum to 1.
+        Reads then sum to 1, writes are 1, and the rows of the mix sum to 1.
         """
         n, home = self.hc_mult, self.sub_layer % self.hc_mult
-        reads, keeps, gives = read_logits(n, home, self.eps), math.log(KEPT), math.log((1 - KEPT) / (n - 1))
+        reads, keeps, gives = (
+            read_logits(n, home, self.eps),
+            math.log(KEPT_SHARE),
+            math.log((1 - KEPT_SHARE) / (n - 1)),
+        )
         if self.is_biased:
             reads, keeps, gives = [BIAS if i == home else -BIAS for i in range(n)], BIAS, -BIAS
         base = [*reads, *[0.0] * n]
@@ -107,7 +111,7 @@ class ManifoldHyperConnection(Connection):
 
     @property
     def settings(self) -> tuple[bool, int, float]:
-        """The arguments of `coefficients` besides tensors."""
+        """Return the arguments of `coefficients` besides tensors."""
         return self.mixes, self.sinkhorn_iters, self.eps
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -123,14 +127,14 @@ class ManifoldHyperConnection(Connection):
             mix = torch.eye(self.hc_mult, dtype=read.dtype, device=read.device).expand(*read.shape, -1)
         return torch.cat([read.unsqueeze(-1), mix.transpose(-1, -2)], dim=-1), write
 
-    def connect(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def read_and_mix(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         read, write, mix = self.coefficients(streams)
-        return *read_and_mix(streams, read, mix), write
+        return *read_and_mix_deviations(streams, read, mix), write
 
     def forward(self, streams: Streams) -> tuple[torch.Tensor, Writer]:
-        """Return the branch input and the carry, by the fused kernels or in plain torch (`set_hc_implementation`)."""
+        """Return the branch input and the carry, by the fused kernels or in torch (`set_hc_implementation`)."""
         values = streams.written()
-        if torch.jit.is_tracing() or is_transformed() or implementation(values, _run_one) == "torch":
+        if torch.jit.is_tracing() or is_transformed() or chosen_implementation(values, _run_one) == "torch":
             return super().forward(streams)
         with without_autocast(values):
             parameters = (parameter.float() for parameter in (self.fn, self.base, self.scale))
@@ -210,9 +214,9 @@ def _run_one(device: torch.device) -> None:
 def _width(
     settings: tuple[bool, int, float], streams: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return H_res x, the branch input and H_post by the algebra: `_Width` receives the gradients of these."""
+    """Return H_res x, the branch input and H_post by the algebra; `_Width` receives their gradients."""
     read, write, mix = coefficients(streams.float(), fn, base, scale, *settings)
-    branch_input, mixed = read_and_mix(streams, read, mix)
+    branch_input, mixed = read_and_mix_deviations(streams, read, mix)
     return mixed, branch_input, write
 
 
@@ -241,7 +245,7 @@ def coefficients(
     return read, write, sinkhorn(mix, sinkhorn_iters, eps).transpose(-1, -2)
 
 
-def read_and_mix(
+def read_and_mix_deviations(
     streams: torch.Tensor, read: torch.Tensor, mix: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return H_pre x `[B, S, D]`, in the streams' dtype, and H_res x `[B, S, N, D]`, in the coefficients' dtype."""
@@ -261,12 +265,12 @@ def read_logits(n: int, favoured: int, eps: float) -> list[float]:
 
 
 def manifold(layer: Any, sub_layer: int, sub_layers: int, mixes: bool = True) -> ManifoldHyperConnection:
-    """Make the connection around sub-layer k of a layer, as its config asks for."""
+    """Make the connection around sub-layer k of a layer, by its config."""
     config, is_biased = layer.config, layer.config.hc_start == "biased"
     settings = mixes, config.hc_sinkhorn_iters, config.hc_eps, is_biased
     return ManifoldHyperConnection(config.hidden_size, config.hc_mult, sub_layer, *settings)
 
 
 def identity(layer: Any, sub_layer: int, sub_layers: int) -> ManifoldHyperConnection:
-    """Make the same, with unmixed streams."""
+    """Make the connection around sub-layer k of a layer, with unmixed streams."""
     return manifold(layer, sub_layer, sub_layers, mixes=False)

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""Mixins of models that have their layers in an inner model, or in several: an encoder and a decoder."""
+"""Mixins of models with layers in an inner model, or in several: an encoder and a decoder."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .chosen_code import replace_norms
-from .modeling_hyper_connections import HyperConnectionPreTrainedModel, adopt, let_auto_model_find
+from .modeling_hyper_connections import HyperConnectionPreTrainedModel, adopt, register_with_auto_model
 
 if TYPE_CHECKING:
     Base = PreTrainedModel
@@ -16,7 +16,7 @@ else:
 
 
 class HyperConnectionComposite(Base):
-    """Mixin before a family's base model that has its layers in an inner model, such as its language model.
+    """Mixin before a family's base model with layers in an inner model, such as a language model.
 
     part_class: the class of the inner model.
     stack: the path of the layers.
@@ -27,29 +27,29 @@ class HyperConnectionComposite(Base):
 
     @classmethod
     def register_parts(cls, config) -> None:
-        let_auto_model_find(config.of_layers, cls.part_class)
+        register_with_auto_model(config.connection_config, cls.part_class)
 
-    def connect(self) -> None:
-        """Give the inner model its connections."""
+    def convert_layers(self) -> None:
+        """Convert the layers of the inner model."""
         adopt(self.get_submodule(self.stack.partition(".")[0]), self.part_class)
         self.post_init()
 
     @property
     def decoder_layers(self) -> Any:
-        """The layers of the inner model."""
+        """Return the layers of the inner model."""
         return self.get_submodule(self.stack)
 
 
 class HyperConnectionOuterModel(Base):
-    """Mixin before a family's base model that has its layers in models of the same config: an encoder, a decoder.
+    """Mixin before a family's base model with layers in inner models of its config: an encoder, a decoder.
 
-    inner: the classes of these models, by their attributes.
+    inner: classes of the inner models, by attribute.
     """
 
     inner: dict[str, type[PreTrainedModel]]
 
-    def connect(self) -> None:
-        """Give each inner model its connections."""
+    def convert_layers(self) -> None:
+        """Convert the layers of each inner model."""
         for name, model_class in self.inner.items():
             adopt(getattr(self, name), model_class)
         replace_norms(self, self.config)
@@ -57,5 +57,5 @@ class HyperConnectionOuterModel(Base):
 
     @property
     def decoder_layers(self) -> nn.ModuleList:
-        """The layers of the last inner model."""
+        """Return the layers of the last inner model."""
         return getattr(self, [*self.inner][-1]).decoder_layers

@@ -6,7 +6,7 @@ from transformers import GenerationMixin
 from .configuration_hc_llama import HCLlamaConfig
 from .decoder_layer import HyperConnectionDecoderLayer, reduce_recorded_streams
 from .modeling_hyper_connections import HyperConnectionHead, HyperConnectionModel, HyperConnectionPreTrainedModel
-from .transformers_seam import names_are_gone
+from .transformers_seam import missing_names_error
 
 try:
     from transformers.models.llama.modeling_llama import (
@@ -19,7 +19,7 @@ try:
         LlamaPreTrainedModel,
     )
 except ImportError as error:
-    raise names_are_gone(error) from error
+    raise missing_names_error(error) from error
 
 
 class HCLlamaDecoderLayer(HyperConnectionDecoderLayer, LlamaDecoderLayer):
@@ -27,7 +27,7 @@ class HCLlamaDecoderLayer(HyperConnectionDecoderLayer, LlamaDecoderLayer):
 
 
 class HCLlamaPreTrainedModel(HyperConnectionPreTrainedModel, LlamaPreTrainedModel):
-    """What the HC-Llama classes share."""
+    """Base of the HC-Llama classes."""
 
     config: HCLlamaConfig
     layer_classes = (HCLlamaDecoderLayer,)

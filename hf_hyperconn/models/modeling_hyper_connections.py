@@ -4,7 +4,7 @@
 The first decoder layer expands the embeddings into streams and the last one reads them out. So the rest of a
 Transformers model never meets them.
 
-A base's `__init__` builds a model. Then its layers, and the models in it that have layers, get their classes with
+A base's `__init__` builds a model. Then its layers, and its inner models with layers, get their classes with
 hyper-connections (`adopt`).
 """
 
@@ -21,24 +21,24 @@ from torch import nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from .chosen_code import readout_of, refuse_others, replace_norms
-from .connection_fields import FIELDS, GivenFields, fault_of_start, inequivalence, unread
+from .chosen_code import readout_maker, refuse_others, replace_norms
+from .connection_fields import FIELDS, GivenFields, fault_of_start, inequivalence, unread_field
 from .connection_weights import InitialWeights, warn_of_narrow, warn_of_old_places
 from .decoder_layer import HyperConnectionDecoderLayer
-from .pipeline_stages import hand_streams_on, refuse_generating_in_stages
+from .pipeline_stages import exchange_streams, refuse_generating_in_stages
 from .shipped_code import code_of, modules_in, source_in
 from .sub_layers import READOUT, is_of_connection
 from .transformers_seam import (
+    base_config_error,
     declare,
     dtypes_in,
-    plain_config,
     share_implementation_of_experts,
     share_names_of_weights,
 )
 
 logger = logging.get_logger(__name__)
 
-OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 # whether this thread is in `from_prenorm`, where connections are new
 _loads_a_base: ContextVar[bool] = ContextVar("_loads_a_base", default=False)
 # the checkpoint that this thread loads: its name, options of the Hub, and the names of connections that are new on it
@@ -60,8 +60,8 @@ class HyperConnectionPreTrainedModel(InitialWeights):
 
     config_class: the family's config, with the fields of hyper-connections.
     layer_classes: the family's decoder layers on residual streams.
-    auto_map: `file.Class` behind every Auto class; a saved model ships these files.
-    code_package: the package that has these files as modules.
+    auto_map: `file.Class` behind every Auto class; a saved model contains these files.
+    code_package: package with these files as modules.
     """
 
     config_class: Any
@@ -72,9 +72,9 @@ class HyperConnectionPreTrainedModel(InitialWeights):
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        if hasattr(cls, "connect") and plain_class(cls) in cls.__bases__:
+        if hasattr(cls, "convert_layers") and plain_class(cls) in cls.__bases__:
             base: Any = plain_class(cls)
-            cls.__init__ = connected(base.__init__)  # type: ignore[method-assign]
+            cls.__init__ = init_with_connections(base.__init__)  # type: ignore[method-assign]
         if "layer_classes" in vars(cls):
             cls._adopt_family(plain_class(cls))
         elif cls.__module__.startswith("torch."):
@@ -85,7 +85,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
 
     @classmethod
     def _adopt_family(cls, base: type[PreTrainedModel]):
-        """Copy the base's declarations, which Transformers looks up by class or model type."""
+        """Copy the base's declarations that Transformers looks up by class or model type."""
         layer_classes, config_class = cls.layer_classes, cls.config_class
         cls.code_package = cls.__module__.rpartition(".")[0]
         wrapped = getattr(base, "_no_split_modules", None) if hasattr(config_class, "part_class") else None
@@ -107,9 +107,9 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         # the base's class may have collected its own before this class adopted the model
         for name in ("_no_split_modules", "_keep_in_fp32_modules_strict"):
             self.__dict__.pop(name, None)
-        if readout_of(self.config.of_layers) is not None:
+        if readout_maker(self.config.connection_config) is not None:
             self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), READOUT}
-        self.add_model_tags(["hyper-connections", "hf-hyperconn", f"hc-x{self.config.of_layers.hc_mult}"])
+        self.add_model_tags(["hyper-connections", "hf-hyperconn", f"hc-x{self.config.connection_config.hc_mult}"])
         super().post_init()
 
     @classmethod
@@ -124,11 +124,11 @@ class HyperConnectionPreTrainedModel(InitialWeights):
     def maybe_distribute_model(cls, model, *args, **kwargs):
         distributed: Any = super().maybe_distribute_model(model, *args, **kwargs)
         if hasattr(distributed, "_pp_stage"):
-            hand_streams_on(distributed)
+            exchange_streams(distributed)
         return distributed
 
     def _tell_config_of_code(self) -> None:
-        """Let the config, which saves the code, find the code of the models."""
+        """Set the place of the models' code in the config, which saves the code."""
         config_class: Any = type(self.config)
         config_class.code_package, config_class.source_in = self.code_package, staticmethod(source_in)
 
@@ -148,7 +148,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
             model_class.__name__ = name
 
     def _prepare_decoder_input_ids_for_generation(self, batch_size, model_input_name, model_kwargs, *args, **kwargs):
-        """Leave a prompt of Whisper without a start token, as Transformers does by the base's model type."""
+        """Add no start token to a prompt of Whisper, as Transformers does by the base's model type."""
         if self.config.base_model_type == "whisper" and model_kwargs.get("decoder_input_ids") is not None:
             return model_kwargs.pop("decoder_input_ids"), model_kwargs
         prepare: Any = super()
@@ -158,7 +158,9 @@ class HyperConnectionPreTrainedModel(InitialWeights):
 
     def _get_candidate_generator(self, generation_config, *args, **kwargs):
         if getattr(generation_config, "use_mtp", None):  # it would build layers of these classes, without connections
-            raise ValueError("use_mtp must be False (got True): layers that predict further tokens take one stream.")
+            raise ValueError(
+                "use_mtp must be False (got True): layers that predict further tokens take one stream. Leave it out."
+            )
         of_generation: Any = super()
         return of_generation._get_candidate_generator(generation_config, *args, **kwargs)
 
@@ -169,7 +171,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
         return load(model, state_dict, checkpoint_files, *args, **kwargs)
 
     def _adjust_missing_and_unexpected_keys(self, loading_info) -> None:
-        """Leave new connections on a base out of Transformers' report of missing weights, and say how they start."""
+        """Remove new connections from Transformers' report of missing weights, and say how they start."""
         report: Any = super()
         report._adjust_missing_and_unexpected_keys(loading_info)
         name, where, new = _loaded.get()
@@ -182,7 +184,7 @@ class HyperConnectionPreTrainedModel(InitialWeights):
                 model_type = PreTrainedConfig.get_config_dict(name, **where)[0].get("model_type")
             if model_type != self.config.base_model_type:
                 return
-            logger.warning(_start_on(name, vars(self.config.of_layers)))
+            logger.warning(_start_on(name, vars(self.config.connection_config)))
         new |= connections
         loading_info.missing_keys = loading_info.missing_keys - connections
 
@@ -190,11 +192,11 @@ class HyperConnectionPreTrainedModel(InitialWeights):
     def from_pretrained(cls: type[Model], *args, **kwargs) -> Model:
         """Load a model, one thread after the other; a base gets new connections.
 
-        While Transformers builds a model, it exchanges functions and the default dtype that all threads use. Two
-        threads at once may leave these exchanged, such as a `tie_weights` that does nothing.
+        While Transformers builds a model, it replaces functions and the default dtype of all threads. Two threads at
+        once may leave replacements behind, such as a `tie_weights` that does nothing.
         """
         name = args[0] if args else kwargs.get("pretrained_model_name_or_path")
-        where, new = {option: kwargs[option] for option in OF_THE_HUB if option in kwargs}, set[str]()
+        where, new = {option: kwargs[option] for option in HUB_OPTIONS if option in kwargs}, set[str]()
         with _loading:
             token = _loaded.set((name, where, new))
             try:
@@ -217,21 +219,21 @@ class HyperConnectionPreTrainedModel(InitialWeights):
     def from_prenorm(cls: type[Model], pretrained_model_name_or_path, **kwargs: Any) -> Model:
         """Load a base checkpoint as this class, with hyper-connections at the equivalent initialization.
 
-        The result computes the same logits as the base, bit for bit (but for the readouts "sum" and "learned").
+        The result computes the same logits as the base, bit for bit, except with the readouts "sum" and "learned".
 
         pretrained_model_name_or_path: a local folder or a Hub id.
         kwargs: `connection`, `hc_mult` and others of `HyperConnectionConfig`; see its `from_prenorm` for None. Others
-            are as for `from_pretrained` (`dtype`, `device_map`, `revision`, ..., and fields of the base's config).
+            go to `from_pretrained` (`dtype`, `device_map`, `revision`, ..., and fields of the base's config).
 
-        Raises `ValueError` for fields that no conversion has. Raises it also when the checkpoint belongs to another
-        family, lacks weights of the base or would be offloaded to disk.
+        Raises `ValueError` for fields that no conversion accepts. Raises it also for a checkpoint of another family,
+        for missing weights, and for offloading to disk.
         """
         if isinstance(pretrained_model_name_or_path, nn.Module):
             name = type(pretrained_model_name_or_path).__name__
             raise TypeError(f"the base must be a folder or a Hub id (got a {name}). Call convert_model on a model.")
         cls.config_class.refuse_mistaken(kwargs)
         given = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
-        if fault := unread(given):
+        if fault := unread_field(given):
             raise ValueError(f"{fault}.")
         base_config = kwargs.pop("config", None)
         if base_config is None or isinstance(base_config, str | os.PathLike):
@@ -258,14 +260,14 @@ class HyperConnectionPreTrainedModel(InitialWeights):
                 "part of the model would be offloaded to disk, where its new hyper-connections are not. "
                 "Save a conversion first (hf-hyperconn convert) and load that."
             )
-        model.materialise_connections(model.device)
+        model.materialize_connections(model.device)
         result: Any = (model, info) if with_info else model
         return result
 
 
 def _load_config(name: str | os.PathLike, kwargs: dict[str, Any]) -> PreTrainedConfig:
     """Load the config of a base, and move its fields out of the arguments of `from_pretrained`."""
-    where = {option: kwargs[option] for option in OF_THE_HUB if option in kwargs}
+    where = {option: kwargs[option] for option in HUB_OPTIONS if option in kwargs}
     config = AutoConfig.from_pretrained(name, **where)
     of_loading = ("dtype", "torch_dtype", "quantization_config", *where)
     fields = {field: kwargs.pop(field) for field in [*kwargs] if field not in of_loading and hasattr(config, field)}
@@ -288,34 +290,34 @@ class HyperConnectionModel(Base):
     The family's `forward` stays, inside `reduce_recorded_streams`.
 
     stack: the path of its layers.
-    hc_layerdrop: the name of the rate at which training leaves layers out, beside the layers; None without one. It is
-        set to 0, because there are no streams without the first layer.
+    hc_layerdrop: name of the rate at which training leaves layers out, beside the layers; None without one. It is set
+        to 0, because there are no streams without the first layer.
     """
 
     layer_classes: Any
     stack = "layers"
     hc_layerdrop: str | None = None
 
-    def connect(self) -> None:
+    def convert_layers(self) -> None:
         """Give every decoder layer its connections.
 
-        Raises `ValueError` for a config whose fields are not accepted: they may have been set since it was made.
-        Raises `ImportError` for a config of a base.
+        Raises `ValueError` for fields that are not accepted; they may have been set after the config was made. Raises
+        `ImportError` for a config of a base.
         """
         if not hasattr(self.config, "validate_hyper_connections"):
-            raise plain_config(self)
+            raise base_config_error(self)
         self.config.validate_hyper_connections()
         refuse_others(self.config)
         layers, classes = self.decoder_layers, {plain_class(hc_class): hc_class for hc_class in self.layer_classes}
         for index, layer in enumerate(layers):
             layer.__class__ = classes[type(layer)]
-            layer.connect(self.config, index, len(layers))
+            layer.add_connections(self.config, index, len(layers))
         replace_norms(self, self.config)
         self.post_init()
 
     @property
     def decoder_layers(self) -> Any:
-        """The layers, wherever the family has them."""
+        """Return the layers."""
         return self.get_submodule(self.stack)
 
     def keep_every_layer(self) -> None:
@@ -333,10 +335,10 @@ class HyperConnectionHead(Base):
 
     @classmethod
     def register_parts(cls, config) -> None:
-        let_auto_model_find(config, cls.model_class)
+        register_with_auto_model(config, cls.model_class)
         cls.model_class.register_parts(config)
 
-    def connect(self) -> None:
+    def convert_layers(self) -> None:
         """Give its base model connections. Raises `ValueError` when it has none."""
         for child in self.children():
             if isinstance(child, plain_class(self.model_class)):
@@ -349,12 +351,12 @@ class HyperConnectionHead(Base):
         self.post_init()
 
 
-def connected(built: Callable) -> Callable:
-    """Return the `__init__` of a class with hyper-connections, which takes the arguments of its base's `__init__`."""
+def init_with_connections(built: Callable) -> Callable:
+    """Return the `__init__` of a class with hyper-connections, with the arguments of its base's `__init__`."""
 
     @wraps(built)
     def __init__(self, config, *args, **kwargs):
-        if not hasattr(config, "of_layers"):
+        if not hasattr(config, "connection_config"):
             name, wanted = type(self).__name__, type(self).config_class.__name__
             raise TypeError(
                 f"config must be of class {wanted} (got {type(config).__name__}). "
@@ -362,30 +364,30 @@ def connected(built: Callable) -> Callable:
             )
         self.register_parts(config)
         built(self, config, *args, **kwargs)
-        self.connect()
+        self.convert_layers()
 
     return __init__
 
 
 def adopt(model: Any, hc_class: type[PreTrainedModel]) -> None:
-    """Give a model that a base's `__init__` has built its class with hyper-connections."""
+    """Convert a model that a base's `__init__` has built to its class with hyper-connections."""
     if not isinstance(model, hc_class):
         # Transformers meets a class at its first model
         PreTrainedModel.__init__(hc_class.__new__(hc_class), model.config)
         is_connected = isinstance(model, HyperConnectionPreTrainedModel)
         model.__class__ = hc_class
         if not is_connected:
-            model.connect()
+            model.convert_layers()
 
 
 def plain_class(hc_class: type) -> type:
-    """Return the family's own class, of which a class with hyper-connections, or a subclass of one, is made."""
+    """Return the family's own class behind a class with hyper-connections, or behind its subclass."""
     ours = HyperConnectionPreTrainedModel, HyperConnectionDecoderLayer
     return next(base for base in hc_class.__mro__ if issubclass(base, nn.Module) and not issubclass(base, ours))
 
 
-def let_auto_model_find(config, model_class: type[HyperConnectionPreTrainedModel]) -> None:
-    """Register a class with AutoModel, by which some bases build their parts."""
+def register_with_auto_model(config, model_class: type[HyperConnectionPreTrainedModel]) -> None:
+    """Register a class with AutoModel, which some bases use to build their parts."""
     # the file of this config may have been loaded more than once
     if type(config).__name__ == model_class.config_class.__name__ and type(config) not in MODEL_MAPPING:
         AutoModel.register(type(config), model_class, exist_ok=True)

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """Norms by their formula, whatever their class, so that a step can compute them by itself.
 
-A norm is run once, on a few vectors and with known parameters. Nothing depends on its name: families, engines and
-kernels have classes of their own for the same function. Where the kernels of a norm can't run, as on a CPU, its
-attributes say the formula, for a few libraries. Any other norm is unknown, and called.
+A norm is run once, on a few vectors and with known parameters. Its name does not matter, because families, engines and
+kernels have classes of their own for the same function. Where a norm's kernels can't run, as on a CPU, its attributes
+tell the formula, for a few libraries. Any other norm is unknown, and called.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ class NormForm(NamedTuple):
 
     norm_class: the class of the norm.
     eps: see the formula.
-    centred: whether the norm takes off the mean; otherwise the mean square is the variance.
-    added: to the parameter `weight`, 1 for Gemma's norms; None when there is no such parameter.
+    centred: whether the norm subtracts the mean; else the mean square is the variance.
+    added: number added to the parameter `weight`, 1 for Gemma's norms; None without such a parameter.
     has_bias: whether there is a parameter `bias`.
     """
 
@@ -35,9 +35,9 @@ class NormForm(NamedTuple):
     has_bias: bool
 
     def parameters_of(self, norm: nn.Module) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
-        """Return weight and bias `[D]` of the formula, each or None, as they are now; None when norm must be called.
+        """Return the current weight and bias `[D]` of the formula, each or None; None if the norm must be called.
 
-        FSDP2 changes the class of a norm that it makes a unit of, whose weight is there only while it runs.
+        FSDP2 changes the class of a norm that is a unit of its own, and whose weight exists only while it runs.
         """
         if type(norm) is not self.norm_class:
             return None
@@ -49,7 +49,7 @@ class NormForm(NamedTuple):
 
 
 def form_of(norm: nn.Module, size: int) -> NormForm | None:
-    """Return the form of a norm of `size` channels; None when it computes another function, or an unknown one.
+    """Return the form of a norm of `size` channels; None for another or an unknown function.
 
     Its tensors may be on any device, the meta device included.
     """
@@ -63,7 +63,7 @@ def form_of(norm: nn.Module, size: int) -> NormForm | None:
 
 
 def _declared_form(norm: nn.Module, tensors: dict[str, torch.Tensor]) -> NormForm | None:
-    """Return the form of an RMSNorm of a library of kernels, by its attributes."""
+    """Return the form of a kernel library's RMSNorm, by its attributes."""
     attributes, name = vars(norm), type(norm).__name__
     package = type(norm).__module__.partition(".")[0]
     eps, added = attributes.get("variance_epsilon"), None

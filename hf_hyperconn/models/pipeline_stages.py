@@ -2,8 +2,8 @@
 """Stages of a pipeline: each runs a part of the layers, and hands on the streams instead of hidden states.
 
 A stage is a whole model with stand-ins for the layers of other stages. The stand-in before its own layers returns the
-streams that it has received; the stand-in after them takes the streams to send. So the model's `forward` meets hidden
-states alone, and layers keep their places in the model.
+received streams; the stand-in after them keeps the streams to send. So the model's `forward` meets hidden states
+alone, and layers keep their places in the model.
 """
 
 from functools import wraps
@@ -18,10 +18,10 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class EarlierLayer(nn.Module):
-    """Stands for a layer of an earlier stage, and returns the streams that the stage has received.
+    """Stands for a layer of an earlier stage, and returns the stage's received streams.
 
-    place: of the layer in the model.
-    streams: `[B, S, N, D]`; what a kind hands on may differ in N and D.
+    place: place of the layer in the model.
+    streams: `[B, S, N, D]`; kinds may hand on other N and D.
     """
 
     streams: torch.Tensor
@@ -59,7 +59,7 @@ class LaterLayer(nn.Module):
 def around_layers(base_model_type: str, stack: str) -> tuple[list[str], list[str]]:
     """Return the names of a base model's modules before and after its layers, by Transformers' plan of stages.
 
-    Raises `ValueError` when Transformers has no plan, which says that layers take nothing but hidden states and masks.
+    Raises `ValueError` without a plan, which tells that layers accept nothing but hidden states and masks.
     """
     known: Any = getattr(CONFIG_MAPPING[base_model_type], "base_model_pp_plan", None)
     plan: list[str] = list(known or PLANS.get(base_model_type, ()))
@@ -72,7 +72,7 @@ def around_layers(base_model_type: str, stack: str) -> tuple[list[str], list[str
 
 
 def refuse_generating_in_stages(model_class: Any, pp_size: int) -> None:
-    """Raise `ValueError` for a class of models that Transformers would split wrongly: it goes by fixed names."""
+    """Raise `ValueError` for a class of models that Transformers would split wrongly, by fixed names."""
     plan = around_layers(model_class.config_class.base_model_type, "layers")
     heads = {head for base in model_class.__mro__ for head in vars(base).get("_pp_plan") or ()}
     splits = hasattr(PreTrainedModel, "maybe_distribute_model")
@@ -84,7 +84,7 @@ def refuse_generating_in_stages(model_class: Any, pp_size: int) -> None:
 
 
 class StandIns:
-    """The stand-ins of a stage, which leave a base model its layers from `start` to before `end`."""
+    """The stand-ins of a stage that runs a base model's layers from `start` to before `end`."""
 
     def __init__(self, base_model: Any, start: int, end: int):
         layers = base_model.decoder_layers
@@ -104,14 +104,14 @@ class StandIns:
 
 
 def unread_states(like: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return hidden states `[B, S, D]` of NaN, which show in the output should anything but a stand-in read them."""
+    """Return hidden states `[B, S, D]` of NaN, which reach the output if anything but a stand-in reads them."""
     return torch.full((*like.shape[:2], size), torch.nan, dtype=dtype, device=like.device)
 
 
-def hand_streams_on(model: Any) -> None:
-    """Let the stages that Transformers has made of a model exchange streams, each after its dtype and shape.
+def exchange_streams(model: Any) -> None:
+    """Let the stages of a model by Transformers exchange streams, each after its dtype and shape.
 
-    Raises `ValueError` for recurrent layers: their states say to all stages whether a text goes on.
+    Raises `ValueError` for recurrent layers, whose states tell all stages whether a text continues.
     """
     if any(hasattr(layer, "has_previous_state") for layer in DynamicCache(config=model.config).layers):
         raise ValueError("pp_size must be 1 for a model with recurrent layers. Use fsdp_size or tp_size.")
@@ -124,8 +124,8 @@ def hand_streams_on(model: Any) -> None:
     def communicate(operation: str, *, device: torch.device, dtype: torch.dtype, tensor=None, shape=None):
         if operation == "send_forward":
             streams = stand_ins.sent()
-            told = torch.tensor([DTYPES.index(streams.dtype), *streams.shape], device=device)
-            exchange(operation, device=device, dtype=told.dtype, tensor=told)
+            header = torch.tensor([DTYPES.index(streams.dtype), *streams.shape], device=device)
+            exchange(operation, device=device, dtype=header.dtype, tensor=header)
             return exchange(operation, device=device, dtype=streams.dtype, tensor=streams)
         of_dtype, *sizes = exchange(operation, device=device, dtype=torch.int64, shape=(5,)).tolist()
         streams = exchange(operation, device=device, dtype=DTYPES[of_dtype], shape=tuple(sizes))

@@ -1,7 +1,7 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""Readouts with parameters, and the reads of streams by predicted weights, which mHC and iHC make, too.
+"""Readouts with parameters, and reads of streams by predicted weights, for mHC and iHC, too.
 
-Such reads take streams as their mean and deviations from it, which vanish when all streams are equal.
+Such reads split streams into their mean and deviations from it, which vanish when all streams are equal.
 """
 
 import math
@@ -48,7 +48,7 @@ class WeightedReadout(WideModule):
 
 
 def weighted(layer: Any) -> WeightedReadout:
-    """Make the readout of a last layer, as its config asks for."""
+    """Make the readout of a last layer, by its config."""
     config, n = layer.config, layer.config.hc_mult
     return WeightedReadout((1.0, *[0.0] * (n - 1)) if config.hc_start == "history" else (1 / n,) * n)
 
@@ -90,7 +90,7 @@ class LearnedReadout(WideModule):
 
 
 def learned(layer: Any) -> LearnedReadout:
-    """Make the readout of a last layer, as its config asks for."""
+    """Make the readout of a last layer, by its config."""
     config = layer.config
     return LearnedReadout(config.hidden_size, config.hc_mult, config.hc_eps)
 

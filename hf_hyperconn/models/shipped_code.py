@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""The files of code that a saved model brings: those that its `auto_map` names, and their imports.
+"""The files of code in a saved model: the files that its `auto_map` names, and their imports.
 
-`chosen_code.py` imports all that fields of a config can choose. A model brings it with the rows that its own config
-chooses. So the imports alone decide, for whoever writes a folder: a model, the converter, or `hf-hyperconn refresh`.
+`chosen_code.py` imports all code that a config can choose. A model contains it with the rows of its own config. So the
+imports alone decide, for a saved model, for the converter, and for `hf-hyperconn refresh`.
 """
 
 import re
@@ -12,8 +12,8 @@ from typing import Any
 
 from .connection_fields import CHOICES, FIELDS
 
-CHOOSING = ("connection", "hc_readout", "norm")  # fields, of which no two have a value in common
-CHOSEN = "chosen_code"  # the module that imports their code
+CHOOSING_FIELDS = ("connection", "hc_readout", "norm")  # fields, of which no two have a value in common
+CHOOSING_MODULE = "chosen_code"  # the module that imports their code
 SOURCES: dict[str, str] = {}  # of modules, as they were when they were first read
 
 IMPORTED = re.compile(r"^\s*from\s+\.(\w+)\s+import", re.MULTILINE)  # as Transformers reads a file
@@ -35,16 +35,18 @@ def code_of(read: Callable[[str], str], modules: Iterable[str], config: Mapping 
     pending = set(modules)
     while pending:
         name = pending.pop()
-        sources[name] = read(name) if config is None else written_for(config, name, read(name))
+        sources[name] = read(name) if config is None else source_for(config, name, read(name))
         pending |= {*IMPORTED.findall(sources[name])} - sources.keys()
     return dict(sorted(sources.items()))
 
 
-def written_for(config: Mapping, module: str, source: str) -> str:
-    """Write the source of a module as a model with this config brings it: `chosen_code.py` without other rows."""
-    if module != CHOSEN:
+def source_for(config: Mapping, module: str, source: str) -> str:
+    """Return the source of a module for a model with this config: `chosen_code.py` without other rows."""
+    if module != CHOOSING_MODULE:
         return source
-    others = {value for field in CHOOSING for value in CHOICES[field] if value != config.get(field, FIELDS[field])}
+    others = {
+        value for field in CHOOSING_FIELDS for value in CHOICES[field] if value != config.get(field, FIELDS[field])
+    }
 
     def row(line: re.Match) -> str:
         names = [name for name in line[1].split(", ") if value_of(name) not in others]
@@ -54,12 +56,12 @@ def written_for(config: Mapping, module: str, source: str) -> str:
 
 
 def value_of(name: str) -> str:
-    """Return the value of a field whose code is imported by this name, such as `made as value_readout`."""
+    """Return the value of a field behind an imported name, such as `make as value_readout`."""
     return name.split()[-1].removesuffix("_readout")
 
 
 def source_in(package: str) -> Callable[[str], str]:
-    """Return a function that reads the source of a module of a package, wherever it is kept.
+    """Return a function that reads the source of a module of a package, wherever it is.
 
     The first model reads it, once. So the saved code is the code that ran, also after an update of the package.
     The function raises `ImportError` or `OSError` for a source that can't be read.

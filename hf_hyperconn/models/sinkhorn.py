@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """The Sinkhorn-Knopp iteration of mHC, with a backward of its own that keeps nothing but its input.
 
-To a compiler of a training step it is one operator: written out, its normalizations and their gradients would be most
-of a model's code. Without gradients they are written out, since one loop over tokens decodes faster; and in an export,
-since other programs don't know the operator.
+In a compiled training step it is one operator: written out, its normalizations and their gradients would be most of a
+model's code. Without gradients they are written out, because one loop over tokens decodes faster. Exports also contain
+them written out, because other programs don't know the operator.
 """
 
 import torch

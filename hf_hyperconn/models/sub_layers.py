@@ -13,9 +13,9 @@ class SubLayer(NamedTuple):
 
     connection, branch: a module and a method of the decoder layer.
     name: for people.
-    given: an argument of the layer without which the branch is left out, such as an encoder's output; None for none.
-    after: a method of the layer that changes each stream by itself after the branch is added; None for none.
-    reads: whether the branch reads the stream, or adds a value of an earlier branch of the layer.
+    given: argument of the layer without which the branch is left out, such as an encoder's output; None for none.
+    after: method of the layer that changes each stream by itself after the addition; None for none.
+    reads: whether the branch reads the stream; else it adds a value of an earlier branch.
     """
 
     connection: str
@@ -28,12 +28,13 @@ class SubLayer(NamedTuple):
 
 SUB_LAYERS = (SubLayer("attn_hc", "attention_branch", "attention"), SubLayer("mlp_hc", "mlp_branch", "mlp"))
 READOUT = "hc_head"  # the module of the last layer that reads the streams out
-ADDED = re.compile(rf"(?:^|\.)(?:\w+_hc|{READOUT})(?=\.|$)")  # modules that a decoder layer has besides its base's
+# names of the modules that a decoder layer has besides its base's
+CONNECTION_NAME = re.compile(rf"(?:^|\.)(?:\w+_hc|{READOUT})(?=\.|$)")
 
 
 def is_of_connection(name: str) -> bool:
-    """Tell whether a name is that of a connection's parameter, or of a readout's."""
-    return ADDED.search(name) is not None
+    """Tell whether a name belongs to a parameter of a connection or a readout."""
+    return CONNECTION_NAME.search(name) is not None
 
 
 def written_streams(sub_layer: int, sub_layers: int, hc_mult: int, history: str, parts: int = 2) -> tuple[int, ...]:
@@ -44,15 +45,15 @@ def written_streams(sub_layer: int, sub_layers: int, hc_mult: int, history: str,
 
         A_m = e_0      A_r = I      b_k = e_0 + e_j, for the side stream j of sub-layer k
 
-    All products are by 0 or 1, so a model computes what its base computes. But read weights of side streams get a
-    gradient at the first step, which those of N equal streams share.
+    All products are by 0 or 1, so a model equals its base. But read weights of side streams get gradients of their own
+    at the first step. The read weights of N equal streams share one gradient.
 
-    sub_layer, sub_layers: k and how many there are.
+    sub_layer, sub_layers: k, and the number of sub-layers.
     hc_mult: N.
-    history: "depth" cuts the sub-layers into N - 1 runs, one for each side stream; with N = 2 the only side stream has
-        the first half, as all of them would be stream 0 again. "type" gives attention the first
-        side streams and MLPs the next ones, with runs of layers where there are several; with N >= 4 the last side
-        stream holds the embedding alone; with N = 2 only attention has one.
+    history: "depth" cuts the sub-layers into N - 1 runs, one for each side stream. With N = 2 the only side stream
+        gets the first half, because all sub-layers would make stream 0 again. "type" gives attention the first side
+        streams and MLPs the next ones, with runs of layers for several. With N >= 4 the last side stream contains the
+        embedding alone; with N = 2 only attention has one.
     parts: the number of sub-layers of a decoder layer, each of a type; two are attention and an MLP.
     """
     sides = hc_mult - 1

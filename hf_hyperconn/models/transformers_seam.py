@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""All that this code touches of Transformers without a promise that it stays.
+"""All uses of Transformers without a promise that they stay.
 
-Where a convenience is gone, one warning says so. Without the names of weights on disk a model could come out wrong, so
-that is an error.
+For a missing convenience there is one warning. Without the names of weights on disk a model could be wrong, so that is
+an error.
 """
 
 import re
@@ -47,8 +47,8 @@ LORA_TARGETS = {
 LORA_TABLE = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
 
 
-def names_are_gone(error: ImportError) -> ImportError:
-    """Return the error for classes of a model's code that Transformers no longer has."""
+def missing_names_error(error: ImportError) -> ImportError:
+    """Return the error for missing classes of Transformers in a model's code."""
     return ImportError(
         f"Transformers {transformers.__version__} lacks a class of this model's code ({error}). "
         f"Install the release that config.json names as transformers_version; or bring the code up to date, by "
@@ -56,8 +56,8 @@ def names_are_gone(error: ImportError) -> ImportError:
     )
 
 
-def plain_config(model: Any) -> ImportError:
-    """Return the error for a model that the installed Transformers builds with a config of its base."""
+def base_config_error(model: Any) -> ImportError:
+    """Return the error for a model that Transformers builds with a config of its base."""
     return ImportError(
         f"the installed Transformers builds {type(model).__name__} with a {type(model.config).__name__}, which has no "
         f"fields of hyper-connections. Install the release that config.json names as transformers_version."
@@ -65,7 +65,7 @@ def plain_config(model: Any) -> ImportError:
 
 
 def convenience(lost: str) -> Callable:
-    """Wrap a function of names that may be gone: without them it does nothing, and one warning names the loss."""
+    """Wrap a function of names that may be missing: without them one warning names the loss."""
 
     def decorated(function: Callable) -> Callable:
         @wraps(function)
@@ -107,7 +107,7 @@ def share_class_names(model_type: str, base_model_type: str) -> None:
 
 @convenience("AutoProcessor may not find the processors of a hyper-connection model's base")
 def share_processors(config_name: str, base_model_type: str) -> None:
-    """Let AutoProcessor and its like, which look up a class by the config's class, find the base's."""
+    """Let AutoProcessor and others, which look up a class by the config's class, find the base's."""
     for module, table in PROCESSORS.items():
         names = getattr(import_module(f"transformers.models.auto.{module}"), table)._reverse_config_mapping
         names.setdefault(config_name, base_model_type)
@@ -139,9 +139,9 @@ def share_tables(model_type: str, base_model_type: str) -> None:
 
 
 class SharedType:
-    """The model type of a class of configs, which the tables of tools have whenever it is read.
+    """The model type of a class of configs; reading it adds it to the tables of tools.
 
-    A tool reads the type before it looks it up. It may have been imported after the class was made.
+    A tool reads the type before it looks it up, and may be imported after the class was made.
     """
 
     def __init__(self, model_type: str, base_model_type: str):
@@ -151,12 +151,12 @@ class SharedType:
         share_tables(self.model_type, self.base_model_type)
         return self.model_type if config is None else vars(config).get("model_type", self.model_type)
 
-    def __set__(self, config: Any, model_type: str) -> None:  # that of config.json, which Transformers sets
+    def __set__(self, config: Any, model_type: str) -> None:  # from config.json, by Transformers
         vars(config)["model_type"] = model_type
 
 
 def share_lookups(config_class: Any) -> None:
-    """Let tools that look up a model type, or a class of configs, find what they know of the base."""
+    """Let tools that look up a model type, or a class of configs, find the base's entries."""
     model_type, base_model_type = config_class.model_type, config_class.base_model_type
     share_tokenizer(model_type, base_model_type)
     share_processors(config_class.__name__, base_model_type)
@@ -169,15 +169,15 @@ def share_lookups(config_class: Any) -> None:
 
 @convenience("set_experts_implementation has no effect")
 def share_implementation_of_experts(cls: "type[PreTrainedModel]", base: "type[PreTrainedModel]") -> None:
-    """Keep whether experts can be set, which Transformers reads in the source file of a class, as for the base."""
+    """Copy from the base whether experts can be set, which Transformers reads in a class's source file."""
     shared: Any = cls
     shared._can_set_experts_implementation_cached_value = base._can_set_experts_implementation()
 
 
 def share_names_of_weights(model_type: str, base_model_type: str) -> None:
-    """Translate names of weights in checkpoints as for the base; a type is a config's, or the name of a class.
+    """Translate names of weights in checkpoints as for the base; a type is a model type or a class name.
 
-    Raises `ImportError` where Transformers has no such translation any more: weights would be left out.
+    Raises `ImportError` if Transformers has no such translation: weights would be left out.
     """
     try:
         from transformers.conversion_mapping import (
@@ -205,7 +205,7 @@ def declare(cls: "type[PreTrainedModel]", name: str, modules: list[str]) -> None
 
 
 def dtypes_in(state_dict: dict[str, torch.Tensor] | None, files: list[str] | None) -> dict[str, torch.dtype]:
-    """Return the dtype of each tensor that Transformers will load, by its name; none of a file that can't be read."""
+    """Return the dtype of each tensor that Transformers will load, by its name; none for an unreadable file."""
     try:
         from transformers.modeling_utils import load_state_dict
 
@@ -217,7 +217,7 @@ def dtypes_in(state_dict: dict[str, torch.Tensor] | None, files: list[str] | Non
 
 
 def implementations(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the implementations of attention and experts of a config, as its constructor takes them."""
+    """Return the implementations of attention and experts of a config, as arguments of its constructor."""
     names = ("attn_implementation", "experts_implementation")
     return {name: getattr(config, f"_{name}", None) for name in names}
 

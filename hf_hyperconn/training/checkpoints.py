@@ -20,7 +20,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 
 
 def is_saved_whole(model: nn.Module, folder: str) -> TypeGuard[PreTrainedModel]:
-    """Return whether a folder has all weights of a Transformers model on one device: no adapters, no shards."""
+    """Tell whether a folder has all weights of a Transformers model on one device: no adapters, no shards."""
     return (
         isinstance(model, PreTrainedModel)
         and getattr(model, "hf_quantizer", None) is None
@@ -47,11 +47,11 @@ def load_weights(model: PreTrainedModel, folder: str) -> None:
             f"{', ...' if len(missing) > 5 else ''}. Resume with the model that was trained: the same base, converted "
             f"with the same fields; or from another checkpoint."
         )
-    model.load_state_dict(state, strict=False)  # a module taken from the model is no longer asked for
+    model.load_state_dict(state, strict=False)  # extra tensors, of modules removed from the model
 
 
 def _tensors_in(folder: str, names: set[str]) -> dict[str, torch.Tensor]:
-    """Return the tensors with these names on disk, of modules that a model has beside those of its class."""
+    """Return the tensors with these names on disk, of modules besides the modules of a model's class."""
     tensors: dict[str, torch.Tensor] = {}
     for path in Path(folder).glob("model*.safetensors") if names else ():
         with safe_open(path, "pt") as file:

@@ -12,7 +12,7 @@ from ..models.sub_layers import is_of_connection
 def use_autocast(plugin: Any) -> None:
     """Replace DeepSpeed's bfloat16 training, which casts every parameter, by its autocast.
 
-    plugin: accelerate's, with DeepSpeed's config.
+    plugin: accelerate's plugin, with DeepSpeed's config.
 
     Raises `HyperConnError` for float16, in which DeepSpeed's training by autocast did not learn.
     """
@@ -40,9 +40,9 @@ def refuse_cast_by_zero_init(model: nn.Module) -> None:
 
 
 def refuse_shared_settings(config: dict[str, Any], hc_lr: float | None) -> None:
-    """Raise `HyperConnError` for an optimizer or a scheduler in a config that takes from connections what they need.
+    """Raise `HyperConnError` for an optimizer or a scheduler in a config without settings for connections.
 
-    config: DeepSpeed's, whose sections give all parameters one learning rate and one weight decay.
+    config: DeepSpeed's config; its sections give all parameters one learning rate and one weight decay.
     """
     if str(config.get("optimizer", {}).get("type")).lower() == "muon":
         raise HyperConnError(

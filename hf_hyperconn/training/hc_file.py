@@ -1,4 +1,4 @@
-"""Hyper-connections of a model in a file of their own: small, and all there is to save when the base is frozen."""
+"""Hyper-connections of a model in a small file of their own, enough to save when the base is frozen."""
 
 import json
 import math
@@ -24,14 +24,14 @@ from ..kinds import FIELDS as DEFAULTS
 from ..kinds import kind_of, readout_of
 from ..models.configuration_hyper_connections import HyperConnectionConfig
 from ..models.connection_fields import CHOICES
-from ..models.connection_weights import warn_of_narrow, warn_of_old_places, whole
+from ..models.connection_weights import gathered, warn_of_narrow, warn_of_old_places
 from ..models.sub_layers import is_of_connection
-from ..wrappers import config_of, is_of_diffusers, modules_in_use, outermost_model
+from ..wrappers import config_of, connection_config, is_of_diffusers, modules_in_use, outermost_model
 
 FILE = "hyper_connections.safetensors"
 METADATA = "hyper_connections"  # the entry of the file's metadata with model type and connection fields, as JSON
 FIELDS = {field.name: field.type for field in fields(HyperConnectionConfig)}
-MAX_HEADER = 10_000_000  # bytes; that of a model of 100 layers has a fiftieth
+MAX_HEADER = 10_000_000  # bytes; a model of 100 layers has a fiftieth
 LARGEST = {"hc_mult": 1024, "hc_block": 2**31, "hc_sinkhorn_iters": 1000}
 DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -39,7 +39,7 @@ DTYPES = ("F64", "F32", "F16", "BF16")
 def hc_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters of a model's hyper-connections, by their names in the model of Transformers or diffusers.
 
-    Of connections in PEFT's `modules_to_save`, these are the copy of the active adapter.
+    Of connections in PEFT's `modules_to_save`, these are the active adapter's copies.
 
     model: a model with hyper-connections, or a wrapper of one: PEFT's, a compiled or a distributed one.
 
@@ -60,12 +60,12 @@ def hc_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def save_hc(model: nn.Module, path: str | os.PathLike) -> Path:
-    """Write the hyper-connections of a model, and what is needed to build them again, to one safetensors file.
+    """Write the hyper-connections of a model, with their fields, to one safetensors file.
 
-    The file appears only when it is complete. In a sharded model every rank has to take part.
+    The file appears only when it is complete. With a sharded model every rank has to call this.
 
     model: as for `hc_parameters`.
-    path: a file whose name ends in `.safetensors`, or a folder, which will hold `hyper_connections.safetensors`.
+    path: a file whose name ends in `.safetensors`, or a folder for `hyper_connections.safetensors`.
 
     Returns the file. Raises `HyperConnectionFileError` when the model has no hyper-connections, they carry adapters or
     are offloaded.
@@ -79,10 +79,10 @@ def save_hc(model: nn.Module, path: str | os.PathLike) -> Path:
         )
     warn_of_old_places(_model(model))
     parameters = hc_parameters(model)
-    with whole(parameters.values()):
+    with gathered(parameters.values()):
         tensors = {name: _whole(name, parameter.detach()) for name, parameter in parameters.items()}
-    connection_config = _connection_config(config)
-    saved = {"model_type": config.model_type, **{name: getattr(connection_config, name) for name in FIELDS}}
+    fields_config = connection_config(config)
+    saved = {"model_type": config.model_type, **{name: getattr(fields_config, name) for name in FIELDS}}
     warn_of_narrow({name: tensor.dtype for name, tensor in tensors.items()})
     file = _file(path)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -99,12 +99,11 @@ def load_hc(model: nn.Module, path: str | os.PathLike) -> nn.Module:
     """Give a model the hyper-connections of a file that `save_hc` wrote.
 
     model: a model with hyper-connections of the same fields, or a wrapper of one, which is changed; or their base,
-        which stays as it is and shares its tensors with the model returned, as in `convert_model`.
+        which stays unchanged and shares its tensors with the returned model, as in `convert_model`.
     path: the file, or the folder with it.
 
     Returns the model with these hyper-connections. Raises `HyperConnectionFileError` when the file can't be read or
-    belongs to another model, and what `convert_model` raises when a base can't be converted so. The model is then
-    unchanged.
+    belongs to another model, and the errors of `convert_model` for a base. The model is then unchanged.
     """
     file = _file(path)
     saved, shapes = _read_header(file)
@@ -136,7 +135,7 @@ def load_hc(model: nn.Module, path: str | os.PathLike) -> nn.Module:
 
 
 def _model(model: nn.Module) -> nn.Module:
-    """Return the outermost model of Transformers or diffusers in what may be a wrapper of it."""
+    """Return the outermost model of Transformers or diffusers in a model or a wrapper."""
     if (outermost := outermost_model(model)) is None:
         raise HyperConnectionFileError(
             f"got a {type(model).__name__}; give a Transformers model, one of diffusers, or a wrapper of one."
@@ -149,13 +148,8 @@ def _has_hyper_connections(config) -> bool:
     return hasattr(config, "base_model_type")
 
 
-def _connection_config(config):
-    """Return the config with the fields of hyper-connections, which may be that of a model within."""
-    return config if hasattr(config, "hc_mult") else config.of_layers
-
-
 def _whole(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor on the CPU, gathered when it is sharded."""
+    """Return the tensor on the CPU, gathered if it is sharded."""
     if tensor.is_meta:
         raise HyperConnectionFileError(f"{name!r} is offloaded. Load the model without offloading, and save it then.")
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu().contiguous()
@@ -167,7 +161,7 @@ def _file(path: str | os.PathLike) -> Path:
 
 
 def _read_header(file: Path) -> tuple[dict, dict[str, torch.Size]]:
-    """Return model type and connection fields of a file, each of its type and range, and the shapes of its tensors."""
+    """Return the checked model type and connection fields of a file, and the shapes of its tensors."""
     try:
         _refuse_special_and_oversized(file)
         with safe_open(file, framework="pt") as opened:
@@ -217,7 +211,7 @@ def _no_number(constant: str) -> None:
 
 
 def _accepted(name: str, value: object) -> str | None:
-    """Return what a field of the file may be, when its value is something else; None when it may have that value."""
+    """Say which values a field of the file accepts if it does not accept this value; else None."""
     if name == "model_type":
         return None if isinstance(value, str) else "is a text"
     if name not in FIELDS:
@@ -238,12 +232,12 @@ def _accepted(name: str, value: object) -> str | None:
 def _refuse_other_fields(file: Path, saved: dict, model: Any, stack: str | None) -> None:
     """Refuse a file for another model: of other fields, or of another type than a base's conversion.
 
-    stack: of an encoder-decoder, the one that has the connections in the file.
+    stack: the stack with the connections of the file; None for the usual ones.
     """
     config = config_of(model)
     if _has_hyper_connections(config):
-        connection_config = _connection_config(config)
-        expected = {name: getattr(connection_config, name, None) for name in saved}
+        fields_config = connection_config(config)
+        expected = {name: getattr(fields_config, name, None) for name in saved}
         expected["model_type"] = config.model_type
     else:
         base_type = type(model).__name__ if is_of_diffusers(model) else name_of_family(config.to_dict(), stack)
@@ -261,7 +255,7 @@ def _refuse_other_fields(file: Path, saved: dict, model: Any, stack: str | None)
 
 
 def _refuse_other_numbers_of_streams(file: Path, saved: dict, shapes: dict[str, torch.Size]) -> None:
-    """Refuse a number of streams in the metadata that the tensors contradict, before anything of that size is made."""
+    """Refuse a number of streams that the tensors contradict, before anything of that size is made."""
     config = {**DEFAULTS, **saved, "hidden_size": 0}
     n, of_any_size = config["hc_mult"], {**kind_of(config).shapes(config, ()), **readout_of(config).shapes(config, ())}
     expected = {name: shape for name, shape in of_any_size.items() if 0 not in shape}
@@ -270,24 +264,28 @@ def _refuse_other_numbers_of_streams(file: Path, saved: dict, shapes: dict[str, 
         if expected_shape is not None and shape != expected_shape:
             raise HyperConnectionFileError(
                 f"'{file}' contradicts itself: hc_mult is {n}, but {_quoted(name)} is {list(shape)}, not "
-                f"{list(expected_shape)}."
+                f"{list(expected_shape)}. Give another file."
             )
     if n > 1 and expected and not any(name.rpartition(".")[2] in expected for name in shapes):
-        raise HyperConnectionFileError(f"'{file}' contradicts itself: hc_mult is {n}, but it holds no connections.")
+        raise HyperConnectionFileError(
+            f"'{file}' contradicts itself: hc_mult is {n}, but it holds no connections. Give another file."
+        )
 
 
 def _matched_parameters(file: Path, shapes: dict[str, torch.Size], model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return each parameter of the model by the name of its tensor; a file also fits the model without its head."""
+    """Return each parameter of the model by the name of its tensor; the file may come from a model with a head."""
     prefix = f"{getattr(_model(model), 'base_model_prefix', '')}."
     parameters = {name.removeprefix(prefix): parameter for name, parameter in hc_parameters(model).items()}
     names = {name.removeprefix(prefix): name for name in shapes}
     if strange := sorted(parameters.keys() ^ names.keys()):
         where = "the model has no" if strange[0] in names else "the file has no"
-        raise HyperConnectionFileError(f"'{file}' belongs to another model: {where} {_quoted(strange[0])}.")
+        raise HyperConnectionFileError(
+            f"'{file}' belongs to another model: {where} {_quoted(strange[0])}. Give the file of this model."
+        )
     for name, parameter in parameters.items():
         if parameter.shape != shapes[names[name]]:
             raise HyperConnectionFileError(
                 f"'{file}' belongs to another model: its {name!r} is {list(shapes[names[name]])}, the model's "
-                f"{list(parameter.shape)}."
+                f"{list(parameter.shape)}. Give the file of this model."
             )
     return {names[name]: parameter for name, parameter in parameters.items()}

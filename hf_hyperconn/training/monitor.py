@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
-from ..analysis.observation import Inputs, Observation, in_evaluation_mode, observe, watch, with_layers
+from ..analysis.observation import Inputs, Observation, in_evaluation_mode, observe, run_observed, with_layers
 from ..analysis.statistics import pair_cosine
 from ..errors import HyperConnError
 from ..wrappers import outermost_model
@@ -19,22 +19,22 @@ IGNORED = -100  # as a label
 
 
 class HCMonitorCallback(TrainerCallback):
-    """Adds to the logs of a Trainer what the hyper-connections do to one and the same text, at every log step.
+    """Adds figures of hyper-connections on one fixed text to the logs of a Trainer, at every log step.
 
     Means over sub-layers and tokens, which every integration (TensorBoard, wandb, trackio...) receives with the loss:
 
-    - `hc/stream_cosine`: of pairs of streams that the last sub-layer reads; 1 while all streams are equal.
-    - `hc/read_dominance`: share of the most read stream in what a branch reads; 1 when it reads a single one.
-    - `hc/write_norm`: norm of b over that of ones.
-    - `hc/mix_offdiag`: norm of what A_r moves from one stream to another, over that of the identity.
+    - `hc/stream_cosine`: cosine of pairs of streams before the last sub-layer; 1 while all streams are equal.
+    - `hc/read_dominance`: share of the most read stream in a branch's reads; 1 for a single stream.
+    - `hc/write_norm`: norm of b, divided by the norm of ones.
+    - `hc/mix_offdiag`: norm of the off-diagonal part of A_r, divided by the norm of the identity.
     - `hc/gain_max`: the largest absolute row or column sum of the product of all A_r (the gain of the mHC paper).
     - `hc/dynamic_scale`: absolute value of the scales of the predicted part.
     - `hc/dynamic_spread`: standard deviation of A and b over tokens.
 
-    Of an encoder-decoder, its decoder's. `attach` adds it to a trainer.
+    For an encoder-decoder they are the decoder's. `attach` adds the callback to a trainer.
 
-    tokens: length of the text, the beginning of the first training example.
-    per_layer: whether those of a single sub-layer are logged for each k too, as `hc_layers/<name>/<k>`.
+    tokens: number of tokens of the text, the beginning of the first training example.
+    per_layer: whether to log also each sub-layer's figures, as `hc_layers/<name>/<k>`.
     """
 
     def __init__(self, tokens: int = 64, per_layer: bool = False):
@@ -43,13 +43,13 @@ class HCMonitorCallback(TrainerCallback):
         self.inputs: dict[str, torch.Tensor] = {}
 
     def attach(self, trainer: Trainer) -> "HCMonitorCallback":
-        """Add the callback to a trainer, before those that hand the logs on.
+        """Add the callback to a trainer, before callbacks that hand the logs on.
 
-        It takes the first example of the training data, which a data set that can be read only once then lacks, and
-        runs the model on it, unless the model is brought to its device only later. Random states stay as they are.
+        It reads the first example of the training data; a data set that can be read only once then lacks it. It runs
+        the model on the example if the model is on its device already. Random states stay unchanged.
 
-        Raises `HyperConnError` when the training examples hold no `input_ids`, or the model can't run on them alone or
-        has no connections to watch.
+        Raises `HyperConnError` when the training examples contain no `input_ids`, or the model can't run on them alone
+        or has no connections to observe.
         """
         model: Any = trainer.model
         self.inputs = first_example(trainer, self.tokens)
@@ -101,16 +101,16 @@ def hc_figures(
     """Return the figures of `HCMonitorCallback`, for a training loop of one's own.
 
     model: a hyper-connection model, also inside a wrapper.
-    inputs: a text, `[B, S]` token ids, or what else the model takes, by name, as `{"pixel_values": images}`. Padding
-        is left out, as by `study`.
+    inputs: a text, `[B, S]` token ids, or other arguments by name, as `{"pixel_values": images}`. Padding is left
+        out, as by `study`.
     per_layer: as for `HCMonitorCallback`.
-    stack: of an encoder-decoder, "encoder" or "decoder"; None for the decoder.
+    stack: "encoder" or "decoder" of an encoder-decoder; None for the decoder.
 
-    Raises `HyperConnError` for a model without streams, or when there is nothing but padding.
+    Raises `HyperConnError` for a model without streams, and for inputs of padding alone.
     """
     meter = _Meter()
     with in_evaluation_mode(model):
-        has_run = watch(model, inputs, meter.see, stack)
+        has_run = run_observed(model, inputs, meter.see, stack)
     if not has_run:
         raise HyperConnError("the mask of the inputs leaves no token. Give at least one that it is not zero for.")
     return meter.figures(per_layer)
@@ -159,7 +159,7 @@ class _Meter:
 def first_example(trainer: Trainer, tokens: int) -> dict[str, torch.Tensor]:
     """Return the first `tokens` token ids `[1, S]` of the first training example, without padding.
 
-    For an encoder-decoder also what its decoder reads: `decoder_input_ids`, or the labels that it is made from.
+    For an encoder-decoder also its `decoder_input_ids`, or labels to make them from.
 
     Raises `HyperConnError` when the example holds no `input_ids`.
     """
@@ -180,7 +180,7 @@ def first_example(trainer: Trainer, tokens: int) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Leave the generators of Python, numpy and torch (CPU) in the state that they are in now."""
+    """Keep the current states of the random generators of Python, numpy and torch (CPU)."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         try:
@@ -191,7 +191,7 @@ def kept_random_state() -> Iterator[None]:
 
 
 def _without_padding(example: Mapping[str, Any], name: str) -> torch.Tensor:
-    """Return an entry of an example where its mask is not zero, `[S]`; of labels, those learned, if any are."""
+    """Return an entry of an example where its mask is not zero, `[S]`; of labels the learned ones, if any."""
     values = torch.as_tensor(example[name]).flatten()
     if name == "labels":
         learned = values[values != IGNORED]

@@ -1,7 +1,7 @@
 """Muon for the matrices inside of layers, another optimizer for the rest, and both as one.
 
-Muon makes the update of a matrix orthogonal, which is meant for linear maps of features. The matrices of a connection
-are coefficients: they never belong to it. Embeddings, heads, norms and biases do not, either.
+Muon makes the update of a matrix orthogonal, which is meant for linear maps of features. A connection's matrices are
+coefficients, so they never belong to Muon. Embeddings, heads, norms and biases do not, either.
 """
 
 from collections.abc import Callable, Container, Iterator
@@ -19,7 +19,7 @@ from ..models.sub_layers import is_of_connection
 class CombinedOptimizer(torch.optim.Optimizer):
     """Optimizers that a Trainer, a schedule and a checkpoint see as one.
 
-    parts: optimizers of different parameters. A group that is added later joins the last one.
+    parts: optimizers of different parameters. Later groups join the last one.
     """
 
     def __init__(self, *parts: torch.optim.Optimizer):
@@ -55,9 +55,9 @@ def hidden_matrices(model: nn.Module, decayed: Container[str]) -> dict[str, nn.P
     A layer is a module with connections, or one that Transformers can checkpoint. Routers of mixtures are among them,
     as in Moonlight (2502.16982). Experts in one tensor `[experts, out, in]` are not, as torch's Muon takes matrices.
 
-    decayed: the names of parameters that weight decay applies to; norms and biases are not among them.
+    decayed: names of the parameters with weight decay, which excludes norms and biases.
 
-    Raises `HyperConnError` when none of them is trained.
+    Raises `HyperConnError` when none of the matrices is trained.
     """
     weights = {f"{path}.weight" for path in _modules_of_layers(model)}
     matrices = {
@@ -67,7 +67,7 @@ def hidden_matrices(model: nn.Module, decayed: Container[str]) -> dict[str, nn.P
     }
     if not any(matrix.requires_grad for matrix in matrices.values()):
         raise HyperConnError(
-            f"{type(model).__name__} has no trained matrices inside of layers, which Muon is for. Leave muon out."
+            f"{type(model).__name__} has no trained matrices inside of layers for Muon. Leave muon out."
         )
     return matrices
 
@@ -75,7 +75,7 @@ def hidden_matrices(model: nn.Module, decayed: Container[str]) -> dict[str, nn.P
 def give_to_muon(optimizer: torch.optim.Optimizer, matrices: dict[str, nn.Parameter]) -> CombinedOptimizer:
     """Move matrices from a new optimizer to torch's Muon, with their learning rates and weight decays.
 
-    Muon's updates are as large as AdamW's (Section 2.2 of 2502.16982), so that the same rate serves both.
+    Muon's updates are as large as AdamW's (Section 2.2 of 2502.16982), so the same rate serves both.
     """
     moved, ids = [], {id(matrix) for matrix in matrices.values()}
     for group in optimizer.param_groups:
@@ -87,7 +87,7 @@ def give_to_muon(optimizer: torch.optim.Optimizer, matrices: dict[str, nn.Parame
 
 
 def refuse_orthogonalized(model: nn.Module, optimizer: Any) -> None:
-    """Raise `HyperConnError` when Muon, torch's or one whose groups have `use_muon`, has connections."""
+    """Raise `HyperConnError` when Muon trains connections: torch's, or an optimizer with `use_muon` in its groups."""
     orthogonalized = {
         id(parameter)
         for group in getattr(optimizer, "param_groups", ())
@@ -103,7 +103,7 @@ def refuse_orthogonalized(model: nn.Module, optimizer: Any) -> None:
 
 
 def _modules_of_layers(model: nn.Module) -> Iterator[str]:
-    """Iterate over the paths of modules in layers, without those of connections and embeddings."""
+    """Iterate over the paths of modules in layers, without connections and embeddings."""
     for path, layer in model.named_modules():
         if isinstance(layer, GradientCheckpointingLayer) or any(map(is_of_connection, dict(layer.named_children()))):
             for place, module in layer.named_modules(prefix=path):

@@ -1,7 +1,7 @@
-"""Parameters in training: which decay, at which rate they learn, which are frozen.
+"""Parameters in training: weight decay, learning rates, freezing.
 
 Weight decay pulls a parameter to zero. For the static part of a connection zero means no residual connection at all,
-so it does not decay, nor do scales. What predicts the dynamic part decays (HC paper, Section 4).
+so it does not decay. Scales don't, either. Parameters that predict the dynamic part decay (HC paper, Section 4).
 """
 
 from collections.abc import Iterable
@@ -30,11 +30,10 @@ def hc_param_groups(
 
     model: a hyper-connection model, also inside a wrapper such as PEFT's.
     lr, weight_decay: of the base; norms and biases do not decay, as in Transformers' Trainer.
-    hc_lr: learning rate of the connections; by default that of the base.
-    muon: whether each group says in `use_muon` if it consists of matrices for Muon, or of the rest for AdamW.
+    hc_lr: learning rate of the connections; None for `lr`.
+    muon: whether to set `use_muon` in each group: True for matrices for Muon, False for the rest for AdamW.
 
-    Raises `HyperConnError` when a model without hyper-connections is given a rate for them, or one without matrices in
-    layers is given `muon`.
+    Raises `HyperConnError` for `hc_lr` without hyper-connections, and for `muon` without matrices in layers.
     """
     from transformers import Trainer  # takes seconds, with all the packages that it supports
 
@@ -60,9 +59,9 @@ def hc_param_groups(
 
 
 def decayed_names(model: nn.Module, usual: Iterable[str]) -> list[str]:
-    """Return the names of the parameters that weight decay applies to.
+    """Return the names of the parameters with weight decay.
 
-    usual: the names that a Trainer returns, which hold outside of connections.
+    usual: a Trainer's names, which are right outside of connections.
     """
     decays = dict.fromkeys(usual, True)
     for path, module in model.named_modules():
@@ -86,13 +85,13 @@ def freeze_base(model: nn.Module) -> None:
 
 
 def freeze_hc(model: nn.Module, *, width: bool = True, depth: bool = True) -> None:
-    """Freeze hyper-connections, whole or in part; what is not frozen here stays as it is.
+    """Freeze hyper-connections, whole or in part; other parameters stay unchanged.
 
     width: the width connections: reads and mixes, static and dynamic ("WC" in the paper's Table 3).
     depth: the depth connections: writes, static and dynamic ("B").
 
-    Raises `HyperConnError` for a model without hyper-connections, or for one part of connections whose parts have
-    parameters in common (mHC, iHC).
+    Raises `HyperConnError` for a model without hyper-connections, and for one part of connections whose parts share
+    parameters (mHC, iHC).
     """
     parameters = [(name, parameter) for name, parameter in model.named_parameters() if is_of_connection(name)]
     if not parameters:
@@ -107,7 +106,7 @@ def freeze_hc(model: nn.Module, *, width: bool = True, depth: bool = True) -> No
 
 
 def check_connections(model: nn.Module, hc_lr: float | None) -> None:
-    """Warn of a model without hyper-connections, such as a base to compare with; refuse it with a rate for them."""
+    """Warn of a model without hyper-connections, such as a base to compare with; refuse it with `hc_lr`."""
     # some have no parameters, as Keel's with a norm that has none
     if any(is_of_connection(path) for path, _ in model.named_modules()):
         return

@@ -15,9 +15,9 @@ from ..models.pipeline_stages import StandIns, around_layers, unread_states
 class Stage(nn.Module):
     """A stage of a pipeline: some layers of a model, and its embeddings or its head.
 
-    model: the model with these parts alone; its parameters have the names that they have in the whole model.
-    is_first: whether it takes token ids `[B, S]` instead of streams `[B, S, N, D]`.
-    is_last: whether it returns logits, or the last hidden states of a model without a head, instead of streams.
+    model: the model with these parts alone; its parameters keep their names in the whole model.
+    is_first: whether it accepts token ids `[B, S]` instead of streams `[B, S, N, D]`.
+    is_last: whether it returns logits, or last hidden states without a head, instead of streams.
     """
 
     def __init__(self, model: Any, start: int, end: int):
@@ -35,7 +35,7 @@ class Stage(nn.Module):
     def forward(self, states: torch.Tensor, **kwargs) -> torch.Tensor:
         """Run the stage on token ids or streams.
 
-        kwargs: what the model takes beside them, such as `attention_mask`; the same for every stage.
+        kwargs: other arguments of the model, such as `attention_mask`; the same for every stage.
         """
         model = self.model
         inputs = {"input_ids": states}
@@ -53,7 +53,7 @@ def pipeline_stages(model: Any, n: int) -> list[Stage]:
     `stage.model.state_dict()` has their names in it: together the stages have each parameter once.
 
     model: a causal language model or a base model with hyper-connections.
-    n: the number of stages; with a remainder the first ones have a layer more.
+    n: number of stages; with a remainder the first stages get a layer more.
 
     Raises `HyperConnError` for another model, for tied embeddings, an auxiliary loss of routers, and more stages than
     layers. Raises `ValueError` for a family without `base_model_pp_plan`.
@@ -62,11 +62,11 @@ def pipeline_stages(model: Any, n: int) -> list[Stage]:
     if not isinstance(base_model, HyperConnectionModel):
         raise HyperConnError(
             f"model must be a causal language model with hyper-connections, or its base model "
-            f"(got {type(model).__name__})."
+            f"(got {type(model).__name__}). Give one."
         )
     if model is not base_model and model.get_output_embeddings() is None:
         raise HyperConnError(
-            f"model must have no head but that of a causal language model (got {type(model).__name__}). "
+            f"model must have no head, or a causal language model's (got {type(model).__name__}). "
             f"Split its base model, model.base_model."
         )
     if model.config.tie_word_embeddings:
@@ -76,11 +76,12 @@ def pipeline_stages(model: Any, n: int) -> list[Stage]:
         )
     if getattr(model.config, "output_router_logits", False):
         raise HyperConnError(
-            "output_router_logits must be False (got True): no stage has the routers of all layers, for their loss."
+            "output_router_logits must be False (got True): no stage has the routers of all layers, for their loss. "
+            "Set it to False."
         )
     layers = len(base_model.decoder_layers)
     if not 1 <= n <= layers:
-        raise HyperConnError(f"n must be between 1 and the number of layers, {layers} (got {n}).")
+        raise HyperConnError(f"n must be between 1 and the number of layers, {layers} (got {n}). Give fewer stages.")
     around_layers(model.config.base_model_type, base_model.stack)
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     ends = [stage * (layers // n) + min(stage, layers % n) for stage in range(n + 1)]

@@ -17,15 +17,15 @@ from .parameter_groups import check_connections, decayed_names
 
 
 class HCTrainerMixin(Trainer):
-    """Before a Trainer class: weight decay and learning rate of hyper-connections. See `hc_param_groups`.
+    """Mixin before a Trainer class: weight decay and learning rate of hyper-connections. See `hc_param_groups`.
 
-    Checkpoints are resumed from, and the best one loaded, with all weights: also those that have other names on disk.
+    Checkpoints are resumed from, and the best one loaded, with all weights, even weights with other names on disk.
 
-    hc_lr: learning rate of the connections, to be scheduled like that of the rest, which is the default.
+    hc_lr: learning rate of the connections, scheduled like the base's rate, which is the default.
     muon: whether torch's Muon trains the matrices inside of layers, and AdamW the rest. See `hc_param_groups`.
 
-    Raises `HyperConnError` when it is given a rate and a model without hyper-connections, a rate and an optimizer that
-    has been made already, Muon and another optimizer or DeepSpeed, or a model whose connections DeepSpeed has cast.
+    Raises `HyperConnError` for `hc_lr` with a model without hyper-connections, or with an optimizer that exists
+    already. Raises it for `muon` with another optimizer or DeepSpeed, and for connections that DeepSpeed has cast.
     """
 
     def __init__(self, *args, hc_lr: float | None = None, muon: bool = False, **kwargs):
@@ -38,7 +38,7 @@ class HCTrainerMixin(Trainer):
         self._has_its_optimizer = self.optimizer is not None
         if hc_lr is not None and self._has_its_optimizer:
             raise HyperConnError(
-                f"hc_lr={hc_lr} has no effect on an optimizer that the Trainer is given. Make that one of "
+                f"hc_lr={hc_lr} has no effect on an optimizer that the Trainer is given. Make its groups by "
                 f"hc_param_groups(model, ..., hc_lr={hc_lr}), or leave it to the Trainer."
             )
         if muon:
@@ -47,8 +47,7 @@ class HCTrainerMixin(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         """Do as Transformers, with 16 bits by autocast under FSDP and DeepSpeed, too.
 
-        Their own mixed precision casts every parameter, FSDP's while it gathers them, which would round the
-        coefficients of the connections.
+        Their own mixed precision casts every parameter, which would round the connections' coefficients.
         """
         from accelerate.utils import AutocastKwargs  # comes with the extra "train", which the rest can do without
 
@@ -76,7 +75,7 @@ class HCTrainerMixin(Trainer):
         self._load_weights(self.state.best_model_checkpoint, super()._load_best_model)
 
     def _load_weights(self, folder: str, usual: Callable[[], None]) -> None:
-        """Load a checkpoint as `from_pretrained` would; as Transformers' Trainer does where that can't be.
+        """Load a checkpoint as `from_pretrained` would, or else as Transformers' Trainer does.
 
         Raises `HyperConnError` when the checkpoint lacks weights.
         """
@@ -87,7 +86,7 @@ class HCTrainerMixin(Trainer):
             load_weights(model, folder)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Return the Trainer's names, without those of connections that zero would break."""
+        """Return the Trainer's names, without parameters of connections that zero would break."""
         return decayed_names(model, super().get_decay_parameter_names(model))
 
     def create_optimizer(self, model: PreTrainedModel | None = None) -> torch.optim.Optimizer:
@@ -107,7 +106,7 @@ class HCTrainerMixin(Trainer):
         return optimizer
 
     def _refuse_besides_muon(self) -> None:
-        """Raise `HyperConnError` for what can't be together with `muon`."""
+        """Raise `HyperConnError` for settings that exclude `muon`."""
         optim = getattr(self.args.optim, "value", self.args.optim)
         if self.is_deepspeed_enabled:
             raise HyperConnError(
@@ -125,7 +124,7 @@ class HCTrainerMixin(Trainer):
             )
 
     def _refuse_lost_settings(self, model: nn.Module, optimizer: Any) -> None:
-        """Raise `HyperConnError` when an optimizer has another rate or weight decay for connections than they need."""
+        """Raise `HyperConnError` when an optimizer has another rate or weight decay for connections than requested."""
         optim = getattr(self.args.optim, "value", self.args.optim)
         groups = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
         decayed = set(self.get_decay_parameter_names(model))
@@ -147,7 +146,7 @@ class HCTrainerMixin(Trainer):
 
 
 class HCTrainer(HCTrainerMixin, Trainer):
-    """Transformers' Trainer, with weight decay and learning rate of hyper-connections as they should be.
+    """Transformers' Trainer, with the right weight decay and learning rate for hyper-connections.
 
     For another Trainer, such as trl's: `class HCSFTTrainer(HCTrainerMixin, SFTTrainer): pass`.
     """

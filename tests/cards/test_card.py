@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard, constants
 
 from hf_hyperconn import HCLlamaConfig, HCLlamaForCausalLM
 from hf_hyperconn.conversion.card import write_card
-from hf_hyperconn.conversion.card.licences import name_problem
+from hf_hyperconn.conversion.card.licenses import name_problem
 from hf_hyperconn.conversion.checkpoint import readme
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
@@ -161,11 +161,11 @@ def test_saving_over_a_conversion_is_noticed(folder):
     model.save_pretrained(folder)
     write_card(folder)
     assert "equals its base" not in text_of(folder)
-    assert "The connections are at the equivalent initialisation" in text_of(folder)
+    assert "The connections are at the equivalent initialization" in text_of(folder)
 
 
 @pytest.mark.parametrize(
-    ("name", "licence", "accepted"),
+    ("name", "license", "accepted"),
     [
         ("Llama-3.2-1B-HCx4", "llama3.2", True),
         ("llama3.1-mine", "llama3.1", True),
@@ -179,10 +179,10 @@ def test_saving_over_a_conversion_is_noticed(folder):
         ("anything", None, True),
     ],
 )
-def test_names_under_a_licence(name, licence, accepted):
-    assert (name_problem(name, {"license": licence}) is None) == accepted
-    if licence:
-        assert (name_problem(name, {"license": "other", "license_name": licence}) is None) == accepted
+def test_names_under_a_license(name, license, accepted):
+    assert (name_problem(name, {"license": license}) is None) == accepted
+    if license:
+        assert (name_problem(name, {"license": "other", "license_name": license}) is None) == accepted
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_base_whose_card_says_nothing(card, llama_folder, tmp_path):
     (source / "README.md").write_bytes(card if isinstance(card, bytes) else card.encode())
     lines = []
     out = convert_checkpoint(str(source), tmp_path / "out", verify="off", say=lines.append).path
-    assert any("no licence is known" in line for line in lines)
+    assert any("no license is known" in line for line in lines)
     assert "license" not in ModelCard.load(out / "README.md").data.to_dict()
 
 
@@ -211,7 +211,7 @@ def test_the_command(folder, tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.out == f"{renamed / 'README.md'}\n"
     assert printed.err.startswith(
-        "warning: the licence of the base (llama3.2) requires that the name of a model made from"
+        "warning: the license of the base (llama3.2) requires that the name of a model made from"
     )
     assert main(["card", str(renamed), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -241,11 +241,11 @@ def test_errors_are_one_line_and_change_nothing(folder, llama_folder, tmp_path, 
         assert (folder / "README.md").read_bytes() == content
 
 
-def test_a_licence_that_can_not_be_read_is_said(run, monkeypatch, tmp_path):
+def test_a_license_that_can_not_be_read_is_said(run, monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
     unreadable, unknown = write_card(run, update=True).warnings
-    assert "the card of the base, which names its licence, can't be read" in unreadable
-    assert "no licence is known" in unknown
+    assert "the card of the base, which names its license, can't be read" in unreadable
+    assert "no license is known" in unknown
 
 
 def test_tags_are_those_that_push_to_hub_gives(converted):

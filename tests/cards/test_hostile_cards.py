@@ -10,11 +10,11 @@ from hf_hyperconn.conversion.card.evaluation import read_evaluation
 from hf_hyperconn.conversion.card.facts import training_facts
 from hf_hyperconn.conversion.checkpoint.readme import (
     LARGEST_METADATA,
+    add_digests,
     is_ours,
     merge,
     read_base_card,
     read_card,
-    stamp,
     trainer_facts,
 )
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
@@ -92,7 +92,10 @@ def test_a_readme_that_is_too_large(out, capsys):
 def test_marks_are_found_in_time_that_grows_with_the_text(text):
     started = time.perf_counter()
     is_ours(text)
-    merge(text, stamp("".join(f"<!-- hf-hyperconn: {name} -->\nx\n<!-- /hf-hyperconn -->\n" for name in "abcdefgh")))
+    merge(
+        text,
+        add_digests("".join(f"<!-- hf-hyperconn: {name} -->\nx\n<!-- /hf-hyperconn -->\n" for name in "abcdefgh")),
+    )
     trainer_facts(text)
     assert time.perf_counter() - started < 10, "and not with its square, which takes minutes"
 

@@ -256,7 +256,7 @@ def test_one_stream_of_keel(tmp_path, refusal):
     [
         (["--kind", "streams"], "a picture of streams needs a model that runs over text. Give --text FILE."),
         (["--text", "nowhere.txt"], "there is no text file 'nowhere.txt'."),
-        (["--kind", "connections", "-o", "x.txt"], "'x.txt' should end with one of .png, .pdf, .svg."),
+        (["--kind", "connections", "-o", "x.txt"], "out must end with one of .png, .pdf, .svg (got 'x.txt'). Choose"),
         (["-o", __file__], "is a file, and no picture. Give a folder, or a file that ends with one of .png, .pdf"),
         (["--against", "base"], "--against base requires the picture of similarity."),
     ],

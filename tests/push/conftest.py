@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import constants
 from transformers import LlamaForCausalLM
 
-from hf_hyperconn.conversion.checkpoint.readme import README, addressed
+from hf_hyperconn.conversion.checkpoint.readme import README, with_repo_name
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from tests.conftest import llama_config
 from tests.hub import files_in
@@ -38,7 +38,7 @@ def connected(hub: WritableHub, place: Path, token: str = "hf_me"):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
-    """A tiny Llama in shards, with a licence."""
+    """A tiny Llama in shards, with a license."""
     folder = tmp_path_factory.mktemp("base")
     torch.manual_seed(0)
     LlamaForCausalLM(llama_config(initializer_range=0.2)).save_pretrained(folder, max_shard_size="50KB")
@@ -88,7 +88,9 @@ def assert_holds(hub: WritableHub, repo: str, folder: Path, names: set[str] | No
     assert pushed.keys() == (local.keys() if names is None else names)
     for name, file in pushed.items():
         content = local[name].read_bytes()
-        assert file.read_bytes() == (addressed(content.decode(), repo).encode() if name == README else content), name
+        assert file.read_bytes() == (with_repo_name(content.decode(), repo).encode() if name == README else content), (
+            name
+        )
 
 
 def writes(hub: WritableHub) -> list[str]:

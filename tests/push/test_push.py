@@ -21,7 +21,7 @@ from transformers import (
 
 from hf_hyperconn import HCLlamaForCausalLM, HCTrainer, convert_model
 from hf_hyperconn.conversion.card import write_card
-from hf_hyperconn.conversion.checkpoint.readme import README, addressed
+from hf_hyperconn.conversion.checkpoint.readme import README, with_repo_name
 from hf_hyperconn.conversion.cli import main
 from hf_hyperconn.conversion.convert import convert_checkpoint
 from hf_hyperconn.conversion.push import push_checkpoint
@@ -81,7 +81,7 @@ def test_a_card_names_the_repo_that_it_is_pushed_to(hub, folder):
     assert README in again.unchanged
     # the digest is of the new text: `card` renews it, and another push names another repo
     (folder / README).write_text(pushed.read_text())
-    assert 'model_id = "team/named"\n' in addressed(pushed.read_text(), "team/named")
+    assert 'model_id = "team/named"\n' in with_repo_name(pushed.read_text(), "team/named")
     assert write_card(folder).kept == ()
     assert f'model_id = "{folder.name}"\n' in (folder / README).read_text()
 

@@ -11,7 +11,7 @@ import transformers
 from huggingface_hub import CommitOperationAdd
 
 from hf_hyperconn.conversion.card import write_card
-from hf_hyperconn.conversion.checkpoint.readme import README, addressed
+from hf_hyperconn.conversion.checkpoint.readme import README, with_repo_name
 from hf_hyperconn.conversion.checkpoint.repository_files import belongs, may_be_added
 from hf_hyperconn.conversion.checkpoint.source import LocalSource
 from hf_hyperconn.conversion.cli import main
@@ -69,7 +69,7 @@ def test_a_dry_run_names_every_file_and_writes_nothing(hub, folder, capsys):
     assert writes(hub) == []
     assert not hub.exists("me/dry")
     sizes = {name: file.stat().st_size for name, file in files_in(folder).items()}
-    sizes[README] = len(addressed((folder / README).read_text(), "me/dry").encode())
+    sizes[README] = len(with_repo_name((folder / README).read_text(), "me/dry").encode())
     assert {file["name"]: file["size"] for file in planned["files"]} == sizes
 
     assert main(["push", str(folder), "me/dry", "--dry-run"]) == 0

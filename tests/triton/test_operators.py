@@ -163,7 +163,7 @@ def test_cuda_graphs():
             captured = run()
         graph.replay()
         assert torch.equal(captured, expected)
-    assert computing.implementation(streams, _run_one) == "triton"
+    assert computing.chosen_implementation(streams, _run_one) == "triton"
 
 
 @pytest.mark.parametrize("shape", [(24,), (1, 3, 24), (2, 1, 24)])

@@ -1,12 +1,12 @@
 """The branches of a decoder layer, cut from the source of its `forward`.
 
-A branch is what the layer computes from the residual stream before it adds that to the stream: of
+A branch is the computation from the residual stream up to an addition to the stream: of
 
     residual = hidden_states
     hidden_states = self.mlp(self.norm(hidden_states))
     hidden_states = residual + hidden_states
 
-the second line. The stream is followed by name: what is given to the layer, its copies, and every sum.
+the second line. The stream is followed by name: the layer's input, its copies, and every sum.
 """
 
 import ast
@@ -45,7 +45,7 @@ USUAL_ATTENTION = "hidden_states = self.input_layernorm(hidden_states)"
 USUAL_MLP = "hidden_states = self.post_attention_layernorm(hidden_states)\nhidden_states = self.mlp(hidden_states)"
 
 
-def refusal(layer: str, reason: str) -> UnsupportedCheckpointError:
+def layer_refusal(layer: str, reason: str) -> UnsupportedCheckpointError:
     """Return the error to raise for a layer of another form."""
     return UnsupportedCheckpointError(
         f"the forward of {layer} is not a chain of branches, each added to the residual stream: {reason}. So "
@@ -56,11 +56,11 @@ def refusal(layer: str, reason: str) -> UnsupportedCheckpointError:
 def cut_branches(forward: ast.FunctionDef, source: str, layer: str, module: object = None) -> Cut:
     """Cut the branches of a decoder layer's `forward`.
 
-    source: in which the positions of `forward` are. layer: the name of its class.
-    module: the layer itself, where there is one; its attributes then choose the form.
+    source: text of the file of `forward`. layer: name of its class.
+    module: the layer itself, whose attributes choose the form; None for the config's choice.
 
-    Raises `UnsupportedCheckpointError` when it is not a chain of additions to the stream, or a branch needs what an
-    earlier one may not have made.
+    Raises `UnsupportedCheckpointError` when it is not a chain of additions to the stream, or a branch reads a value
+    that an earlier one may not assign.
     """
     lines, stream = source.splitlines(), _arguments(forward, layer)[1]
     by_config = ConfigChoice(lines, _optional(forward))
@@ -70,8 +70,8 @@ def cut_branches(forward: ast.FunctionDef, source: str, layer: str, module: obje
 def cut_branches_of_class(layer: Definition, config: Definition, known: Mapping[str, object] | None = None) -> Cut:
     """Cut the branches of a class of layers, whose additions may stand in its modules.
 
-    config: the class of its config, whose defaults choose the form.
-    known: fields of the config that this layer always has with these values.
+    config: class of its config, whose defaults choose the form.
+    known: values of fields that are fixed for this layer.
 
     Raises `UnsupportedCheckpointError` as `cut_branches`.
     """
@@ -81,10 +81,10 @@ def cut_branches_of_class(layer: Definition, config: Definition, known: Mapping[
 
 
 def _cut_by(choice: Choice, forward: ast.FunctionDef, layer: str, inliner: Inliner | None = None) -> Cut:
-    """Cut all statements of a forward; where that fails, those that run."""
+    """Cut all statements of a forward; if that fails, only statements that run."""
     body = [node for node in forward.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
     if not body:
-        raise refusal(layer, "nothing is added to the stream that it takes")
+        raise layer_refusal(layer, "nothing is added to the stream that it takes")
     line = body[0].lineno - 1
     try:
         return _Cutter(forward, layer).cut([*ConfigChoice(choice.lines).statements(body, line)])
@@ -103,12 +103,13 @@ def _cut_by(choice: Choice, forward: ast.FunctionDef, layer: str, inliner: Inlin
 class _Segment:
     """The statements before an addition, and the addition.
 
-    streams: the names that the stream has in it; reshaped: those that it has in another shape; copies: of these, the
-        ones that only an addition may read.
-    statements: those that are not copies of the stream.
-    added: the expression that is added, and its source.
+    streams: names of the stream in it.
+    reshaped: names of the stream in another shape.
+    copies: reshaped names that only an addition may read.
+    statements: statements that are not copies of the stream.
+    added, source: the added expression, and its source.
     given: the argument without which it is left out; None for none.
-    after: what changes the stream once that is added.
+    after: statements that change the stream after the addition.
     """
 
     streams: set[str]
@@ -122,37 +123,38 @@ class _Segment:
 
     @property
     def trees(self) -> list[ast.AST]:
-        """The statements and the expression."""
+        """Return the statements and the expression."""
         return [*(statement.node for statement in self.statements), self.added]
 
     @property
     def taken(self) -> set[str]:
-        """The names that it reads before it assigns them."""
+        """Return the names that the segment reads before it assigns them."""
         return read_before_assigned(self.trees)
 
     @property
     def assigned(self) -> set[str]:
-        """The names that it assigns."""
+        """Return the names that the segment assigns."""
         return assigned_names(*self.trees)
 
     @property
     def assured(self) -> set[str]:
-        """The names that it assigns whatever its conditions are."""
+        """Return the names that the segment assigns whatever its conditions are."""
         assignments = [tree for tree in self.trees if isinstance(tree, ast.Assign)]
         return assigned_names(*(target for node in assignments for target in node.targets))
 
     def reads(self, name: str) -> bool:
-        """Tell whether the statements so far read what a name was before them, and that was not the stream."""
-        return name not in self.streams and name in read_before_assigned(each.node for each in self.statements)
+        """Tell whether the statements so far read an earlier value of a name other than the stream."""
+        nodes = [statement.node for statement in self.statements]
+        return name not in self.streams and name in read_before_assigned(nodes)
 
 
 class _Cutter:
     """Cuts the statements of a forward into segments.
 
-    layer: the name of its class.
-    streams: the names that the stream has at this place.
-    segment: that to which statements are added; segments: those before it.
-    widened: the setting with which the stream is made float32 before all else; None without any.
+    layer: name of its class.
+    streams: names of the stream at this place.
+    segment: the current segment; segments: the finished ones.
+    widened: the setting that makes the stream float32 before all else; None without one.
     """
 
     def __init__(self, forward: ast.FunctionDef, layer: str, inliner: Inliner | None = None):
@@ -164,33 +166,35 @@ class _Cutter:
         self.widened: str | None = None
 
     def cut(self, statements: list[Statement]) -> Cut:
-        """Cut the statements that run, of which the last returns the stream."""
+        """Cut statements, of which the last returns the stream."""
         *others, (last, *_) = with_sum_before_return(statements)
         match returned_at_once(last, others[-1].node) if others else None:
             case ast.Return(ast.Tuple()) as last:
                 others.pop()
         stream, *returned = names_returned(last) or [""]
-        unless_made = {name for name in returned if any(_is_none(each.node, name) for each in others)}
+        unless_made = {name for name in returned if any(_is_none(statement.node, name) for statement in others)}
         unless_made -= {*self.arguments}
-        ahead = deque(each for each in others if not any(_is_none(each.node, name) for name in unless_made))
+        ahead = deque(
+            statement for statement in others if not any(_is_none(statement.node, name) for name in unless_made)
+        )
         while ahead:
             ahead.extendleft(reversed(self._take(ahead.popleft())))
-        if any(isinstance(node, ast.Return) for each in others for node in ast.walk(each.node)):
-            raise refusal(self.layer, "it returns at several places")
+        if any(isinstance(node, ast.Return) for statement in others for node in ast.walk(statement.node)):
+            raise layer_refusal(self.layer, "it returns at several places")
         if not self.segments:
-            raise refusal(self.layer, "nothing is added to the stream that it takes")
+            raise layer_refusal(self.layer, "nothing is added to the stream that it takes")
         if stream not in self.streams and self.streams & {*returned}:
-            raise refusal(self.layer, f"it hands {stream} on, too, a second residual stream")
+            raise layer_refusal(self.layer, f"it hands {stream} on, too, a second residual stream")
         by_branches = {name for segment in self.segments for name in segment.assigned} | unless_made
         if not stream or not by_branches >= {*returned}:
-            raise refusal(self.layer, "it returns more than the stream")
+            raise layer_refusal(self.layer, "it returns more than the stream")
         if stream not in self.streams or self.segment.statements:
-            raise refusal(self.layer, "it changes the stream by more than additions")
+            raise layer_refusal(self.layer, "it changes the stream by more than additions")
         branches = tuple(_branches(self.segments, self.forward, self.layer, returned))
         return Cut(branches, self.widened, tuple(returned) if isinstance(last.value, ast.Tuple) else None)
 
     def _take(self, statement: Statement) -> list[Statement]:
-        """Take a statement; where others stand for it, return these instead."""
+        """Process a statement; return the statements that stand for it, if any."""
         if self.inliner and (expanded := self.inliner.expanded(statement, self.streams)) is not None:
             return expanded
         node, segment = statement.node, self.segment
@@ -200,14 +204,16 @@ class _Cutter:
             return []
         if self.segments and not segment.statements and changes_each_alike(node, self.streams & {STREAM}):
             if statement.given != self.segments[-1].given:
-                raise refusal(self.layer, f"the stream is changed only where {statement.given} is given")
+                raise layer_refusal(self.layer, f"the stream is changed only where {statement.given} is given")
             self.segments[-1].after.append(statement)
             self._continue_as(STREAM)
             return []
         if not segment.statements:
             segment.given = statement.given
         elif segment.given != statement.given:
-            raise refusal(self.layer, f"what depends on {segment.given or statement.given} is no branch by itself")
+            raise layer_refusal(
+                self.layer, f"what depends on {segment.given or statement.given} is no branch by itself"
+            )
         if (both := added_twice(statement, self.streams)) is not None:
             return [*both]
         added = added_to(node, self.streams) or added_in_another_shape(node, segment.reshaped)
@@ -225,7 +231,7 @@ class _Cutter:
         self.streams, self.segment = {stream}, _Segment({stream})
 
     def _take_of_branch(self, statement: Statement) -> None:
-        """Take a statement that adds nothing to the stream."""
+        """Process a statement that adds nothing to the stream."""
         node, segment = statement.node, self.segment
         if is_copy(node, segment.reshaped):
             segment.reshaped.add(node.targets[0].id)
@@ -234,7 +240,7 @@ class _Cutter:
             self.widened, stream = wide
             self.streams = {stream}
         elif changes_in_place(node, self.streams):
-            raise refusal(self.layer, "it changes the stream in place")
+            raise layer_refusal(self.layer, "it changes the stream in place")
         else:
             assigned = assigned_names(node)
             segment.reshaped -= assigned
@@ -251,12 +257,12 @@ def _branches(segments: list[_Segment], forward: ast.FunctionDef, layer: str, re
     foreign = arguments | {name for segment in segments for name in segment.assigned}
     for place, segment in enumerate(segments):
         if {"super", "__class__"} & read_names(*segment.trees):
-            raise refusal(layer, "a branch calls a method of its base class")
+            raise layer_refusal(layer, "a branch calls a method of its base class")
         if segment.taken & segment.copies:
-            raise refusal(layer, "it reads the stream in another shape")
+            raise layer_refusal(layer, "it reads the stream in another shape")
         after = [statement.node for statement in segment.after]
         if (read_before_assigned(after) - {STREAM, "self"}) & foreign:
-            raise refusal(layer, "what changes the stream depends on more than the layer")
+            raise layer_refusal(layer, "what changes the stream depends on more than the layer")
         read = sorted(segment.taken & segment.streams, key=lambda name: (name != STREAM, name))
         stream, *copies = read or [STREAM]
         later = {name for names in handed_on[place + 1 :] for name in names} - {*returned}
@@ -268,7 +274,7 @@ def _branches(segments: list[_Segment], forward: ast.FunctionDef, layer: str, re
             stream=stream,
             arguments=(*sorted(given - arguments), *signature),
             statements="\n".join(
-                [*(f"{name} = {stream}" for name in copies), *(each.text for each in segment.statements)]
+                [*(f"{name} = {stream}" for name in copies), *(statement.text for statement in segment.statements)]
             ),
             result=segment.source,
             returned=(
@@ -281,13 +287,13 @@ def _branches(segments: list[_Segment], forward: ast.FunctionDef, layer: str, re
             has_usual_statements=len(segments) == len(SUB_LAYERS)
             and _is_usual(segment.statements, None if place else forward.args),
             given=segment.given,
-            after="\n".join(each.text for each in segment.after),
+            after="\n".join(statement.text for statement in segment.after),
             reads=bool(read),
         )
 
 
 def _is_none(statement: ast.stmt, name: str) -> bool:
-    """Tell whether it is `name = None`."""
+    """Tell whether a statement is `name = None`."""
     match statement:
         case ast.Assign([ast.Name(target)], ast.Constant(None)):
             return target == name
@@ -297,13 +303,15 @@ def _is_none(statement: ast.stmt, name: str) -> bool:
 def _handed_on(segments: list[_Segment], place: int, layer: str) -> set[str]:
     """Return the names that a branch reads, besides the stream, and that earlier ones assign."""
     segment, earlier = segments[place], segments[:place]
-    of_streams = {name for each in earlier for name in each.streams}
-    before = {name for each in earlier for name in each.assigned} | of_streams
-    foreign = segment.taken & before - segment.streams
+    of_streams = {name for before in earlier for name in before.streams}
+    assigned = {name for before in earlier for name in before.assigned} | of_streams
+    foreign = segment.taken & assigned - segment.streams
     assured = _assured(earlier) - of_streams
     if not foreign <= assured:
         names = ", ".join(sorted(foreign - assured))
-        raise refusal(layer, f"a branch reads {names}, which an earlier one made in some cases, or as its stream")
+        raise layer_refusal(
+            layer, f"a branch reads {names}, which an earlier one made in some cases, or as its stream"
+        )
     return foreign
 
 
@@ -316,7 +324,7 @@ def _arguments(forward: ast.FunctionDef, layer: str) -> list[str]:
     """Return the names of `self`, the stream, and the other arguments that have places."""
     arguments = [argument.arg for argument, _ in _with_defaults(forward.args)]
     if len(arguments) < 2 or arguments[0] != "self":
-        raise refusal(layer, "it takes no stream")
+        raise layer_refusal(layer, "it takes no stream")
     return arguments
 
 
@@ -328,17 +336,17 @@ def _with_defaults(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr | N
 
 
 def _optional(forward: ast.FunctionDef) -> frozenset[str]:
-    """Return the arguments whose default is None, and that stay what they are."""
+    """Return the arguments with default None that are never reassigned."""
     arguments = forward.args
     pairs = [*_with_defaults(arguments), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    optional = {each.arg for each, value in pairs if isinstance(value, ast.Constant) and value.value is None}
+    optional = {argument.arg for argument, value in pairs if isinstance(value, ast.Constant) and value.value is None}
     return frozenset(optional - assigned_names(forward))
 
 
 def _signature(arguments: ast.arguments, taken: set[str] | None) -> tuple[tuple[str, ...], list[ast.expr]]:
-    """Return what stands after `self` and the stream in a signature, without annotations, and its defaults.
+    """Return the parameters after `self` and the stream, without annotations, and their defaults.
 
-    taken: the names that are needed, of all that a layer is given; None for the signature of the layer itself.
+    taken: names of the layer's parameters to include; None for the layer's own signature.
     """
     pairs = _with_defaults(arguments)[2:]
     named = [*zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
@@ -358,7 +366,7 @@ def _parameter(name: str, default: ast.expr | None) -> str:
 
 
 def _is_usual(statements: list[Statement], arguments: ast.arguments | None) -> bool:
-    """Tell whether it is norm and MLP; with the layer's arguments, norm and attention that is given all of them."""
+    """Tell whether statements are norm and MLP; with the layer's arguments, norm and attention with all of them."""
     written = [ast.unparse(statement.node) for statement in statements]
     if arguments is None:
         return "\n".join(written) == USUAL_MLP

@@ -13,9 +13,9 @@ from .statements import Statement, attributes_called, statement_of
 class Choice:
     """A choice between the statements of a forward.
 
-    lines: of the source that it is from.
-    required: the value of each field of the config that the choice rests on.
-    absent: the arguments that it takes as not given.
+    lines: lines of the source.
+    required: fields of the config, with their values, that the choice depends on.
+    absent: arguments that must be None.
     """
 
     def __init__(self, lines: list[str]):
@@ -26,7 +26,7 @@ class Choice:
     def statements(self, body: list[ast.stmt], line: int, given: str | None = None) -> Iterator[Statement]:
         """Yield the statements that run.
 
-        line: after which the first of them comes, comments above it included. given: an argument on which they depend.
+        line: line before the first statement and its comments. given: an argument on which they depend.
         """
         for node in body:
             if isinstance(node, ast.If) and given is None and (name := self.given(node)) is not None:
@@ -43,16 +43,16 @@ class Choice:
     def statement(self, node: ast.stmt, line: int, given: str | None) -> Statement:
         """Return a statement with its source, which begins after a line."""
         match node:
-            case ast.AugAssign(ast.Name(name), ast.Mult(), factor):  # in place it would change what others have, too
+            case ast.AugAssign(ast.Name(name), ast.Mult(), factor):  # in place it would change other references, too
                 return statement_of(f"{name} = {name} * {ast.unparse(factor)}", given)
         return statement_of(dedent("\n".join(self.lines[line : node.end_lineno])).strip("\n"), given)
 
     def given(self, node: ast.If) -> str | None:
-        """Return the argument on which all of an `if` depends, as a branch of its own; None for another `if`."""
+        """Return the argument on which an `if` with a branch depends; None for another `if`."""
         return None
 
     def decide(self, node: ast.If) -> bool | None:
-        """Tell whether the body of an `if` runs; None where that is open."""
+        """Tell whether the body of an `if` runs; None if not known."""
         return None
 
     def _is_cut(self, node: ast.If, runs: bool) -> bool:
@@ -64,10 +64,10 @@ class Choice:
 
 
 class LayerChoice(Choice):
-    """A choice by the attributes of a layer, but for private ones, which its methods may change later.
+    """A choice by the public attributes of a layer; its methods may change private ones later.
 
-    layer: whose forward it is.
-    stream: the name of its stream, `[B, S, D]`.
+    layer: the layer.
+    stream: name of its stream, `[B, S, D]`.
     """
 
     def __init__(self, lines: list[str], layer: object, stream: str):
@@ -75,7 +75,7 @@ class LayerChoice(Choice):
         self.layer, self.stream = layer, stream
 
     def statement(self, node: ast.stmt, line: int, given: str | None) -> Statement:
-        """Return a statement; of an `if` whose body calls what this layer lacks nothing is left."""
+        """Return a statement; an `if` whose body calls a missing attribute becomes empty."""
         statement = super().statement(node, line, given)
         calls = [ast.unparse(child.func) for child in ast.walk(node) if isinstance(child, ast.Call)]
         lacks_one = any(re.fullmatch(r"self\.\w+", name) and not hasattr(self.layer, name[5:]) for name in calls)
@@ -104,7 +104,7 @@ class LayerChoice(Choice):
 
 
 class _OfThreeDimensions(ast.NodeTransformer):
-    """Puts 3 in the place of `stream.ndim`."""
+    """Replaces `stream.ndim` by 3."""
 
     def __init__(self, stream: str):
         self.stream = stream
@@ -116,13 +116,13 @@ class _OfThreeDimensions(ast.NodeTransformer):
 class ConfigChoice(Choice):
     """A choice by the settings of a config.
 
-    owner, config: the class of the forward and that of its config; without them no field decides.
-    optional: arguments of the forward that are None unless they are given, and stay what they are.
-    known: fields of the config that have these values in any case.
-    fields: the field of the config behind an expression, as `self.use_parallel_residual`, and the value to take.
-    always: attributes that every layer has. What is added of an optional argument by these is added where it is given;
-        what needs another is left out.
-    tests: the tests that are noted under a name.
+    owner, config: class of the forward, and class of its config; without them no field decides.
+    optional: arguments of the forward with default None that are never reassigned.
+    known: values of fields that are fixed.
+    fields: the field behind an expression such as `self.use_parallel_residual`, and its value.
+    always: attributes that every layer has. A branch by them alone of an optional argument runs where it is given; a
+        branch by others is left out.
+    tests: tests with a name.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ConfigChoice(Choice):
         self.tests: dict[str, ast.expr] = {}
 
     def statements(self, body: list[ast.stmt], line: int, given: str | None = None) -> Iterator[Statement]:
-        """Yield the statements that run; not those that only note the test of a later `if`."""
+        """Yield the statements that run, without the names of tests for a later `if`."""
         noted = _noted(body)
         self.tests |= noted
         for statement in super().statements(body, line, given):
@@ -150,13 +150,13 @@ class ConfigChoice(Choice):
             yield statement
 
     def for_class(self, owner: Definition | None, file: SourceFile) -> "ConfigChoice":
-        """Return the choice in a class that the layer uses, or in a function; it rests on the same fields."""
+        """Return the choice in a class that the layer uses, or in a function; it depends on the same fields."""
         choice = ConfigChoice(file.text.splitlines(), owner=owner, config=self.config, known=self.known)
         choice.required = self.required
         return choice
 
     def given(self, node: ast.If) -> str | None:
-        """Return the argument in `if argument is not None`, where modules of every layer make what that adds."""
+        """Return the argument in `if argument is not None`, where modules of every layer make the addition."""
         match self._reduced(node.test):
             case ast.Compare(ast.Name(name), [ast.IsNot()], [ast.Constant(None)]) if not node.orelse:
                 called = {*attributes_called(node)}
@@ -166,7 +166,7 @@ class ConfigChoice(Choice):
         return None
 
     def _reduced(self, test: ast.expr) -> ast.expr:
-        """Return what is left of a test besides fields that are known in any case."""
+        """Return a test without fields whose values are fixed."""
         match test:
             case ast.Name(name) if name in self.tests:
                 return self._reduced(self.tests[name])
@@ -190,9 +190,9 @@ class ConfigChoice(Choice):
         return value
 
     def _value(self, test: ast.expr, used: dict[str, object]) -> bool | None:
-        """Tell whether the test of an `if` holds; None when that is not for these fields to say.
+        """Tell whether the test of an `if` holds; None if other values decide it.
 
-        used: takes the fields that decide it, with their values.
+        used: gets the fields that decide it, with their values.
         """
         match test:
             case ast.Name(name) if name in self.tests:
@@ -224,7 +224,7 @@ class ConfigChoice(Choice):
 
 
 def _fields_of_layer(layer: Definition, config: Definition) -> dict[str, tuple[str, object]]:
-    """Return the field behind each expression in a layer's `forward` that stands for one, and its default."""
+    """Return the field behind each expression in a layer's `forward`, and its default."""
     defaults = config.constants()
     fields = {f"self.config.{name}": (name, value) for name, value in defaults.items()}
     init = layer.method("__init__")
@@ -248,7 +248,7 @@ def _modules_of_every_layer(layer: Definition) -> frozenset[str]:
 
 
 def _adds(node: ast.AST) -> bool:
-    """Tell whether it is `name = X + Y`, or makes the stream anew by a call that is given it."""
+    """Tell whether a node is `name = X + Y`, or replaces the stream by the result of a call on it."""
     match node:
         case ast.Assign([ast.Name()], ast.BinOp(op=ast.Add())):
             return True
@@ -258,7 +258,7 @@ def _adds(node: ast.AST) -> bool:
 
 
 def _noted(body: list[ast.stmt]) -> dict[str, ast.expr]:
-    """Return the test in each `name = X and Y` that is read in nothing but `if name:`."""
+    """Return the test in each `name = X and Y` whose name only `if name:` reads."""
     tests: dict[str, ast.expr] = {}
     for node in body:
         match node:

@@ -1,4 +1,4 @@
-"""The name of a family, the classes that it has, and the files of Transformers that they are in."""
+"""The name of a family, its classes, and their files in Transformers."""
 
 import ast
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .source_files import Definition, SourceFile, package, table
 
-APART = "__"  # between the names in the name of a family
+SEPARATOR = "__"  # between the names in the name of a family
 # the table of Transformers behind each Auto class, by suffix
 MAPPINGS = {
     "Model": "MODEL_MAPPING_NAMES",
@@ -37,9 +37,9 @@ class FamilyName:
     """The name of a family, such as `llava`, `llava__mistral` or `llava__siglip_vision_model__vision_tower`.
 
     own: the model type.
-    chosen: the model type of the model that has the layers, where a config chooses another than the usual one.
-    stack: the attribute of that model, where it is not the usual one: the vision tower of a model with a language
-        model, or the encoder alone of an encoder-decoder.
+    chosen: model type of the inner model with the layers, where a config chooses an unusual one.
+    stack: attribute of an unusual inner model: the vision tower of a model with a language model, or the encoder
+        alone of an encoder-decoder.
     """
 
     own: str
@@ -49,12 +49,12 @@ class FamilyName:
     @classmethod
     def of(cls, name: str) -> "FamilyName":
         """Take a name apart."""
-        own, *rest = name.split(APART)
+        own, *rest = name.split(SEPARATOR)
         chosen = rest.pop(0) if rest and rest[0] in table("CONFIG_MAPPING_NAMES") else None
-        return cls(own, chosen, APART.join(rest) or None)
+        return cls(own, chosen, SEPARATOR.join(rest) or None)
 
     def __str__(self) -> str:
-        return APART.join(name for name in (self.own, self.chosen, self.stack) if name is not None)
+        return SEPARATOR.join(name for name in (self.own, self.chosen, self.stack) if name is not None)
 
 
 def auto_class(suffix: str) -> str:
@@ -72,11 +72,11 @@ def class_names(model_type: str) -> dict[str, str | None]:
 
 
 def within_another(file: SourceFile, config: str) -> str | None:
-    """Return the class of a model that no Auto class has, as it is only in another model, such as its tower.
+    """Return the class of a model without an Auto class, such as a tower of another model.
 
-    Of several that are made of a config it is that of the text; None where there is no telling.
+    Of several classes with this config it is the text model; None if not known.
     """
-    classes = [definition for name in file.made_of(config) if (definition := file.find(name)) is not None]
+    classes = [definition for name in file.classes_with(config) if (definition := file.find(name)) is not None]
     models = [definition.name for definition in classes if definition.pretrained]
     of_text = [name for name in models if name.endswith("TextModel")]
     return next(iter(of_text or (models if len(models) == 1 else [])), None)
@@ -96,7 +96,7 @@ def path_of(module: str) -> Path:
 
 
 def first_with(model: str | None) -> str | None:
-    """Return the first model type of a base model that has a file, where several have that model."""
+    """Return the first model type of a base model that has a file of its own."""
     of_model = [model_type for model_type, name in table(MAPPINGS["Model"]).items() if name == model]
     return next((model_type for model_type in of_model if module_of("modeling", model_type)), None)
 

@@ -1,10 +1,10 @@
-"""Additions that stand in a module of a layer, in a method or in a function: put where these are called.
+"""Additions within a module of a layer, a method or a function: their statements replace the call.
 
-Of `x = self.output(x, stream)`, where `output` adds to its second argument, what stands there is its `forward`, with
-`self.output` for `self` and an assignment for each argument that has another name there.
+`output` in `x = self.output(x, stream)` may add to its second argument. Then the statements of its `forward` stand
+there, with `self.output` for `self` and an assignment for each argument with another name.
 
-Hooks of `output_attentions=True` see what a module returns when it is called, so these recorders move. T5's
-`T5LayerSelfAttention` adds to the stream; but the `T5Attention` in it returns the same weights.
+Hooks of `output_attentions=True` record the results of calls, so these recorders move. T5's `T5LayerSelfAttention`
+adds to the stream, and its inner `T5Attention` returns the same weights.
 """
 
 import ast
@@ -14,17 +14,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .choices import ConfigChoice
-from .source_files import Definition, Source, SourceFile
+from .source_files import Definition, FunctionSource, SourceFile
 from .statements import Statement, added_to, assigned_names, is_copy, names, read_names, returned_at_once, statement_of
 
 
 @dataclass(frozen=True)
 class Callee:
-    """A function, or a method, that is called.
+    """A called function or method.
 
-    node: its definition. body: of it, without its docstring. arguments: of it, without `self`.
-    file: in which it stands. owner: the class that it is a method of; None for a function.
-    path: what `self` is there, seen from the layer; None for a function.
+    node: its definition.
+    body: its statements, without the docstring.
+    arguments: its parameters, without `self`.
+    file: its file.
+    owner: its class; None for a function.
+    path: path of `self` from the layer; None for a function.
     """
 
     node: ast.FunctionDef
@@ -35,28 +38,28 @@ class Callee:
     path: str | None
 
     @property
-    def source(self) -> Source:
-        """The function that its statements are from."""
-        return Source.of(self.node, self.owner.file if self.owner else self.file, self.owner)
+    def source(self) -> FunctionSource:
+        """Return the function as the source of its statements."""
+        return FunctionSource.of(self.node, self.owner.file if self.owner else self.file, self.owner)
 
 
 @dataclass
 class Inliner:
-    """Puts the statements of callees into those of a layer.
+    """Replaces calls in a layer's forward by the statements of their callees.
 
-    layer: whose forward it is.
+    layer: class of the layer.
     choice: the choice between its statements.
-    inlined: the classes of modules of which it has put statements there.
-    sources: of all statements that it has put there.
+    inlined: classes of modules whose statements it has inserted.
+    sources: functions whose statements it has inserted.
     """
 
     layer: Definition
     choice: ConfigChoice
     inlined: list[Definition] = field(default_factory=list)
-    sources: list[Source] = field(default_factory=list)
+    sources: list[FunctionSource] = field(default_factory=list)
 
     def expanded(self, statement: Statement, streams: set[str]) -> list[Statement] | None:
-        """Return the statements that stand for one that calls what adds to the stream; None for another statement."""
+        """Return the statements that replace a call that adds to the stream; None for another statement."""
         match statement.node:
             case ast.Assign([target], ast.Call(ast.Name("apply_chunking_to_forward"), [function, _, _, given], [])):
                 call = ast.Call(function, [given], [])
@@ -82,7 +85,7 @@ class Inliner:
             self.inlined.append(callee.owner)
         before, after = ends
         *others, last = body[:-1]
-        texts = [*arguments, *(each.text for each in others), *before, last.text, *after]
+        texts = [*arguments, *(other.text for other in others), *before, last.text, *after]
         return [statement_of(text, statement.given) for text in texts]
 
     def _statements(self, callee: Callee) -> Iterator[Statement]:
@@ -94,7 +97,7 @@ class Inliner:
             yield statement_of(text, statement.given)
 
     def _adds(self, body: list[Statement], streams: set[str]) -> bool:
-        """Tell whether something is added to what a callee takes as the stream."""
+        """Tell whether a callee adds something to its stream."""
         streams = set(streams)
         for statement in body:
             node = statement.node
@@ -123,7 +126,7 @@ class Inliner:
         return None
 
     def _module(self, path: ast.expr) -> Definition | None:
-        """Return the class of `self`, `self.name`, `self.name.name` or `self.names[i]`, where the source shows it."""
+        """Return the class of `self`, `self.name`, `self.name.name` or `self.names[i]`; None if not known."""
         match path:
             case ast.Name("self"):
                 return self.layer
@@ -136,7 +139,7 @@ class Inliner:
         return None
 
     def _appended(self, owner: Definition, name: str) -> Iterator[Definition]:
-        """Yield the classes of what an `__init__` appends to a list."""
+        """Yield the classes of the modules that an `__init__` appends to a list."""
         if (init := owner.method("__init__")) is None:
             return
         node, file = init
@@ -174,7 +177,7 @@ def assigned_classes(owner: Definition, name: str) -> Iterator[Definition]:
 
 
 def _bound(call: ast.Call, arguments: ast.arguments) -> dict[str, ast.expr] | None:
-    """Return what a call gives each argument; None when it gives others, or more than the source shows."""
+    """Return the value of each argument in a call; None for other arguments, or unknown ones."""
     if any(isinstance(value, ast.Starred) for value in call.args) or len(call.args) > len(arguments.args):
         return None
     taken = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
@@ -193,7 +196,7 @@ def _bound(call: ast.Call, arguments: ast.arguments) -> dict[str, ast.expr] | No
 
 
 def _assignments(bound: dict[str, ast.expr], streams: set[str], body: list[Statement]) -> list[str] | None:
-    """Return an assignment for each argument with another name where it is used; None when one would spoil another."""
+    """Return an assignment for each argument with another name; None when one would overwrite another."""
     nodes = [statement.node for statement in body]
     used = {name for node in nodes for name in read_names(node)}
     used |= {name for node in nodes if isinstance(node, ast.AugAssign) for name in assigned_names(node)}
@@ -211,7 +214,7 @@ def _assignments(bound: dict[str, ast.expr], streams: set[str], body: list[State
 
 
 def _with_last_in_return(body: list[Statement]) -> list[Statement]:
-    """Return the statements of a callee, without a name for a tuple that is returned at once."""
+    """Return the statements of a callee, with a tuple that is returned at once in the `return`."""
     match returned_at_once(body[-1].node, body[-2].node) if len(body) > 1 else None:
         case ast.Return(ast.BinOp(ast.Tuple(), ast.Add())) as whole:
             return [*body[:-2], statement_of(ast.unparse(whole), body[-1].given)]
@@ -251,7 +254,7 @@ def _ends(target: ast.expr, body: list[Statement]) -> tuple[list[str], list[str]
 
 
 class Recorder(NamedTuple):
-    """The place of an output: a class of modules, the place in what they return, and the attribute that has them."""
+    """The place of an output: a class of modules, the place in their results, and their attribute."""
 
     owner: str
     place: int
@@ -259,9 +262,9 @@ class Recorder(NamedTuple):
 
 
 def moved_recorders(base: Definition, inlined: Iterable[Definition]) -> dict[str, Recorder]:
-    """Return the recorders of a model that belong elsewhere, by the key of what they record.
+    """Return the moved recorders of a model, by the key of their output.
 
-    inlined: the classes of modules whose statements stand in branches.
+    inlined: classes of modules whose statements are in branches.
     """
     modules = {module.name: module for module in inlined}
     return {
@@ -273,7 +276,7 @@ def moved_recorders(base: Definition, inlined: Iterable[Definition]) -> dict[str
 
 
 def _recorders(base: Definition) -> Iterator[tuple[str, str, int]]:
-    """Yield the key of each recorded output, the class of its modules and the place in what they return."""
+    """Yield the key of each recorded output, the class of its modules and the place in their results."""
     recorders = base.dict_of("_can_record_outputs")
     for key, value in zip(recorders.keys, recorders.values, strict=True):
         match key, value:
@@ -285,7 +288,7 @@ def _recorders(base: Definition) -> Iterator[tuple[str, str, int]]:
 
 
 def _same_inside(definition: Definition, place: int) -> Iterator[Recorder]:
-    """Yield the recorder of the module that makes what a module returns at a place."""
+    """Yield the recorder of the inner module that makes a module's result at a place."""
     forward, _ = definition.own_method("forward")
     last = forward.body[-1]
     match returned_at_once(last, forward.body[-2]) or last:

@@ -16,11 +16,11 @@ CHECKPOINTING = "self._gradient_checkpointing_func"  # of diffusers
 class LayerLoop:
     """The loop in which a model runs its layers.
 
-    positional: how many arguments a layer is given by their place, after the stream; with diffusers' gradient
-        checkpointing that is all of them.
-    takes_first: whether a layer returns more than the stream, which is the first of it.
-    between: the model's method that may be called on the stream after a layer; None without any.
-    layerdrop: the attribute that says how often a layer is left out in training; None without any.
+    positional: number of arguments by their place after the stream; all of them with diffusers' gradient
+        checkpointing.
+    takes_first: whether a layer returns a tuple, with the stream first.
+    between: the model's method that may change the stream after a layer; None without one.
+    layerdrop: the attribute with the rate at which training leaves layers out; None without one.
     """
 
     positional: int
@@ -34,10 +34,12 @@ def read_layer_loop(
 ) -> LayerLoop:
     """Read how a model passes the stream from layer to layer.
 
-    forward: of the module that has the layers. model: the name of its class. layers: the attribute that they are in.
-    owner: that class, whose methods may choose with which tokens to go on.
+    forward: forward of the module with the layers.
+    model: name of its class.
+    layers: attribute of the layers.
+    owner: its class, whose methods may choose the tokens to continue with.
 
-    Raises `UnsupportedCheckpointError` when the loop over the layers in its forward skips some, or uses the stream.
+    Raises `UnsupportedCheckpointError` when the loop over the layers skips some, or uses the stream otherwise.
     """
     for loop in _only_loop(forward, f"self.{layers}"):
         layerdrop = _layerdrop(loop)
@@ -75,7 +77,7 @@ def read_layer_loop(
 
 
 def _only_loop(forward: ast.FunctionDef, layers: str) -> list[ast.For]:
-    """Return the loop over all layers in their order; none where layers may run elsewhere, too."""
+    """Return the loop over all layers in their order; none if layers may run elsewhere, too."""
     loops = [node for node in ast.walk(forward) if isinstance(node, ast.For) and _are_all(node.iter, layers)]
     uses = sum(isinstance(node, ast.Attribute) and ast.unparse(node) == layers for node in ast.walk(forward))
     harmless = sum(_runs_none(node, layers) for node in ast.walk(forward))
@@ -83,7 +85,7 @@ def _only_loop(forward: ast.FunctionDef, layers: str) -> list[ast.For]:
 
 
 def _are_all(iterated: ast.expr, layers: str) -> bool:
-    """Tell whether it is `self.layers`, `self.layers[: self.config.number]`, or this in `enumerate` or `zip`."""
+    """Tell whether it is `self.layers` or `self.layers[: self.config.number]`, also in `enumerate` or `zip`."""
     match iterated:
         case ast.Call(ast.Name("enumerate" | "zip"), [first, *_]):
             return _are_all(first, layers)
@@ -91,7 +93,7 @@ def _are_all(iterated: ast.expr, layers: str) -> bool:
 
 
 def _runs_none(node: ast.AST, layers: str) -> bool:
-    """Tell whether it is `len(self.layers)`, or a part of one of the layers."""
+    """Tell whether a node is `len(self.layers)`, or an attribute of one layer."""
     match node:
         case ast.Call(ast.Name("len"), [of]):
             return ast.unparse(of) == layers
@@ -101,7 +103,7 @@ def _runs_none(node: ast.AST, layers: str) -> bool:
 
 
 def _layerdrop(loop: ast.For) -> str | None:
-    """Return the attribute in a test whether a layer is left out; None without any."""
+    """Return the attribute in a test that leaves a layer out; None without one."""
     for node in ast.walk(loop):
         match node:
             case ast.Compare(_, [ast.Lt()], [ast.Attribute(ast.Name("self"), name)]):
@@ -110,7 +112,7 @@ def _layerdrop(loop: ast.For) -> str | None:
 
 
 def _without_layerdrop(body: list[ast.stmt], layerdrop: str) -> Iterator[ast.stmt]:
-    """Yield the statements that run while that attribute is 0."""
+    """Yield the statements that run while the rate of LayerDrop is 0."""
     false = set()
     for node in body:
         match node:
@@ -125,7 +127,7 @@ def _without_layerdrop(body: list[ast.stmt], layerdrop: str) -> Iterator[ast.stm
 
 
 def _needs(test: ast.expr, layerdrop: str) -> bool:
-    """Tell whether it is `self.layerdrop > 0.0` or `... < self.layerdrop`."""
+    """Tell whether a test is `self.layerdrop > 0.0` or `... < self.layerdrop`."""
     written = f"self.{layerdrop}"
     match test:
         case ast.Compare(left, [ast.Gt()], [ast.Constant(0.0)]):
@@ -140,14 +142,14 @@ def _called_between(statement: ast.stmt, stream: str) -> str | None:
     match statement:
         case ast.If(
             test,
-            [ast.Assign([ast.Name(made_of)], ast.Call(ast.Attribute(ast.Name("self"), method), [first, *others], []))],
-        ) if made_of == stream == ast.unparse(first):
+            [ast.Assign([ast.Name(target)], ast.Call(ast.Attribute(ast.Name("self"), method), [first, *others], []))],
+        ) if target == stream == ast.unparse(first):
             return None if stream in read_names(test, *others) else method
     return None
 
 
 def _only_chooses_tokens(statement: ast.stmt, stream: str, owner: Definition) -> bool:
-    """Tell whether it is `if ...: stream, ... = self.method(stream, ...)`, where that goes on with some of the tokens.
+    """Tell whether a statement is `if ...: stream, ... = self.method(stream, ...)`, which selects tokens.
 
     `stream[:, chosen, :]` does the same to several streams, `[B, S, N, D]`, as to one.
     """
@@ -163,7 +165,7 @@ def _only_chooses_tokens(statement: ast.stmt, stream: str, owner: Definition) ->
 
 
 def _slices_first(method: ast.FunctionDef) -> bool:
-    """Tell whether a method returns its first argument, or a slice of the second dimension of it."""
+    """Tell whether a method returns its first argument, or a slice of the argument's second dimension."""
     given, slices = method.args.args[1].arg, set()
     for node in ast.walk(method):
         match node:
@@ -180,20 +182,20 @@ def _slices_first(method: ast.FunctionDef) -> bool:
 def _without_checkpointing(statement: ast.stmt) -> tuple[ast.stmt, int]:
     """Return the second of `if ...: x = self._gradient_checkpointing_func(layer, x, ...) else: x = layer(x, ...)`.
 
-    It comes with the number of arguments that follow in the first; any other statement comes with 0.
+    It returns also the number of further arguments in the first; 0 for any other statement.
     """
     match statement:
         case ast.If(
-            body=[ast.Assign([made], ast.Call(function, [ast.Name(layer), ast.Name(stream), *others], []))],
+            body=[ast.Assign([result], ast.Call(function, [ast.Name(layer), ast.Name(stream), *others], []))],
             orelse=[ast.Assign([also], ast.Call(ast.Name(called), [ast.Name(given), *_])) as plain],
-        ) if ast.unparse(function) == CHECKPOINTING and ast.unparse(made) == ast.unparse(also):
+        ) if ast.unparse(function) == CHECKPOINTING and ast.unparse(result) == ast.unparse(also):
             if (layer, stream) == (called, given) and stream not in read_names(*others):
                 return plain, len(others)
     return statement, 0
 
 
 def _layer_call(statement: ast.stmt, loop_variables: str) -> tuple[ast.Assign, str, int] | None:
-    """Return `result = layer(stream, ..., name=...)`, the stream, and how many further arguments have no name."""
+    """Return `result = layer(stream, ..., name=...)`, the stream, and the number of other positional arguments."""
     match statement:
         case ast.Assign(targets=[_], value=ast.Call(ast.Name(layer), [ast.Name(stream), *others], keywords)) if (
             layer in loop_variables

@@ -7,13 +7,13 @@ from functools import cache
 from typing import Any
 
 from ...errors import UnsupportedCheckpointError
-from ...models.layer_source import CutFrom, digest
-from ..family_source import INNER, Cut, FamilySource, InnerModel, LayerSource
-from .branches import cut_branches_of_class, refusal
+from ...models.layer_source import CutFrom, digest_of_functions
+from ..family_source import PLACE_MARK, Cut, FamilySource, InnerModel, LayerSource
+from .branches import cut_branches_of_class, layer_refusal
 from .classes import FamilyName, class_names, first_with, module_of, named_by_init, path_of, within_another
 from .inlining import assigned_classes, moved_recorders
 from .loops import LayerLoop, read_layer_loop
-from .source_files import Definition, Source, SourceFile, release, source_file, table
+from .source_files import Definition, FunctionSource, SourceFile, release, source_file, table
 from .stacks import (
     TEXT,
     Inner,
@@ -39,13 +39,12 @@ PACKED = ("Lfm3VlVisionModel",)
 def read_family(model_type: str) -> FamilySource:
     """Read a family from Transformers' source.
 
-    model_type: a model type, or a `FamilyName` with the model in it that has the layers; or `whisper:decoder`, a model
-        of the same config in it.
+    model_type: a model type; a `FamilyName` with the inner model that has the layers; or `whisper:decoder`, an inner
+        model of the same config.
 
-    Raises `UnsupportedCheckpointError` when Transformers doesn't have it, or its layers are not of the form that
-    hyper-connections replace.
+    Raises `UnsupportedCheckpointError` for an unknown model type, and for layers of another form.
     """
-    whole, _, place = model_type.partition(INNER)
+    whole, _, place = model_type.partition(PLACE_MARK)
     if place:
         for inner in read_family(whole).inner:
             if inner.attribute == place:
@@ -69,9 +68,9 @@ def read_family(model_type: str) -> FamilySource:
 
 @cache
 def fields_of_stacks(model_type: str) -> dict[str, str]:
-    """Return the field of the config of each model in one that may have connections, by the attribute of that model.
+    """Return the field of the config of each inner model that may have connections, by its attribute.
 
-    The field is "" for an encoder and a decoder, which have the config of the whole.
+    The field is "" for an encoder and a decoder, which share the outer config.
     """
     try:
         base = _read_classes(model_type, model_type).base
@@ -86,8 +85,10 @@ def fields_of_stacks(model_type: str) -> dict[str, str]:
 class _Classes:
     """The classes of a model type.
 
-    base: its base model; heads: the class behind each Auto class, by suffix; of_config: its config.
-    of_family: the fields of `FamilySource` that say which classes they are.
+    base: its base model.
+    heads: the class behind each Auto class, by suffix.
+    of_config: its config.
+    of_family: the fields of `FamilySource` that name these classes.
     """
 
     base: Definition
@@ -97,7 +98,7 @@ class _Classes:
 
     @property
     def whole_heads(self) -> dict[str, str]:
-        """The names of the heads that have a base model in them, by suffix, and of the base model itself."""
+        """Return the names of the base model and of the heads with a base model, by suffix."""
         return {
             suffix: head.name
             for suffix, head in self.heads.items()
@@ -106,9 +107,10 @@ class _Classes:
 
 
 def _read_classes(model_type: str, own_type: str) -> _Classes:
-    """Read which classes a model type has.
+    """Read the classes of a model type.
 
-    model_type: a `FamilyName`; own_type: its model type.
+    model_type: a `FamilyName`.
+    own_type: its model type.
     """
     config = table("CONFIG_MAPPING_NAMES").get(own_type)
     if config is None:
@@ -143,7 +145,7 @@ def _read_classes(model_type: str, own_type: str) -> _Classes:
 
 
 def _with_backbone(source: FamilySource, known: _Classes, stack: Stack) -> FamilySource:
-    """Add the encoder of a family's backbone, or drop that class, which may have what no other has."""
+    """Add the encoder of a family's backbone, or drop a backbone with modules of its own."""
     backbone = known.heads.get("Backbone")
     if backbone is None or known.base.name in named_by_init(backbone):
         return source
@@ -156,7 +158,7 @@ def _with_backbone(source: FamilySource, known: _Classes, stack: Stack) -> Famil
 
 
 def _with_part(known: _Classes, part: Part, model_type: str) -> FamilySource:
-    """Read a model that has another in it, of a model type, with the layers."""
+    """Read a model whose inner model, of a model type, has the layers."""
     try:
         inner = read_family(model_type)
     except UnsupportedCheckpointError as error:
@@ -189,7 +191,7 @@ def _with_part(known: _Classes, part: Part, model_type: str) -> FamilySource:
 def _with_inner_models(known: _Classes, models: Mapping[str, Inner], stack: str | None) -> FamilySource:
     """Read a model that has its layers in an encoder and a decoder.
 
-    stack: the one that has connections; None for both.
+    stack: the stack with connections; None for both.
     """
     if stack not in (None, *models):
         raise UnsupportedCheckpointError(
@@ -202,7 +204,7 @@ def _with_inner_models(known: _Classes, models: Mapping[str, Inner], stack: str 
     inner_models = []
     for attribute, model in connected.items():
         of_model = {
-            "model_type": f"{known.of_family['model_type']}{INNER}{attribute}",
+            "model_type": f"{known.of_family['model_type']}{PLACE_MARK}{attribute}",
             "heads": {"Model": model.definition.name},
             "prefix": attribute.title() if is_one_class else "",
         }
@@ -235,7 +237,8 @@ def _with_stack(
 ) -> FamilySource:
     """Read a model with one list of layers.
 
-    of_family: fields of `FamilySource` that are known. known: fields of the config that have these values there.
+    of_family: known fields of `FamilySource`.
+    known: values of fields that are fixed for these layers.
     """
     forward = stack.owner.method("forward")
     if forward is None:
@@ -243,15 +246,17 @@ def _with_stack(
     attribute = stack.path.rpartition(".")[2]
     loop = read_layer_loop(forward[0], stack.owner.name, attribute, stack.owner)
     if loop.between and "." in stack.path:
-        raise refusal(stack.layers[0].name, f"{stack.owner.name}.{loop.between} changes the stream between layers")
-    run_by = Source.of(forward[0], stack.owner.file, stack.owner, attribute)
+        raise layer_refusal(
+            stack.layers[0].name, f"{stack.owner.name}.{loop.between} changes the stream between layers"
+        )
+    run_by = FunctionSource.of(forward[0], stack.owner.file, stack.owner, attribute)
     cuts = [cut_branches_of_class(layer, of_config, known) for layer in stack.layers]
     layers = tuple(
         _layer_source(layer, cut, base.name, loop, run_by) for layer, cut in zip(stack.layers, cuts, strict=True)
     )
     for layer in layers[1:]:
         if _connections(layer) != _connections(layers[0]) or layers[0].norm.keys() != layer.norm.keys():
-            raise refusal(layer.name, f"it has other sub-layers than {layers[0].name}")
+            raise layer_refusal(layer.name, f"it has other sub-layers than {layers[0].name}")
     defaults, renamed = of_config.constants(), of_config.renamed()
     if stack.count != "num_hidden_layers":
         renamed.setdefault("num_hidden_layers", stack.count)
@@ -263,7 +268,7 @@ def _with_stack(
         stack=stack.path,
         count=stack.count,
         modules=_attributes(base),
-        loop=(stack.owner.name, digest([(forward[0], "")], spelled=True)),
+        loop=(stack.owner.name, digest_of_functions([(forward[0], "")], spelled=True)),
         between=loop.between,
         layerdrop=loop.layerdrop,
         recorders=moved_recorders(base, (module for cut in cuts for module in cut.inlined)),
@@ -276,17 +281,18 @@ def _connections(layer: LayerSource) -> list[str]:
     return [sub_layer.connection for sub_layer in layer.cut.sub_layers]
 
 
-def _layer_source(layer: Definition, cut: Cut, model: str, loop: LayerLoop, run_by: Source) -> LayerSource:
-    """Read a class of layers, whose branches have been cut.
+def _layer_source(layer: Definition, cut: Cut, model: str, loop: LayerLoop, run_by: FunctionSource) -> LayerSource:
+    """Read a class of layers after its branches have been cut.
 
-    model: the class that has the layers. run_by: the function that runs them.
+    model: name of the class with the layers.
+    run_by: the function that runs them.
     """
     forward, _ = layer.own_method("forward")
     if loop.takes_first != (cut.returned is not None):
-        raise refusal(layer.name, "it returns other than its model takes")
+        raise layer_refusal(layer.name, "it returns other than its model takes")
     subscripts = (ast.unparse(node) for node in ast.walk(forward) if isinstance(node, ast.Subscript))
     if f"{forward.args.args[1].arg}.shape[2]" in subscripts:
-        raise refusal(layer.name, "the stream has rows and columns, where a sequence is expected")
+        raise layer_refusal(layer.name, "the stream has rows and columns, where a sequence is expected")
     norm, values = _norm_of(layer)
     return LayerSource(
         name=layer.name,
@@ -301,18 +307,20 @@ def _layer_source(layer: Definition, cut: Cut, model: str, loop: LayerLoop, run_
     )
 
 
-def _cut_from(layer: Definition, forward: ast.FunctionDef, cut: Cut, run_by: Source) -> CutFrom:
+def _cut_from(layer: Definition, forward: ast.FunctionDef, cut: Cut, run_by: FunctionSource) -> CutFrom:
     """Return the functions that the branches of a layer depend on, and their digests."""
-    sources = [Source.of(forward, layer.file, layer), *cut.sources]
+    sources = [FunctionSource.of(forward, layer.file, layer), *cut.sources]
     if cut.settings:  # which are read from the attributes that it sets
-        sources.append(Source.of(layer.own_method("__init__")[0], layer.file, layer))
+        sources.append(FunctionSource.of(layer.own_method("__init__")[0], layer.file, layer))
     by_name = {source.name: source for source in (*sources, run_by)}
     functions = [(source.node, source.layers) for source in by_name.values()]
-    return CutFrom(release(), tuple(by_name), digest(functions), digest(functions, spelled=True))
+    return CutFrom(
+        release(), tuple(by_name), digest_of_functions(functions), digest_of_functions(functions, spelled=True)
+    )
 
 
 def _attributes(base: Definition) -> dict[str, str]:
-    """Return the names of `self.name = ...` in a class's `__init__`, and what stands on the right."""
+    """Return name and right side of each `self.name = ...` in a class's `__init__`."""
     values = {}
     for node in ast.walk(base.own_method("__init__")[0]):
         match node:
@@ -324,8 +332,8 @@ def _attributes(base: Definition) -> dict[str, str]:
 def _norm_of(layer: Definition) -> tuple[str | None, dict[str, float]]:
     """Return the attribute of the norm that predicts dynamic coefficients, and the start of its parameters.
 
-    It is the norm before the MLP where there is one of the usual name, else the layer's first. It is None where the
-    source tells of no norm how its parameters start; an RMSNorm of torch then stands for it.
+    It is the norm before the MLP if it has the usual name, else the layer's first norm. It is None if the source does
+    not tell how the parameters of any norm start; torch's RMSNorm then replaces it.
     """
     init, file = layer.own_method("__init__")
     norms: dict[str, ast.expr] = {}
@@ -342,7 +350,7 @@ def _norm_of(layer: Definition) -> tuple[str | None, dict[str, float]]:
 
 
 def _start_of(call: ast.Call, file: SourceFile) -> dict[str, float] | None:
-    """Return the start of a norm's parameters; None when the source doesn't tell."""
+    """Return the start of a norm's parameters; None if not known."""
     written = ast.unparse(call.func)
     if written in NORMS_OF_TORCH:
         affine = {"elementwise_affine": "True", "bias": "True"}
@@ -361,7 +369,7 @@ def _start_of(call: ast.Call, file: SourceFile) -> dict[str, float] | None:
 
 
 def _has_modules(definition: ast.ClassDef) -> bool:
-    """Tell whether it is made of other modules: `self.name = Class(...)`."""
+    """Tell whether a class consists of other modules: `self.name = Class(...)`."""
     assigned = (node for node in ast.walk(definition) if isinstance(node, ast.Assign))
     calls = [node.value.func for node in assigned if isinstance(node.value, ast.Call)]
     return any(

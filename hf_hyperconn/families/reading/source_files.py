@@ -1,4 +1,4 @@
-"""The files of the installed Transformers: parsed, and nothing of them imported or run."""
+"""The files of the installed Transformers: parsed, never imported or run."""
 
 import ast
 import re
@@ -33,7 +33,7 @@ def release() -> str:
 
 @dataclass(frozen=True)
 class Definition:
-    """A class as it stands in a file of Transformers."""
+    """A class in a file of Transformers."""
 
     node: ast.ClassDef
     file: "SourceFile"
@@ -44,18 +44,18 @@ class Definition:
 
     @property
     def bases(self) -> list[str]:
-        """The names of its bases, as they are written."""
+        """Return the names of the class's bases, as they are written."""
         return [ast.unparse(base) for base in self.node.bases]
 
     def lineage(self) -> Iterator["Definition"]:
-        """Yield the class and the classes of Transformers that it is made of, nearest first."""
+        """Yield the class and its ancestors in Transformers, nearest first."""
         yield self
         for base in self.bases:
             if (definition := self.file.find(base)) is not None:
                 yield from definition.lineage()
 
     def method(self, name: str) -> tuple[ast.FunctionDef, "SourceFile"] | None:
-        """Return a method, its own or inherited, and the file it stands in."""
+        """Return a method, own or inherited, and its file."""
         for definition in self.lineage():
             for node in definition.node.body:
                 if isinstance(node, ast.FunctionDef) and node.name == name:
@@ -63,13 +63,13 @@ class Definition:
         return None
 
     def own_method(self, name: str) -> tuple[ast.FunctionDef, "SourceFile"]:
-        """Return a method that the class is known to have."""
+        """Return a method, as `method` does, that the class must have."""
         method = self.method(name)
         assert method is not None
         return method
 
     def constants(self) -> dict[str, Any]:
-        """Return the defaults of its fields, its own or inherited, where these are constants."""
+        """Return the constant defaults of its fields, own or inherited."""
         defaults: dict[str, Any] = {}
         for definition in reversed([*self.lineage()]):
             for node in definition.node.body:
@@ -80,20 +80,20 @@ class Definition:
 
     @property
     def pretrained(self) -> "Definition | None":
-        """The family's `PreTrainedModel`, nearest first; None for a class that is no such model."""
+        """Return the family's `PreTrainedModel`, nearest first; None for a class that is no such model."""
         return next((definition for definition in self.lineage() if "PreTrainedModel" in definition.bases), None)
 
     def dict_of(self, name: str) -> ast.Dict:
-        """Return the dict that it assigns to a name in its body, its own or inherited; empty where there is none."""
+        """Return the dict that a class body assigns to a name, own or inherited; empty without one."""
         return next((value for value in self._assigned(name) if isinstance(value, ast.Dict)), ast.Dict([], []))
 
     def string(self, name: str) -> str | None:
-        """Return the string that it assigns to a name in its body, its own or inherited; None where there is none."""
+        """Return the string that a class body assigns to a name, own or inherited; None without one."""
         constants = (value.value for value in self._assigned(name) if isinstance(value, ast.Constant))
         return next((value for value in constants if isinstance(value, str)), None)
 
     def _assigned(self, name: str) -> Iterator[ast.expr]:
-        """Yield the values that it assigns to a name in its body, its own or inherited, nearest first."""
+        """Yield the values that class bodies assign to a name, own or inherited, nearest first."""
         for definition in self.lineage():
             for node in definition.node.body:
                 match node:
@@ -101,20 +101,20 @@ class Definition:
                         yield value
 
     def renamed(self) -> dict[str, str]:
-        """Return the names that its `attribute_map` has of fields, by the names that most families give them."""
+        """Return the config's names of fields by their usual names, from its `attribute_map`."""
         names = self.dict_of("attribute_map")
         return _strings(names.keys, names.values)
 
 
 class SourceFile:
-    """A module of Transformers that has been parsed."""
+    """A parsed module of Transformers."""
 
     def __init__(self, path: Path):
         self.path = path
 
     @cached_property
     def text(self) -> str:
-        """Its source."""
+        """Return the source of the file."""
         return self.path.read_text(encoding="utf-8")
 
     @cached_property
@@ -127,7 +127,7 @@ class SourceFile:
 
     @cached_property
     def _imported(self) -> dict[str, Path]:
-        """The file that each name comes from, of names that come from files beside this one or above it."""
+        """Return the file behind each imported name, for imports from files beside this one or above it."""
         files: dict[str, Path] = {}
         for node in self._tree.body:
             if isinstance(node, ast.ImportFrom) and node.level and node.module:
@@ -136,19 +136,19 @@ class SourceFile:
         return files
 
     def find(self, name: str) -> Definition | None:
-        """Return a class that is defined in this file, or that it imports from another; None where there is none."""
+        """Return a class that this file defines or imports from another; None without one."""
         if name in self._classes:
             return Definition(self._classes[name], self)
         if (path := self._imported.get(name)) is not None and path.is_file():
             return source_file(path).find(name)
         return None
 
-    def made_of(self, config: str) -> list[str]:
-        """Return the names of the classes in this file that say themselves that they are made of a config."""
+    def classes_with(self, config: str) -> list[str]:
+        """Return the names of the classes in this file whose annotations name a config."""
         return [name for name, node in self._classes.items() if config in _annotations(node)]
 
     def function(self, name: str) -> ast.FunctionDef | None:
-        """Return a function that is defined in this file; None where there is none."""
+        """Return a function of this file; None without one."""
         return next(
             (node for node in self._tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None
         )
@@ -176,12 +176,12 @@ class SourceFile:
         return pairs
 
 
-class Source(NamedTuple):
+class FunctionSource(NamedTuple):
     """A function of Transformers that was read.
 
-    name: as `CutFrom.functions` has it.
+    name: its name in `CutFrom.functions`.
     node: its definition.
-    layers: the attribute of the layers that it runs, where only its loop over them was read; "" for all of it.
+    layers: attribute of the layers, if only the loop over them was read; "" for the whole function.
     """
 
     name: str
@@ -189,15 +189,17 @@ class Source(NamedTuple):
     layers: str = ""
 
     @classmethod
-    def of(cls, node: ast.FunctionDef, file: SourceFile, owner: Definition | None, layers: str = "") -> "Source":
-        """Return the source of a function in a file, or of a method that a class there has, its own or inherited."""
+    def of(
+        cls, node: ast.FunctionDef, file: SourceFile, owner: Definition | None, layers: str = ""
+    ) -> "FunctionSource":
+        """Return the source of a function in a file, or of an own or inherited method of a class."""
         module = ".".join(file.path.relative_to(package() / "models").with_suffix("").parts)
         path = node.name if owner is None else f"{owner.name}.{node.name}"
         return cls(":".join([module, path, *([layers] if layers else [])]), node, layers)
 
     @classmethod
-    def named(cls, name: str) -> "Source | None":
-        """Return the source of such a name in the installed Transformers; None where there is none."""
+    def named(cls, name: str) -> "FunctionSource | None":
+        """Return the source of such a name in the installed Transformers; None without one."""
         match = re.fullmatch(r"([\w.]+):(?:(\w+)\.)?(\w+)(?::(\w+))?", name)
         path = (package() / "models").joinpath(*match[1].split(".")).with_suffix(".py") if match else None
         if match is None or path is None or not path.is_file():
@@ -210,20 +212,20 @@ class Source(NamedTuple):
 
 @cache
 def source_file(path: Path) -> SourceFile:
-    """Return a file of Transformers, which is parsed once."""
+    """Return a file of Transformers; each is parsed once."""
     return SourceFile(path)
 
 
 @cache
 def table(variable: str) -> dict[str, str]:
-    """Return a table by model type, of those behind the Auto classes."""
+    """Return one of the tables by model type behind the Auto classes."""
     auto = package() / "models" / "auto"
     files = [auto / f"{name}.py" for name in ("auto_mappings", "configuration_auto", "modeling_auto")]
     return {key: value for file in files if file.is_file() for key, value in source_file(file).pairs(variable).items()}
 
 
 def _annotations(node: ast.ClassDef) -> list[str]:
-    """Return the annotations of a class's `config`, and of that of its `__init__`."""
+    """Return the annotations of `config` in a class body and in its `__init__`."""
     annotations = []
     for child in node.body:
         match child:
@@ -235,7 +237,7 @@ def _annotations(node: ast.ClassDef) -> list[str]:
 
 
 def _strings(keys: list[ast.expr | None], values: list[ast.expr]) -> dict[str, str]:
-    """Return the pairs in which both are strings; of a tuple of class names the first."""
+    """Return the pairs of two strings; a tuple of class names counts as its first."""
     pairs = {}
     for key, value in zip(keys, values, strict=True):
         if isinstance(value, ast.Tuple) and value.elts:

@@ -1,6 +1,6 @@
-"""Where a base model has its layers, read from the source of its `__init__`: its own list, or a model in it.
+"""The place of a base model's layers, read from its `__init__`: its own list, or an inner model.
 
-A model in it may be of the same config, as an encoder and a decoder, or of a field of the config, as a language model.
+An inner model may have the same config, as encoder and decoder do, or a field of the config, as a language model does.
 """
 
 import ast
@@ -14,7 +14,7 @@ from ...errors import UnsupportedCheckpointError
 from .source_files import Definition, SourceFile, table
 
 TEXT = "text_config"  # of the config, as Transformers' `get_text_config` has it
-OF_PART = re.compile(r"(?:self\.)?config\.(\w+_config)")
+PART_CONFIG = re.compile(r"(?:self\.)?config\.(\w+_config)")
 AUTO = "AutoModel.from_config"
 LISTS = ("layers", "layer", "blocks", "block")
 
@@ -23,10 +23,10 @@ LISTS = ("layers", "layer", "blocks", "block")
 class Stack:
     """A list of layers.
 
-    path: from the base model, as `layers` or `encoder.layers`.
-    owner: the class whose attribute it is.
-    layers: the classes of the layers.
-    count: the field of the config that says how many.
+    path: path from the base model, as `layers` or `encoder.layers`.
+    owner: the class with the list as an attribute.
+    layers: classes of the layers.
+    count: field of the config with the number of layers.
     """
 
     path: str
@@ -37,11 +37,11 @@ class Stack:
 
 @dataclass(frozen=True)
 class Inner:
-    """A model that a base model has its layers in.
+    """An inner model with the layers of a base model.
 
     definition: its class.
-    known: fields of its config that have other values than those of the whole.
-    renamed: fields of its config that have the value of another of the whole.
+    known: fields of its config with constants that differ from the outer config.
+    renamed: fields of its config with the value of another field of the outer config.
     """
 
     definition: Definition
@@ -50,9 +50,9 @@ class Inner:
 
 
 def find_inner_models(base: Definition) -> dict[str, Inner]:
-    """Return the encoder and the decoder of the same config that a base model has its layers in, by attribute.
+    """Return encoder and decoder of a base model with the same config, by attribute.
 
-    A decoder may be alone. An encoder alone is a module of the model like others.
+    A decoder may be alone. An encoder alone counts as any other module.
     """
     if (method := base.method("__init__")) is None:
         return {}
@@ -87,9 +87,9 @@ def _changes(config: str, init: ast.FunctionDef) -> tuple[dict[str, object], dic
 def find_stack(base: Definition, counts: Collection[str | None] = ()) -> Stack:
     """Return the list of layers of a base model.
 
-    counts: the usual names of the field of its config that says how many, which decide between several.
+    counts: usual names of the field with the number of layers, which decide between several lists.
 
-    Raises `UnsupportedCheckpointError` when it has none, or at several places.
+    Raises `UnsupportedCheckpointError` without a list, and with several.
     """
     stacks = [*_stacks(base)]
     stacks = [stack for stack in stacks if stack.count in counts] or stacks
@@ -123,12 +123,12 @@ def _stacks(owner: Definition) -> Iterator[Stack]:
 
 
 def _is_list(value: ast.expr) -> bool:
-    """Tell whether it is `nn.ModuleList(...)`."""
+    """Tell whether a value is `nn.ModuleList(...)`."""
     return isinstance(value, ast.Call) and ast.unparse(value.func).endswith("ModuleList")
 
 
 def _fillings(init: ast.FunctionDef, attribute: str, value: Any) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield what a list is filled over, and its elements: by a comprehension, or a loop that appends."""
+    """Yield iterable and elements of the comprehension or loop that fills a list."""
     match value.args:
         case [ast.ListComp(element, [ast.comprehension(iter=over)])]:
             yield over, element
@@ -149,7 +149,7 @@ def _fillings(init: ast.FunctionDef, attribute: str, value: Any) -> Iterator[tup
 
 
 def _layers(elements: ast.expr, init: ast.FunctionDef, file: SourceFile) -> tuple[Definition, ...]:
-    """Return the classes that are called, also by another name; none unless all are classes with a forward."""
+    """Return the called classes, also by variables; none unless all are classes with a forward."""
     called = [
         node.func.id
         for node in ast.walk(elements)
@@ -162,7 +162,7 @@ def _layers(elements: ast.expr, init: ast.FunctionDef, file: SourceFile) -> tupl
 
 
 def _meant(name: str, init: ast.FunctionDef, file: SourceFile) -> list[str]:
-    """Return the names of the classes that a variable of an `__init__` may stand for; of a class its own."""
+    """Return the names of the classes that a variable of an `__init__` may mean; a class means itself."""
     for node in ast.walk(init):
         match node:
             case ast.Assign([ast.Name(target)], ast.Subscript(ast.Name(table))) if target == name:
@@ -171,9 +171,9 @@ def _meant(name: str, init: ast.FunctionDef, file: SourceFile) -> list[str]:
 
 
 def _count(over: ast.expr, init: ast.FunctionDef) -> str | None:
-    """Return the field of the config that says over how many a loop goes; None where there is no telling.
+    """Return the field of the config with the number of iterations of a loop; None if not known.
 
-    It is that of `range(config.field)`, or of a variable's value; for a loop over the kinds of layers the usual one.
+    It comes from `range(config.field)`, or a variable's value. A loop over the kinds of layers has the usual field.
     """
     for node in ast.walk(over):
         match node:
@@ -193,11 +193,11 @@ def _count(over: ast.expr, init: ast.FunctionDef) -> str | None:
 
 @dataclass(frozen=True)
 class Part:
-    """A model that another model has in it.
+    """An inner model with a config of its own.
 
-    attribute: of the other's base model.
-    field: of the other's config, which it is made of.
-    name: of its class; None where `AutoModel` finds it.
+    attribute: attribute of the outer base model.
+    field: field of the outer config with its config.
+    name: name of its class; None where `AutoModel` finds it.
     """
 
     attribute: str
@@ -206,22 +206,22 @@ class Part:
 
     @property
     def called(self) -> str:
-        """What a message calls it."""
+        """Return the name of the part in messages."""
         return "language model" if self.field == TEXT else self.attribute
 
 
 def find_parts(base: Definition) -> list[Part]:
-    """Return the models in a base model that have configs of their own."""
+    """Return the inner models of a base model with configs of their own."""
     init = base.method("__init__")
     return [*_parts(init[0])] if init else []
 
 
 def find_part(base: Definition, stack: str | None) -> Part | None:
-    """Return the model in a base model that has the layers: its language model; None for a base model without any.
+    """Return the inner model with the layers: the language model, or the one at `stack`; None without any.
 
-    stack: the attribute of another one, as of a vision tower.
+    stack: attribute of another inner model, such as a vision tower.
 
-    Raises `UnsupportedCheckpointError` when the model reaches into it, or there is none at that attribute.
+    Raises `UnsupportedCheckpointError` when the outer model reaches into it, and for an unknown attribute.
     """
     parts = find_parts(base)
     chosen = [part for part in parts if (part.field == TEXT if stack is None else part.attribute == stack)]
@@ -242,9 +242,9 @@ def find_part(base: Definition, stack: str | None) -> Part | None:
 def type_of_part(part: Part, config: Definition, chosen: str | None) -> str:
     """Return the model type of a part.
 
-    chosen: the one that a config chooses; None for the usual one.
+    chosen: the model type that a config chooses; None for the usual one.
 
-    Raises `UnsupportedCheckpointError` when the source does not tell it, or lets nothing be chosen.
+    Raises `UnsupportedCheckpointError` when it is not known, or can't be chosen.
     """
     if chosen and part.name is not None:
         raise UnsupportedCheckpointError(f"{config.name} takes nothing but a {part.name}, of no other model type.")
@@ -257,7 +257,7 @@ def _parts(init: ast.FunctionDef) -> Iterator[Part]:
     configs = {}
     for node in ast.walk(init):
         match node:
-            case ast.Assign([ast.Name(variable)], value) if OF_PART.fullmatch(source := ast.unparse(value)):
+            case ast.Assign([ast.Name(variable)], value) if PART_CONFIG.fullmatch(source := ast.unparse(value)):
                 configs[variable] = source
     for node in ast.walk(init):
         match node:
@@ -266,7 +266,7 @@ def _parts(init: ast.FunctionDef) -> Iterator[Part]:
                 ast.Call(called, [given], []) | ast.Call(called, [], [ast.keyword("config", given)]),
             ):
                 text, name = ast.unparse(given), ast.unparse(called)
-                if of_part := OF_PART.fullmatch(configs.get(text, text)):
+                if of_part := PART_CONFIG.fullmatch(configs.get(text, text)):
                     yield Part(attribute, of_part[1], None if name == AUTO else name.removesuffix("._from_config"))
 
 
@@ -294,7 +294,7 @@ def _type_of(value: ast.expr, types: dict[str, str]) -> str | None:
 
 
 def _reaches_into(base: Definition, attribute: str) -> bool:
-    """Tell whether a model uses the layers of a model in it itself."""
+    """Tell whether a model uses the layers of its inner model itself."""
     return any(
         isinstance(node, ast.Attribute) and node.attr in LISTS and f".{attribute}." in ast.unparse(node)
         for definition in base.lineage()

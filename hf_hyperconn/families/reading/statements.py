@@ -1,6 +1,6 @@
 """A statement of a layer's `forward`: the names that it assigns and reads, and its effect on the residual stream.
 
-`streams` are the names that the stream has where the statement stands.
+`streams` are the names of the stream before the statement.
 """
 
 import ast
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 class Statement(NamedTuple):
     """A statement that runs.
 
-    text: its source, comments above it included, indented as at the top of a module.
-    given: an argument that may be None; the statement runs when it is not.
+    text: its source with the comments above it, without indentation.
+    given: an argument that must not be None for the statement to run; None without one.
     """
 
     node: Any
@@ -22,7 +22,7 @@ class Statement(NamedTuple):
 
 
 def statement_of(text: str, given: str | None = None) -> Statement:
-    """Parse a statement; positions in the node are those in the text."""
+    """Parse a statement; positions in the node refer to the text."""
     return Statement(ast.parse(text).body[0], text, given)
 
 
@@ -60,12 +60,12 @@ def read_before_assigned(trees: Iterable[ast.AST]) -> set[str]:
 
 
 def global_names(trees: Iterable[ast.AST], own: set[str]) -> frozenset[str]:
-    """Return the names that are read of a module: neither its own, nor Python's."""
+    """Return the globals of a module that are read, without the names `own` and Python's."""
     return frozenset(read_names(*trees) - own - vars(builtins).keys())
 
 
 def attributes_called(*trees: ast.AST) -> list[str]:
-    """Return the attributes of `self` that are called, or whose elements are, in their order."""
+    """Return the attributes of `self` that are called, or whose elements are called, in their order."""
     attributes: dict[str, None] = {}
     for node in (node for tree in trees for node in ast.walk(tree)):
         match node:
@@ -79,7 +79,7 @@ def attributes_called(*trees: ast.AST) -> list[str]:
 
 
 def is_copy(statement: ast.stmt, streams: set[str]) -> bool:
-    """Tell whether it is `name = stream`."""
+    """Tell whether a statement is `name = stream`."""
     match statement:
         case ast.Assign(targets=[ast.Name()], value=ast.Name(name)):
             return name in streams
@@ -118,7 +118,7 @@ def added_in_another_shape(statement: ast.stmt, reshaped: set[str]) -> ast.expr 
 
 
 def reshapes(statement: ast.stmt, streams: set[str]) -> bool:
-    """Tell whether it is `name = stream.reshape(-1, stream.size(-1))`."""
+    """Tell whether a statement is `name = stream.reshape(-1, stream.size(-1))`."""
     match statement:
         case ast.Assign(targets=[ast.Name()], value=value):
             return ast.unparse(value) in [f"{name}.reshape(-1, {name}.size(-1))" for name in streams]
@@ -138,9 +138,9 @@ def widens(statement: ast.stmt, streams: set[str]) -> tuple[str, str] | None:
 
 
 def changes_each_alike(statement: ast.stmt, streams: set[str]) -> str | None:
-    """Return the name of the stream that a statement multiplies by a number of the layer's, or keeps within bounds.
+    """Return the name of the stream that a statement multiplies by an attribute of the layer, or clamps.
 
-    What is done to every value by itself can be done to several streams as to one. None for another statement.
+    Elementwise changes apply to several streams as to one. None for another statement.
     """
     changed = assigned_names(statement) & streams
     if len(changed) != 1:
@@ -163,7 +163,7 @@ def changes_each_alike(statement: ast.stmt, streams: set[str]) -> str | None:
 
 
 def _asks_only_its_dtype(expression: ast.expr, name: str) -> bool:
-    """Tell whether nothing of the stream is read but its dtype, and whether any of it is not finite."""
+    """Tell whether an expression reads only the stream's dtype, or whether its values are finite."""
     reads = sum(node.id == name for node in names(expression))
     written = ast.unparse(expression)
     harmless = (f"{name}.dtype", f"torch.isinf({name}).any()", f"torch.isfinite({name}).all()")
@@ -171,7 +171,7 @@ def _asks_only_its_dtype(expression: ast.expr, name: str) -> bool:
 
 
 def changes_in_place(statement: ast.stmt, streams: set[str]) -> bool:
-    """Tell whether it is `stream += ...`, `stream[...] = ...`, or calls a method of the stream like `add_`."""
+    """Tell whether a statement has `stream += ...`, `stream[...] = ...`, or a method call like `stream.add_`."""
     for node in ast.walk(statement):
         match node:
             case ast.AugAssign(target=ast.Name(name)) | ast.Subscript(ast.Name(name), ctx=ast.Store()):

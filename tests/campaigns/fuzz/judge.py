@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from hf_hyperconn.conversion.checkpoint.model_code import packaged
-from hf_hyperconn.conversion.checkpoint.readme import README, addressed
+from hf_hyperconn.conversion.checkpoint.model_code import code_of_this_release
+from hf_hyperconn.conversion.checkpoint.readme import README, with_repo_name
 from hf_hyperconn.conversion.files.reading import read_json
-from hf_hyperconn.conversion.files.writing import digest
+from hf_hyperconn.conversion.files.writing import file_digest
 from hf_hyperconn.families.family import usual_names
 
 from ..reliability import FAILED, OK, REFUSED, UNVERIFIED
@@ -157,7 +157,7 @@ def _check_hub(case: Case, ended: Ended, repos: dict[str, dict[str, Path]]) -> N
 def _as_pushed(ours: Path) -> bytes:
     """Return what a push makes of a file: its own bytes, but for the repo's name in the card."""
     content = ours.read_bytes()
-    return addressed(content.decode(), "me/case").encode() if ours.name == README else content
+    return with_repo_name(content.decode(), "me/case").encode() if ours.name == README else content
 
 
 def _check_result(case: Case, before: dict, ended: Ended) -> None:
@@ -191,7 +191,7 @@ def _check_converted(case: Case, before: dict) -> None:
     except (OSError, ValueError, LookupError) as error:
         raise Broken(f"OUT is not whole: {error}") from error
     for path in out.rglob("*.py"):
-        ours = packaged(path.name, usual_names(config))
+        ours = code_of_this_release(path.name, usual_names(config))
         if ours is None or path.read_bytes() != ours.encode():
             raise Broken(f"OUT has code that isn't the package's: {path.name}")
     for path, _ in holding(out, (SECRET,)):
@@ -217,7 +217,7 @@ def _check_renamed(case: Case, before: dict) -> None:
 
 def _check_verified(case: Case, before: dict, ended: Ended) -> None:
     """Refuse a conversion that passes and is neither as the converter wrote it nor said to be changed or trained."""
-    if "trained" in ended.stdout and "equivalent initialisation" not in ended.stdout:
+    if "trained" in ended.stdout and "equivalent initialization" not in ended.stdout:
         return
     printed = ended.stdout + ended.stderr
     if '"trained": true' in printed:
@@ -250,7 +250,7 @@ def _changed_since_recorded(case: Case) -> list[str]:
         return [
             name
             for name, expected in recorded.items()
-            if (case.work / "hc" / name).is_file() and digest(case.work / "hc" / name) != expected
+            if (case.work / "hc" / name).is_file() and file_digest(case.work / "hc" / name) != expected
         ]
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
         return []

@@ -1,4 +1,4 @@
-"""Duties under the licenses of bases, as far as a card can state or check them; docs/publishing.md has the rest."""
+"""Duties under the licenses of bases that a card can state or check; docs/publishing.md lists the others."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Terms:
     notice: the line for a text file "Notice" that goes with the weights.
     display: words to display prominently.
     prefix: the required beginning of the model's name.
-    restrictions: the page of the restrictions of use that have to be passed on.
+    restrictions: the page with the restrictions of use, which have to be passed on.
     """
 
     notice: str
@@ -34,7 +34,7 @@ def _llama(version: str) -> Terms:
 
 
 # by `license` in the metadata of a card, or by `license_name` where that is "other"
-LICENCES = {
+LICENSES = {
     # Llama 2 Community License Agreement, Section 1.b
     "llama2": Terms(
         f"Llama 2 is licensed under the LLAMA 2 Community License, Copyright (c) {META}",
@@ -63,17 +63,17 @@ LICENCES = {
 }
 
 
-def licence_of(metadata: dict) -> str | None:
+def license_of(metadata: dict) -> str | None:
     """Return the name of the license in a card's metadata, as the Hub or the base's publisher spells it."""
-    licence = metadata.get("license")
-    if isinstance(licence, list):
-        licence = licence[0] if len(licence) == 1 else ", ".join(map(str, licence))
-    return (metadata.get("license_name") or licence) if licence == "other" else licence
+    license = metadata.get("license")
+    if isinstance(license, list):
+        license = license[0] if len(license) == 1 else ", ".join(map(str, license))
+    return (metadata.get("license_name") or license) if license == "other" else license
 
 
 def terms_of(metadata: dict) -> Terms | None:
-    """Return the terms of the license in a card's metadata; None for a license that is not in `LICENCES`."""
-    return LICENCES.get(str(licence_of(metadata)).lower())
+    """Return the terms of the license in a card's metadata; None for a license that is not in `LICENSES`."""
+    return LICENSES.get(str(license_of(metadata)).lower())
 
 
 def name_problem(name: str, metadata: dict) -> str | None:
@@ -82,7 +82,7 @@ def name_problem(name: str, metadata: dict) -> str | None:
     if terms is None or terms.prefix is None or _letters(name).startswith(_letters(terms.prefix)):
         return None
     return (
-        f"the licence of the base ({licence_of(metadata)}) requires that the name of a model made from it begin with "
+        f"the license of the base ({license_of(metadata)}) requires that the name of a model made from it begin with "
         f"'{terms.prefix}'; '{name}' does not. Give it such a name where you publish it."
     )
 
