@@ -131,7 +131,7 @@ def test_the_sub_layers_that_a_model_has_are_arranged():
 def test_what_is_refused():
     with pytest.raises(HyperConnError, match=r"'parallel', 'two_hop' \(got 'zigzag'\)"):
         arrange(hc_llama(), "zigzag")
-    with pytest.raises(HyperConnError, match="takes 2 streams, not 4"):
+    with pytest.raises(HyperConnError, match=r"hc_mult must be 2 for the two-hop residual \(got 4\)"):
         arrange(hc_llama(hc_mult=4), "two_hop")
     with pytest.raises(HyperConnError, match="the readout of the history start reads one stream alone"):
         arrange(hc_llama(hc_mult=4, hc_start="history", hc_readout="weighted"), "parallel")
