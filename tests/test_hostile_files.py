@@ -218,7 +218,7 @@ def test_names_that_are_not_text(name, source, refusal, tmp_path):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w") as file:
         file.write("x")
-    assert "is not UTF-8, so it can't be written down. Rename it." in refusal("convert", source, tmp_path / "out")
+    assert "is not UTF-8, so it can't be recorded. Rename it." in refusal("convert", source, tmp_path / "out")
 
 
 def test_arguments_that_are_not_text(source, refusal, tmp_path):
