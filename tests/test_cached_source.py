@@ -39,7 +39,7 @@ def test_only_without_a_way_to_the_hub_an_older_commit_of_the_cache_is_taken(
             open_source("org/tiny")
     else:
         assert open_source("org/tiny").commit == commit
-        assert f"commit {commit} of the cache is used" in caplog.text
+        assert f"Commit {commit} of the cache is used" in caplog.text
         shutil.rmtree(cached)
         with pytest.raises(
             UnsupportedCheckpointError, match=r"can't be reached|the token for the Hub, .* can't be read"
