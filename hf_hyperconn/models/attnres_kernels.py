@@ -1,18 +1,18 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
 """The fused kernels of attention residuals (see `attention_residuals.py`).
 
-Two kernels, one for a read and one for its backward. They take the M values in two tensors, such as the streams that
-a layer received and what it wrote since. Rows of D a token that must come from memory, or go there:
+Two kernels, one for a read and one for its backward. They accept the M values in two tensors, such as a layer's input
+and the layer's own values. Rows of D a token that must come from memory, or go there:
 
-    read             h, scores, and what the backward needs of the softmax    reads M + 1, writes 1
+    read             h, scores, and the softmax for the backward              reads M + 1, writes 1
     read backward    gradients of the values and of the query                 reads M + 1, writes M
 
 A program holds rows of one token at a time, whole, in its registers. The read passes over the values once, and scales
-what it has summed when it meets a larger score. With the sum it adds up the values themselves: at w = 0 both sums are
-of equal terms in equal order, so their difference is exactly 0. The backward passes over a token's values twice, the
-second time through the cache. Its programs each have a chunk of the tokens, to add up the gradient of the query
-without atomics: equal inputs give equal bits. M, D and strides are arguments, the next power of two of D is compiled
-in. Values are computed in float32, what is written is rounded once.
+its sum when it meets a larger score. Beside the sum it adds up the values themselves. At w = 0 both sums have equal
+terms in equal order, so their difference is exactly 0. The backward passes over a token's values twice, the second
+time through the cache. Each of its programs has a chunk of the tokens, to add up the gradient of the query without
+atomics: equal inputs give equal bits. M, D and strides are arguments; the next power of two of D is compiled in.
+Values are computed in float32, and results are rounded once.
 """
 
 try:
@@ -24,7 +24,7 @@ except ImportError as error:
 
 @triton.jit
 def _row(pointer, d, size):
-    """A row `[D]`, float32, padded with zeros."""
+    """Load a row `[D]`, float32, padded with zeros."""
     return tl.load(pointer + d, mask=d < size, other=0.0).to(tl.float32)
 
 
@@ -74,7 +74,7 @@ def _read(
         last + token * last_token_stride, last_stride, last_count, w, d, size, eps,
         scores + first_count, deviations + first_count, largest, total, weighted, plain,
     )  # fmt: skip
-    # rounded to nearest, so that of equal scores it is 1
+    # rounded to nearest: 1 for equal scores
     scale = tl.div_rn(count.to(tl.float32), total)
     tl.store(softmax + 2 * token, largest)
     tl.store(softmax + 2 * token + 1, scale)
@@ -99,7 +99,7 @@ def _values_backward(
     values, stride, count, grad, query, d, size, scores, deviations, largest, scale, mean, all_count,
     new_grad_values, of_query, ADDS_RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of values, and add to that of the query."""
+    """Write the gradients of values, and add to the gradient of the query."""
     for i in range(0, count):
         value = _row(values + i * stride, d, size)
         score, deviation = tl.load(scores + i), tl.load(deviations + i)

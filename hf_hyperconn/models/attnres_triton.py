@@ -57,7 +57,7 @@ def read_forward(
     first: torch.Tensor,
     last: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """h, `[B, S, D]`, scores, deviations, and what is kept of the softmax."""
+    """Return h, `[B, S, D]`, and the scores, deviations and softmax for the backward."""
     _refuse_values(residual, first, last)
     results = _read_results(residual, first, last)
     if residual.numel() == 0:
@@ -92,7 +92,7 @@ def read_backward(
     softmax: torch.Tensor,
     grad: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of first values, last values (empty for None) and query, from that of h."""
+    """Return the gradients of first values, last values (empty for None) and query, from the gradient of h."""
     _refuse_values(grad, first, last)
     first_grad, last_grad, of_query = _read_backward_results(query, first, last)
     if grad.numel() == 0:

@@ -1,9 +1,9 @@
 # Copyright 2026 The hf_hyperconn authors. Licensed under the Apache License, Version 2.0.
-"""How connections are computed: by which implementation, with which sums, and what torch's own tools see of it.
+"""The computation of connections: its implementation, its sums, and its operators for torch's own tools.
 
 The fused kernels of a kind run on a GPU. Elsewhere plain torch makes sums over streams as small matrix products, or
-written out for a compiler. A backward of our own computes gradients from values that the forward saved. So where a
-graph of them is asked for, autograd computes them anew, through the algebra written out and from the inputs alone.
+written out for a compiler. A backward of our own computes gradients from values that the forward saved. Where the
+gradients need a graph, autograd computes them anew, through the algebra written out and from the inputs alone.
 """
 
 import inspect
@@ -39,7 +39,7 @@ _TRITON_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 _setting = "auto"
 _logged: set[str] = set()
 _TRIES = 3  # of a kernel that fails, before it counts as one that never runs
-# of kernels that were tried, by the device and by what ran one; none of those that ran
+# of kernels that were tried, by the device and the function that ran one; empty for kernels that ran
 _failures: dict[tuple[torch.device, Callable], list[str]] = {}
 EXACT_AT_HIGHEST = ("cpu", "cuda", "xpu", "mps", "meta")  # whose float32 matrix products then are; a TPU's are not
 # none of these is public; without them a transform meets the functions of our own, and says that it can't pass
@@ -48,10 +48,10 @@ _has_dispatch_key = getattr(torch._C, "_dispatch_tls_is_dispatch_key_included", 
 
 
 def set_hc_implementation(name: str) -> None:
-    """Choose what computes hyper-connections (static, dynamic, mHC, iHC) and attention residuals in this process.
+    """Choose the implementation of hyper-connections (static, dynamic, mHC, iHC) and attention residuals.
 
     name: "torch"; "triton", the fused kernels, which need a GPU (or `TRITON_INTERPRET=1`) and never fall back; or
-        "auto", the kernels on a GPU. The environment variable `HF_HYPERCONN_IMPLEMENTATION` sets it at start.
+        "auto", the kernels on a GPU. It holds for this process; `HF_HYPERCONN_IMPLEMENTATION` sets it at start.
 
     Kernels that have failed are tried again from here on.
 
@@ -136,7 +136,7 @@ def _try_kernels(device: torch.device, run_one: Callable) -> str | None:
     from torch.utils._python_dispatch import _disable_current_modes  # torch's own: a folder must load without it
 
     try:
-        with _disable_current_modes(), torch.no_grad():  # an exported program would hold what it runs
+        with _disable_current_modes(), torch.no_grad():  # an exported program would contain the trial
             run_one(device)
     except torch.OutOfMemoryError:  # which may pass
         raise
@@ -234,7 +234,7 @@ def gradients(
     tensors: Sequence[torch.Tensor | None],
     grads: Sequence[torch.Tensor | None],
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of `tensors`, each None where none is needed, from those of the outputs of `function`.
+    """Return the gradients of `tensors` from the gradients of the outputs of `function`; None where none is needed.
 
     They have a graph of their own when gradients are enabled.
     """
@@ -264,9 +264,9 @@ def operator_namespace(module: str) -> str:
 class Operator:
     """A function that compilers, tracers, dispatch modes and tensors of other classes see as an operator of torch.
 
-    Elsewhere it is called by itself: calling the operator costs as much as launching a kernel.
+    Elsewhere it is called by itself, because calling the operator costs as much as launching a kernel.
 
-    make_results: makes the tensors that the function returns, empty, from those of its arguments that it names.
+    make_results: makes the function's results, empty, from the arguments that it names.
     """
 
     def __init__(self, name: str, make_results: Callable, function: Callable):

@@ -9,17 +9,17 @@ Four kernels, the first three for steps that write, read or do both:
     total       the gradients of parameters, over all chunks               nothing of a token
 
 In forward and backward a program has one token, whose streams lie in its registers whole: each row is read once. The
-threads lie side by side along D, so that sums over the streams stay within a thread. Coefficients are taken column by
-column, `[N]`: those of x, those of each new stream, those of the branch's output. In the other two a program has a
-part of D. All sums of one token are made by one program and sums over tokens by a second reduction, without atomics:
-equal inputs give equal bits. D and strides are arguments; N and the next power of two of D are compiled in. Values and
-coefficients are float32, what is written is rounded once. H is summed by `tl.fma`, whether or not other operations are
+threads lie side by side along D, so that sums over the streams stay within a thread. Coefficients come column by
+column, `[N]`: a column for x, one for each new stream, one for the branch's output. In the other two a program has a
+part of D. One program makes all sums of a token, and a second reduction the sums over tokens, without atomics: equal
+inputs give equal bits. D and strides are arguments; N and the next power of two of D are compiled in. Values and
+coefficients are float32, and results are rounded once. H is summed by `tl.fma`, whether or not other operations are
 fused, so every kernel makes the same.
 
-What a read leaves for the steps after it is one row of values a token: A `[N, N+1]`; when dynamic also norm(H) @ fn
-`[N, N+2]`, the norm's 1 / sqrt(...) `[N]` and, of a norm that centres, its mean `[N]`. Static coefficients are one row
-for all tokens. b has a tensor of its own, `[N]` a token. The gradients of a token's coefficients are a row, too: of
-A `[N, N+1]` and b `[N]`; when dynamic also of the two scales and of norm(H) @ fn `[N, N+2]`.
+A read leaves one row of values a token for the steps after it: A `[N, N+1]`. When dynamic, the row also has norm(H) @
+fn `[N, N+2]`, the norm's 1 / sqrt(...) `[N]` and, for a norm that centers, its mean `[N]`. Static coefficients are one
+row for all tokens. b has a tensor of its own, `[N]` a token. The gradients of a token's coefficients are a row, too:
+for A `[N, N+1]` and b `[N]`. When dynamic, the row also has gradients for the two scales and norm(H) @ fn `[N, N+2]`.
 """
 
 try:
@@ -35,7 +35,7 @@ OVERFLOW = tl.constexpr(_OVERFLOW)
 
 @triton.jit
 def _values(pointer, stream, N: tl.constexpr, stride: tl.constexpr = 1):
-    """One value of each stream `[N]`, padded with zeros."""
+    """Load one value of each stream `[N]`, padded with zeros."""
     return tl.load(pointer + stream * stride, mask=stream < N, other=0.0)
 
 
@@ -46,13 +46,13 @@ def _store_values(pointer, values, stream, N: tl.constexpr, stride: tl.constexpr
 
 @triton.jit
 def _row(pointer, d, size):
-    """A row `[1, D]`, float32, padded with zeros."""
+    """Load a row `[1, D]`, float32, padded with zeros."""
     return tl.load(pointer + d, mask=d < size, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _output(pointer, d, size, rounding):
-    """A branch's output `[1, D]`, float32; as of `clamp_infinities`, for streams of the dtype of `rounding`."""
+    """Load a branch's output `[1, D]`, float32, clamped as by `clamp_infinities` for the dtype of `rounding`."""
     row = _row(pointer, d, size)
     if rounding.dtype.element_ty == tl.float16:
         row = tl.where(tl.abs(row) == float("inf"), tl.where(row > 0, OVERFLOW, -OVERFLOW), row)
@@ -66,7 +66,7 @@ def _store_row(pointer, row, d, size):
 
 @triton.jit
 def _rows(pointer, stride, stream, d, size, N: tl.constexpr):
-    """The streams of a token `[N, D]`, float32, padded with zeros."""
+    """Load the streams of a token `[N, D]`, float32, padded with zeros."""
     inside = (stream < N)[:, None] & (d < size)
     return tl.load(pointer + stream[:, None] * stride + d, mask=inside, other=0.0).to(tl.float32)
 
@@ -82,7 +82,7 @@ def _streams(
     streams, token_stride, stream_stride, written, written_stride, beta, output, output_stride, rounding,
     token, stream, d, size, N: tl.constexpr, WRITES: tl.constexpr,
 ):  # fmt: skip
-    """H `[N, D]` of a token, float32: the streams, or what is written from them, rounded as it is when stored."""
+    """Return H `[N, D]` of a token, float32: the streams, or the written streams, rounded as when stored."""
     streams += token * token_stride
     if WRITES:
         written += token * written_stride
@@ -97,7 +97,7 @@ def _streams(
 
 @triton.jit
 def _squash(predicted, offset, OFFSET: tl.constexpr, TANH: tl.constexpr):
-    """tanh(prediction + offset) of a column."""
+    """Return tanh(prediction + offset) of a column."""
     logits = predicted
     if OFFSET:
         logits += tl.load(offset)
@@ -210,7 +210,7 @@ def _backward(
             tl.store(grads + N * (N + 2), tl.sum(tl.where(stream < N, of_alpha_scale, 0.0)))
             if CENTRED:
                 h -= _values(values + N * (2 * N + 4), stream, N)[:, None]
-            # what lies beyond D is by_constant there, and must not be summed
+            # beyond D the gradient is by_constant, and must not be summed
             grad = tl.where(d < size, grad + by_value[:, None] * h + by_constant[:, None], 0.0)
         _store_rows(new_grad_streams + token * N * size, grad, stream, d, size, N)
     else:
@@ -263,7 +263,7 @@ def _parameters(
 
 @triton.jit
 def _fn_rows(alpha_fn, beta_fn, column, d, size, N: tl.constexpr):
-    """Rows of `fn` `[M, D]` without the norm's weight, from its parts, padded with zeros."""
+    """Load rows of `fn` `[M, D]` without the norm's weight, from its parts, padded with zeros."""
     of_alpha = tl.load(alpha_fn + d * (N + 1) + column, mask=(column <= N) & (d < size), other=0.0)
     return of_alpha + tl.load(beta_fn + d + 0 * column, mask=(column == N + 1) & (d < size), other=0.0)
 

@@ -10,9 +10,9 @@ after it. Either half may be absent. For one token, in the letters of `hyper_con
             x = A_m^T H
 
 The mixed streams A_r^T H are never made: a step hands on H with its coefficients, and the next step mixes while it
-writes. So the gradient that a step receives for the streams it hands on is that of A_r^T H. The gradient that it
-returns for S is that of A_r'^T S. Streams thereby have one gradient, not a sum of two. The backward keeps S, f and a
-few values a token for the coefficients, and computes H again.
+writes. So a step receives the gradient of A_r^T H for the streams that it hands on. For S it returns the gradient of
+A_r'^T S. Streams thereby have one gradient, not a sum of two. The backward keeps S, f and a few values a token for the
+coefficients, and computes H again.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ MAX_TRITON_VALUES = 2**15  # of a token's streams, N and D padded to powers of t
 
 @dataclass(eq=False)
 class UnwrittenStreams(Streams):
-    """Residual streams to which the next step writes what the branch before adds.
+    """Residual streams to which the next step writes the output of the branch before.
 
     values: S.
     coefficients, branch_output: A', b' and f to write with; see `StepCarry`.
@@ -57,7 +57,7 @@ class UnwrittenStreams(Streams):
 class StepCarry:
     """The carry of a width connection that is part of a step.
 
-    streams: H, `[B, S, N, D]`, whose gradient is that of A_r^T H.
+    streams: H, `[B, S, N, D]`, with the gradient of A_r^T H.
     coefficients: `[B, S, N, N+2]`, or `[N, N+2]` when static; float32 (float64 for float64 streams).
     """
 

@@ -21,7 +21,7 @@ class CoefficientParameters(NamedTuple):
     """The tensors and settings that a width connection computes its coefficients with, in the compute dtype.
 
     static_alpha: `[N, N+1]`. static_beta: `[N]`.
-    fn: `[N+2, D]`, the norm's weight folded in; None for static coefficients, which have nothing of what follows.
+    fn: `[N+2, D]`, the norm's weight folded in; None for static coefficients, as is everything below.
     offset: `[N+2]`, added to the prediction; or None.
     alpha_scale, beta_scale: `[1]`.
     eps: of the norm. centred: whether the norm takes off the mean. tanh: whether the prediction goes through tanh.
@@ -52,10 +52,10 @@ class CoefficientParameters(NamedTuple):
 
 
 class ConnectionParameters(NamedTuple):
-    """What a connection computes its coefficients with: its own tensors, in the compute dtype, and settings.
+    """The tensors of a connection, in the compute dtype, and the settings for its coefficients.
 
     static_alpha: `[N, N+1]`. static_beta: `[N]`.
-    alpha_fn, beta_fn: `[D, N+1]` and `[D]`; None for static coefficients, which have nothing of what follows.
+    alpha_fn, beta_fn: `[D, N+1]` and `[D]`; None for static coefficients, as is everything below.
     weight, bias: of the norm, `[D]`, each or None.
     alpha_scale, beta_scale: `[1]`.
     eps, centred, tanh: as of `CoefficientParameters`.
@@ -98,7 +98,7 @@ class Read(NamedTuple):
     branch_input: `[B, S, D]`, in the dtype of the streams.
     coefficients: `[B, S, N, N+2]`, or `[N, N+2]` when static.
     predicted: norm(H) @ fn, without offset, `[B, S, N, N+2]`; or None.
-    deviation, mean: the norm's 1 / sqrt(...) and what it takes off, `[B, S, N]`; or None.
+    deviation, mean: the norm's 1 / sqrt(...) and its mean, `[B, S, N]`; or None.
     """
 
     branch_input: torch.Tensor
@@ -125,11 +125,11 @@ class StepGrads(NamedTuple):
 class StepFunctions(NamedTuple):
     """An implementation of steps.
 
-    step_forward: H and what reading it gives, from S, A' and f (None when nothing is written) and the parameters of
-        the coefficients (None when nothing is read).
-    step_backward: `StepGrads`, from the same, the result of reading, and the gradients of the step's outputs: of the
-        streams handed on, of x and of b (None for static coefficients). S is needed only when the step reads. The
-        gradient of `fn` is left out when it is not wanted, and so is that of static b.
+    step_forward: H and the result of reading it, from S, A' and f (None when nothing is written) and the parameters
+        of the coefficients (None when nothing is read).
+    step_backward: `StepGrads`, from the same, the result of reading, and the gradients of the step's outputs. These
+        are the streams handed on, x and b (None for static coefficients). S is needed only when the step reads. The
+        gradient of `fn` is left out when it is not wanted. The gradient of static b is always left out.
     """
 
     step_forward: Callable
@@ -208,7 +208,7 @@ def mix_and_write(
 def write_backward(
     grad: torch.Tensor, coefficients: torch.Tensor, branch_output: torch.Tensor, products: Products
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return, from the gradient of H, those of b `[B, S, N]` and of f `[B, S, D]`; that of A_r^T S is the one of H."""
+    """Return the gradients of b `[B, S, N]` and f `[B, S, D]` from the gradient of H, which is also A_r^T S's."""
     values, output = grad.to(coefficients.dtype), clamp_infinities(branch_output.to(coefficients.dtype), grad.dtype)
     grad_output = products.mixed(coefficients[..., -1:], values).squeeze(-2)
     return products.dots(values, output.unsqueeze(-2)).squeeze(-1), grad_output.to(branch_output.dtype)
@@ -239,7 +239,7 @@ def read_backward(
     wants_fn: bool,
     products: Products,
 ) -> tuple[torch.Tensor, CoefficientParameters]:
-    """Return, from the gradients of A_r^T H, of x and of b, those of H and of the parameters."""
+    """Return the gradients of H and of the parameters from the gradients of A_r^T H, x and b."""
     coefficients = result.coefficients
     values, mixed, inputs = (x.to(coefficients.dtype) for x in (streams, grad_mixed, grad_input.unsqueeze(-2)))
     if grad_beta is None:
@@ -302,7 +302,7 @@ def write_and_read(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return A_r^T H, x and b of a step that reads.
 
-    The gradient of `streams` is that of A_r'^T S when something is written.
+    When something is written, the gradient of `streams` is the gradient of A_r'^T S.
     """
     if coefficients is not None:
         dtype = torch.promote_types(streams.dtype, branch_output.dtype)
@@ -332,7 +332,7 @@ def _weighted_sum(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 class _Mixed(torch.autograd.Function):
-    """A_r^T H of streams and coefficients, as a variable of its own: a step's gradient of H is that of A_r^T H."""
+    """A_r^T H as a variable of its own, because a step's gradient of H is the gradient of A_r^T H."""
 
     generate_vmap_rule = True
 

@@ -27,8 +27,8 @@ _OPTIONS = {"enable_fp_fusion": True}
 class KernelCarry:
     """The carry of a width connection by the kernels.
 
-    streams: H, `[B, S, N, D]`, whose gradient is that of A_r^T H.
-    values: A and what was predicted, without a gradient, `[B, S, R]`, or `[R]` when static; float32.
+    streams: H, `[B, S, N, D]`, with the gradient of A_r^T H.
+    values: A and the predictions, without a gradient, `[B, S, R]`, or `[R]` when static; float32.
     beta: b, `[B, S, N]`, float32.
     """
 
@@ -44,10 +44,10 @@ class KernelCarry:
 
 @dataclass(eq=False)
 class UnwrittenByKernels(Streams):
-    """Residual streams to which the next step writes what the branch before adds.
+    """Residual streams to which the next step writes the output of the branch before.
 
     values: S.
-    carry, branch_output: what the branch read with, and f.
+    carry, branch_output: the carry of the read before the branch, and f.
     """
 
     carry: KernelCarry

@@ -14,11 +14,11 @@ depth connection one, and so are their backwards but for a fourth, the gradient 
               read             of the streams                                       reads 2N + 1, writes N
               projection       of `fn`                                              reads N
 
-The streams have one gradient: the backward of a depth connection hands on its own, which is that of the mixed streams,
-and the backward of the width connection takes it through the mix. All sums of one token are made by one program and
-sums over tokens by a second reduction, without atomics: equal inputs give equal bits, and a token's results do not
-depend on how many there are. Token count, D, strides and the number of Sinkhorn's iterations are arguments, N is
-compiled in. Values and coefficients are float32, what is written is rounded once.
+The streams have one gradient. The backward of a depth connection hands on the gradient of the mixed streams, and the
+backward of the width connection passes it through the mix. One program makes all sums of a token, and a second
+reduction the sums over tokens, without atomics: equal inputs give equal bits. A token's results do not depend on the
+number of tokens. Token count, D, strides and the number of Sinkhorn's iterations are arguments; N is compiled in.
+Values and coefficients are float32, and results are rounded once.
 """
 
 try:
@@ -30,7 +30,7 @@ except ImportError as error:
 
 @triton.jit
 def _stream_values(pointer, tokens, stride, mask, N: tl.constexpr, N_PAD: tl.constexpr):
-    """One value of each stream `[T, N]`, padded with zeros."""
+    """Load one value of each stream `[T, N]`, padded with zeros."""
     stream = tl.arange(0, N_PAD)[None, :]
     offsets = tokens.to(tl.int64)[:, None] * stride + stream
     return tl.load(pointer + offsets, mask=mask[:, None] & (stream < N), other=0.0).to(tl.float32)
@@ -38,14 +38,14 @@ def _stream_values(pointer, tokens, stride, mask, N: tl.constexpr, N_PAD: tl.con
 
 @triton.jit
 def _row(pointer, tokens, stride, d, mask, size):
-    """A row of each token `[T, D]`, float32."""
+    """Load a row of each token `[T, D]`, float32."""
     offsets = tokens.to(tl.int64)[:, None] * stride + d[None, :]
     return tl.load(pointer + offsets, mask=mask[:, None] & (d < size)[None, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _rows(pointer, tokens, token_stride, stream_stride, d, mask, size, N: tl.constexpr, N_PAD: tl.constexpr):
-    """The streams of each token `[T, N, D]`, float32, padded with zeros."""
+    """Load the streams of each token `[T, N, D]`, float32, padded with zeros."""
     stream = tl.arange(0, N_PAD)[None, :, None]
     offsets = tokens.to(tl.int64)[:, None, None] * token_stride + stream * stream_stride + d[None, None, :]
     inside = mask[:, None, None] & (stream < N) & (d < size)[None, None, :]
@@ -68,7 +68,7 @@ def _store_row(pointer, tile, tokens, d, mask, size):
 
 @triton.jit
 def _centred(streams, tokens, token_stride, stream_stride, d, mask, size, N: tl.constexpr, N_PAD: tl.constexpr):
-    """Streams `[T, N, D]`, their mean `[T, D]`, exact when they are equal, and their deviations, padded with zeros."""
+    """Load streams `[T, N, D]`; return them, their mean `[T, D]`, exact for equal streams, and their deviations."""
     is_stream = tl.arange(0, N_PAD)[None, :, None] < N
     values = _rows(streams, tokens, token_stride, stream_stride, d, mask, size, N, N_PAD)
     first = _row(streams, tokens, token_stride, d, mask, size)
@@ -101,7 +101,7 @@ def _project(
 
 @triton.jit
 def _over_streams(products, inside, N: tl.constexpr, M: tl.constexpr):
-    """Sum over the streams of what `_project` made of each."""
+    """Sum the results of `_project` over the streams."""
     total = tl.load(products, mask=inside, other=0.0)
     for i in tl.static_range(1, N):
         total += tl.load(products + i * M, mask=inside, other=0.0)
@@ -110,7 +110,7 @@ def _over_streams(products, inside, N: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def _softmax(logits, N: tl.constexpr, N_PAD: tl.constexpr):
-    """Softmax of the rows of `[N, N, T]`, padded with zeros."""
+    """Return the softmax of the rows of `[N, N, T]`, padded with zeros."""
     row, column = tl.arange(0, N_PAD)[:, None, None], tl.arange(0, N_PAD)[None, :, None]
     logits = tl.where(column < N, logits, float("-inf"))
     powers = tl.exp(logits - tl.max(logits, axis=1)[:, None, :])
@@ -119,7 +119,7 @@ def _softmax(logits, N: tl.constexpr, N_PAD: tl.constexpr):
 
 @triton.jit
 def _divisor(matrix, eps, AXIS: tl.constexpr):
-    """The divisor that normalizes the columns (axis 0) or rows (axis 1) of `[N, N, T]`; one in the padding."""
+    """Return the divisor that normalizes the columns (axis 0) or rows (axis 1) of `[N, N, T]`; one in the padding."""
     sums = tl.sum(matrix, axis=AXIS)
     return tl.expand_dims(tl.where(sums > 0, sums + eps, 1.0), AXIS)
 
@@ -136,7 +136,7 @@ def _sinkhorn(matrix, rounds, eps):
 
 @triton.jit
 def _normalized_backward(grad, matrix, eps, AXIS: tl.constexpr):
-    """From the gradient of `matrix` with its columns or rows normalized, that of `matrix`."""
+    """Return the gradient of `matrix` from the gradient of it with its columns or rows normalized."""
     divisor = _divisor(matrix, eps, AXIS)
     along = tl.expand_dims(tl.sum(grad * (matrix / divisor), axis=AXIS), AXIS)
     return tl.where(matrix > 0, (grad - along) / divisor, 0.0)
@@ -363,7 +363,7 @@ def _projection_backward(
     for start in range(0, tokens_a_chunk, T):
         for t in tl.static_range(T):
             token = chunk * tokens_a_chunk + start + t
-            # nothing of what lies behind the last token
+            # nothing behind the last token
             weights = tl.load(of_products + token * M + row, mask=row < tl.where(token < end, M, 0), other=0.0)
             place = token * token_stride + stream * stream_stride + d
             values = tl.load(streams + place, mask=d < tl.where(token < end, size, 0), other=0.0).to(tl.float32)

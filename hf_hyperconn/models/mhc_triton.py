@@ -25,7 +25,7 @@ from .mhc_kernels import (
 
 _NAMESPACE = operator_namespace(__name__)
 _CHUNKS = 8
-# the same arithmetic in every kernel, so that what is made again is what was made
+# the same arithmetic in every kernel, so that values made again are equal
 _OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 # a program of one warp has a token in each thread, and that token's whole mix
 _COEFFICIENT_OPTIONS = {**_OPTIONS, "num_warps": 1}
@@ -73,7 +73,7 @@ def width_forward(
     iters: int,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The branch input `[B, S, D]`, reads, writes, mix, predictions, and the norm's 1 / sqrt(...) `[B, S]`."""
+    """Return the branch input `[B, S, D]`, reads, writes, mix, predictions, and the norm's 1 / sqrt(...) `[B, S]`."""
     results = _width_results(streams, mixes)
     n, d = streams.shape[-2:]
     if streams.numel() == 0:
@@ -128,9 +128,9 @@ def width_backward(
     grad_input: torch.Tensor,
     grad_write: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of streams, of each token's logits and scales, and of products with `fn`, `[B, S, M]`.
+    """Return the gradients of streams, of each token's logits and scales, and of products with `fn`, `[B, S, M]`.
 
-    Those of logits and scales are one row, `[B, S, M + 3]`, for iHC `[B, S, M + 2]`.
+    Gradients of logits and scales are one row, `[B, S, M + 3]`, for iHC `[B, S, M + 2]`.
 
     grad_streams: the gradient of the mixed streams.
     """
@@ -168,7 +168,7 @@ def _projection_results(streams: torch.Tensor, of_products: torch.Tensor) -> tor
 
 @operator(f"{_NAMESPACE}::projection_backward", _projection_results)
 def projection_backward(streams: torch.Tensor, of_products: torch.Tensor) -> torch.Tensor:
-    """The gradient of `fn`, `[M, N D]`, from that of the products."""
+    """Return the gradient of `fn`, `[M, N D]`, from the gradient of the products."""
     (h, *h_strides), n, d, m = token_rows(streams, 2), *streams.shape[-2:], of_products.shape[-1]
     count, sizes = streams.numel() // (n * d), _sizes(n, d, m > 2 * n)["projection_backward"]
     tokens_a_chunk = _parts(_parts(count, _CHUNKS), sizes["T"]) * sizes["T"]
@@ -191,7 +191,7 @@ def _depth_results(streams: torch.Tensor, branch_output: torch.Tensor) -> torch.
 def depth_forward(
     streams: torch.Tensor, write: torch.Tensor, mix: torch.Tensor, mixes: bool, branch_output: torch.Tensor
 ) -> torch.Tensor:
-    """The next streams, in the dtype that `streams + branch_output` would have."""
+    """Return the next streams, in the dtype of `streams + branch_output`."""
     refuse_shape(branch_output, streams)
     results = _depth_results(streams, branch_output)
     if streams.numel() > 0:
@@ -215,7 +215,7 @@ def _depth_backward_results(grad: torch.Tensor, branch_output: torch.Tensor) -> 
 def depth_backward(
     grad: torch.Tensor, write: torch.Tensor, branch_output: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of writes and branch output from that of the next streams, which is that of the mixed streams."""
+    """Return the gradients of writes and branch output from the gradient of the next, or the mixed, streams."""
     refuse_shape(branch_output, grad)
     results = _depth_backward_results(grad, branch_output)
     if grad.numel() > 0:
