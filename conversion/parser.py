@@ -28,6 +28,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         parsed, unknown = super().parse_known_args(args, namespace)
+        self._fill_last(parsed, unknown)
         if unknown:
             hints = "".join(self._hint(word.partition("=")[0]) for word in unknown if word.startswith("-"))
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
@@ -43,6 +44,13 @@ class Parser(argparse.ArgumentParser):
         message = re.sub(r"^argument (\S+): must", r"\1 must", message)
         end = "" if message.endswith("?") else f". Run {self.prog} --help"
         self.exit(2, f"{self.prog}: error: {message}{end}\n")
+
+    def _fill_last(self, parsed: argparse.Namespace, unknown: list[str]) -> None:
+        """Give an optional argument its word behind options, which argparse leaves out, as in `MODEL -n 4 OUT`."""
+        for action in self._actions:
+            is_left_out = action.nargs == "?" and not action.option_strings and getattr(parsed, action.dest) is None
+            if is_left_out and unknown and not unknown[0].startswith("-"):
+                setattr(parsed, action.dest, unknown.pop(0))
 
     def _hint(self, option: str) -> str:
         """Return the nearest option, or the place of an argument that was given as an option."""

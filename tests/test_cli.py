@@ -20,6 +20,12 @@ from .conftest import llama_config
 SCRIPT = Path(sys.executable).with_name("hf-hyperconn")
 
 
+def test_out_may_stand_behind_options(llama_folder, tmp_path):
+    out = tmp_path / "out"
+    assert main(["convert", str(llama_folder), "-n", "2", str(out), "--verify", "off"]) == 0
+    assert (out / "config.json").exists()
+
+
 @pytest.fixture
 def script():
     if not SCRIPT.is_file():
