@@ -151,6 +151,7 @@ def test_the_readme_gives_the_measured_differences():
     assert shown == [
         *measured("deep scratch", "DHC×4 history by type"),
         *measured("deep scratch long", "DHC×4 history by type, 3× the steps"),
+        *measured("deep muon", "DHC×4 history by type, Muon"),
     ]
 
 
