@@ -82,9 +82,9 @@ def muon() -> list[Run]:
 def lean() -> list[Run]:
     """Return the cheapest connections, with each optimizer: two streams, whose weights no token changes."""
     return [
-        _run("scratch", "SHC×2 history", learning_rate=DRAWN_RATE, muon=muon, seed=seed)
+        _run("scratch", "SHC×2 history", learning_rate=DRAWN_RATE, seed=seed, **settings)
         for seed in FEW_SEEDS
-        for muon in (True, False)
+        for settings in ({"muon": True}, {})
     ]
 
 
