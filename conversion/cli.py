@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from .terminal import open_streams, print_message, print_result, print_start
 from .verify import MODES, fault_of_mode, verify_checkpoint
 
 OK, FAILED, VERIFICATION_FAILED, INTERRUPTED = 0, 1, 3, 130
+FIELD = re.compile(r"\bhc_\w+(?= must be | ')")  # in a message
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,8 +52,16 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, SystemExit | GeneratorExit) or options is None or options.verbose:
             raise
         hint = "" if isinstance(error, HyperConnError) else " (unexpected; run it again with -v for the traceback)"
-        print_message(f"error: {' '.join(str(error).split()) or type(error).__name__}{hint}")
+        message = " ".join(_in_options(str(error), options).split())
+        print_message(f"error: {message or type(error).__name__}{hint}")
         return VERIFICATION_FAILED if isinstance(error, VerificationError) else FAILED
+
+
+def _in_options(message: str, options: argparse.Namespace) -> str:
+    """Name options in the place of fields of connections, where the command was given some."""
+    if not any(getattr(options, field, None) is not None for field in OPTIONS):
+        return message
+    return FIELD.sub(lambda field: OPTIONS.get(field[0], field[0]), message)
 
 
 def _convert(options: argparse.Namespace) -> None:

@@ -220,6 +220,18 @@ def test_options_that_would_do_nothing_are_refused(arguments, said, llama_folder
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--start", "history", "--readout", "mean"], "--readout must be 'weighted' with --start 'history'"),
+        (["--connection", "frac", "-n", "3"], "--hc-mult must be a divisor of hidden_size"),
+    ],
+)
+def test_errors_name_options_in_the_place_of_fields(arguments, said, llama_folder, tmp_path, capsys):
+    assert main(["convert", str(llama_folder), str(tmp_path / "out"), *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
 def test_layers_that_would_not_be_run_are_refused_of_functions_too(llama_folder, tmp_path):
     with pytest.raises(ConversionError, match="layers must be None with mode 'structure'"):
         convert.convert_checkpoint(str(llama_folder), tmp_path / "out", verify="structure", layers=1)

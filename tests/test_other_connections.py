@@ -239,7 +239,7 @@ def test_refused_fields(fields, message):
 
 def test_the_command_line_refuses_a_width_that_is_no_divisor(llama_folder, tmp_path, capsys):
     assert cli.main(["convert", str(llama_folder), str(tmp_path / "out"), "--connection", "frac", "-n", "5"]) == 1
-    assert "hc_mult must be a divisor of hidden_size, 32, with connection 'frac' (got 5)." in capsys.readouterr().err
+    assert "--hc-mult must be a divisor of hidden_size, 32, with connection 'frac' (got 5)." in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

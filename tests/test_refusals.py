@@ -270,4 +270,4 @@ def test_revision_of_a_folder(source, refusal):
 
 @pytest.mark.parametrize("n", ["0", "-3"])
 def test_no_streams(n, source, refusal):
-    assert f"hc_mult must be a whole number, at least 1 (got {n})." in refusal(source, "-n", n)
+    assert f"--hc-mult must be a whole number, at least 1 (got {n})." in refusal(source, "-n", n)
