@@ -16,11 +16,12 @@ from benchmarks.pretraining.train import result_of
 from benchmarks.timing import markdown, with_tables
 
 from .plots import draw
-from .scales import DEEP, WIDE
+from .scales import DEEP, SMALL, WIDE
 from .studies import (
     AT_A_BILLION,
     DRAWN,
     DRAWN_RATE,
+    FEW_SEEDS,
     HISTORY,
     adapter_rates,
     adapters,
@@ -37,6 +38,7 @@ from .studies import (
     other_text_rates,
     rates,
     rivals,
+    saturated,
     scratch,
     scratch_hc_rates,
     scratch_long,
@@ -180,6 +182,7 @@ def main_tables() -> dict[str, str]:
         "deep costs": costs(),
         "deep continued": comparison(continued()),
         "deep long": by_rate(long()),
+        "deep saturated": by_rate([run for run in saturated() if run.seed == FEW_SEEDS[0]], SMALL),
     }
 
 
