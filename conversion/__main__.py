@@ -13,7 +13,10 @@ def main() -> int:
             return main()
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done but ending the process
-    except KeyboardInterrupt:  # also one that came just before that
+    except (KeyboardInterrupt, RuntimeError) as error:  # also one that came just before that
+        # before Python 3.12, one that comes while a class names its attributes is the cause of a RuntimeError
+        if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
         print("interrupted", file=sys.stderr)
         return 130
 

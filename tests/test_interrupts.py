@@ -64,6 +64,18 @@ def test_ctrl_c_while_it_starts_is_one_line(llama_folder):
         assert len(errors.splitlines()) == 1
 
 
+@pytest.mark.parametrize(("kind", "code"), [("KeyboardInterrupt", 130), ("ValueError", 1)])
+def test_ctrl_c_while_a_class_names_its_attributes_is_one_line(kind, code):
+    """Python 3.11 raises it as the cause of a RuntimeError; another error keeps its traceback."""
+    raising = f"type('Name', (), {{'__set_name__': lambda *_: (_ for _ in ()).throw({kind})}})()"
+    program = f"{ENTRY}; from hf_hyperconn.conversion import cli; cli.main = lambda: type('C', (), {{'a': {raising}}})"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}; raise SystemExit(main())"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code
+    assert (done.stderr == "interrupted\n") == (code == 130)
+
+
 def test_ctrl_c_while_arguments_are_parsed(monkeypatch, capsys):
     from hf_hyperconn.conversion import cli
 
