@@ -8,15 +8,15 @@ def main() -> int:
     """Run the command line, see `cli.main`; Ctrl-C ends even its imports with one line."""
     try:
         try:
-            from .cli import main
+            from .interrupts import hearing_interrupts
+
+            with hearing_interrupts():
+                from .cli import main
 
             return main()
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done but ending the process
-    except (KeyboardInterrupt, RuntimeError) as error:  # also one that came just before that
-        # before Python 3.12, one that comes while a class names its attributes is the cause of a RuntimeError
-        if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__cause__, KeyboardInterrupt):
-            raise
+    except KeyboardInterrupt:  # also one that came just before that
         print("interrupted", file=sys.stderr)
         return 130
 
