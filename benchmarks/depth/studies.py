@@ -36,7 +36,7 @@ NEW_HC_LRS = {
 }
 BETA2 = 0.95
 LAYERS = {"Qwen3": "QK-norm (Qwen3)", "GLM-4": "sandwich norms (GLM-4)"}  # those of Llama with more norms
-HISTORY = "DHC×4 history by type"
+HISTORY, LEAN = "DHC×4 history by type", "SHC×2 history"
 RIVALS = (  # in the order in which they decide something
     (PLAIN, {"embedding_norm": True}, (4e-3, 8e-3)),
     (PLAIN, {"family": "Qwen3"}, (4e-3, 8e-3)),
@@ -61,7 +61,7 @@ OTHER_TEXT_RATE, ADAPTER_RATE = 2e-3, 3e-3  # the best of them
 MIXTURE_RATES, MORE_MIXTURE_RATES = (4e-3, 2e-3), {PLAIN: (8e-3,), "DHC×4": (1e-3,)}
 DEEPER, DEEPER_RATES, MORE_DEEPER_RATES = 48, (2e-3, 4e-3, 8e-3), {PLAIN: (1e-3, 3e-3)}  # layers
 AT_A_BILLION = 1.08  # times the plain one's: a step of Llama-3.2-1B with DHC×4, in benchmarks/results/models.json
-SATURATED_RATES = ((1e-3, 3.0), (2e-3, 1.0))  # each with the multiple for connections
+SATURATED_RATES = ((5e-4, 6.0), (1e-3, 3.0), (2e-3, 1.0))  # each with the multiple for connections
 LANE = 1.5  # what the second stream of the control, which is not exact, is written with
 
 
@@ -82,7 +82,7 @@ def muon() -> list[Run]:
 def lean() -> list[Run]:
     """Return the cheapest connections, with each optimizer: two streams, whose weights no token changes."""
     return [
-        _run("scratch", "SHC×2 history", learning_rate=DRAWN_RATE, seed=seed, **settings)
+        _run("scratch", LEAN, learning_rate=DRAWN_RATE, seed=seed, **settings)
         for seed in FEW_SEEDS
         for settings in ({"muon": True}, {})
     ]
@@ -120,15 +120,15 @@ def when() -> list[Run]:
 
 
 def saturated() -> list[Run]:
-    """Return the plain model and the history start, continued on a base that has seen many tokens a parameter."""
+    """Return the plain model and two history starts, continued on a base that has seen many tokens a parameter."""
     settings = {"start": base(SMALL).id, "size": SMALL}
-    pairs = [
+    runs = [
         _run("continued", model, learning_rate=rate, hc_lr=1.0 if model == PLAIN else hc_lr, **settings)
         for rate, hc_lr in SATURATED_RATES
-        for model in (PLAIN, HISTORY)
+        for model in (PLAIN, HISTORY, LEAN)
     ]
-    plain = [run for run in pairs if run.model == PLAIN]
-    return [base(SMALL), *(replace(run, seed=seed) for seed in FEW_SEEDS for run in (*pairs, *map(longer, plain)))]
+    plain = [run for run in runs if run.model == PLAIN]
+    return [base(SMALL), *(replace(run, seed=seed) for seed in FEW_SEEDS for run in (*runs, *map(longer, plain)))]
 
 
 def base(size: Scale = DEEP) -> Run:
