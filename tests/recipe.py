@@ -85,6 +85,12 @@ def run(*commands: list[str]) -> str:
     return "".join(printed)
 
 
+def run_on_ranks(ranks: int, program: str, *arguments: str) -> str:
+    """Run a program of PyTorch's on so many ranks of this machine; what they print."""
+    launcher = ["torchrun", "--standalone", f"--nproc_per_node={ranks}", "tests/ranks/without_shutdown.py"]
+    return run([*launcher, program, *arguments])
+
+
 def losses(folder: Path) -> list[float]:
     """Return the losses that a finished run has logged, by step."""
     state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))

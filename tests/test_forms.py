@@ -15,7 +15,7 @@ from hf_hyperconn import convert_model
 from .conftest import randomise_connections
 from .marks import few, tail
 from .other_families import inputs_of, loss_of, tiny
-from .recipe import SCRIPT, documented, gradients_of_ranks, on_ranks, run
+from .recipe import gradients_of_ranks, run_on_ranks
 from .tolerances import COMPILED, REDUCED_GRADIENTS
 
 # parallel branches; one addition; three and a method between layers; two kinds of layers; encoders; both
@@ -88,9 +88,7 @@ def test_two_ranks_share_the_matrices_of_a_model(tmp_path):
     folders = [tmp_path / model_type for model_type in ("cohere", "gpt_neox", "gemma4_text", "granitemoehybrid")]
     for folder in folders:
         converted(folder.name).save_pretrained(folder)
-    command = on_ranks(documented("runs/ddp"), 2, [])
-    command[command.index(SCRIPT) :] = ["tests/ranks/tensor_parallel.py", *map(str, folders)]
-    said = run(command)
+    said = run_on_ranks(2, "tests/ranks/tensor_parallel.py", *map(str, folders))
     assert [said.count(f"logits agree on rank {rank}") for rank in (0, 1)] == [len(folders)] * 2
 
 

@@ -32,7 +32,7 @@ from hf_hyperconn.models.layer_source import (
 from . import other_families
 from .isolated import printed
 from .marks import few
-from .recipe import SCRIPT, documented, on_ranks, run
+from .recipe import run_on_ranks
 
 INSTALLED = transformers.__version__
 OTHER = "5.0.0"  # a release that nobody has
@@ -205,9 +205,7 @@ def test_renamed_caches_are_split_and_sharded(folders, tmp_path):
     base, converted = folders("cohere2")
     copy = shutil.copytree(converted, tmp_path / "cohere2")
     say_cut_from(copy, OTHER, spelled="0")
-    command = on_ranks(documented("runs/ddp"), 2, [])
-    command[command.index(SCRIPT) :] = ["tests/ranks/bridged.py", str(base), str(copy)]
-    said = run(command)
+    said = run_on_ranks(2, "tests/ranks/bridged.py", str(base), str(copy))
     for way in ("tp", "fsdp"):
         assert [said.count(f"{way}_size: logits agree on rank {rank}") for rank in (0, 1)] == [1, 1]
 

@@ -18,7 +18,7 @@ from .conftest import hc_llama, llama_config
 from .families import FIELDS
 from .marks import few
 from .pages import snippets
-from .recipe import run
+from .recipe import run_on_ranks
 from .tiny import tiny
 
 KINDS = {
@@ -136,22 +136,18 @@ def conversions(tmp_path_factory) -> list[str]:
     return [str(folder / name) for name in models]
 
 
-def on_stages(stages: int, *command: str) -> str:
-    return run(["python", "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={stages}", *command])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, 4])
 def test_1f1b_has_the_losses_and_gradients_of_the_whole_model(stages, conversions):
     folders = [folder for folder in conversions if Path(folder).name in KINDS]
-    printed = on_stages(stages, "tests/ranks/training_stages.py", *folders)
+    printed = run_on_ranks(stages, "tests/ranks/training_stages.py", *folders)
     assert printed.count(f"losses and gradients of {stages} stages agree") == stages * len(KINDS)
 
 
 @pytest.mark.slow
 def test_stages_generate_what_the_whole_model_does(conversions):
     pytest.importorskip("transformers.distributed.pipeline_parallel")
-    printed = on_stages(3, "tests/ranks/generating_stages.py", *conversions)
+    printed = run_on_ranks(3, "tests/ranks/generating_stages.py", *conversions)
     assert printed.count("3 stages generate alike") == 3 * len(conversions)
 
 
@@ -168,7 +164,7 @@ def test_the_page_trains_and_generates(tmp_path):
         program.write_text(
             block.replace(f'"{name}"', repr(str(tmp_path / name))).replace('"trained"', f'"{tmp_path}/t"')
         )
-        assert said in on_stages(2, str(program))
+        assert said in run_on_ranks(2, str(program))
     trained = HCLlamaForCausalLM.from_pretrained(tmp_path / "t").state_dict()
     moved = [not torch.equal(value, trained[key]) for key, value in model.state_dict().items()]
     assert len(moved) == len(trained)

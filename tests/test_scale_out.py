@@ -21,12 +21,12 @@ from .recipe import (
     COMMANDS,
     ON_CPU,
     REPOSITORY,
-    SCRIPT,
     documented,
     gradients_of_ranks,
     losses,
     on_ranks,
     run,
+    run_on_ranks,
     settings,
 )
 from .tolerances import RANKS, RANKS_BFLOAT16, RANKS_MUON
@@ -193,6 +193,4 @@ def test_gradients_of_two_ranks_are_those_of_the_joined_batch(engine, ranks, sto
 
 @pytest.mark.slow
 def test_a_base_is_converted_while_it_is_sharded(stories):
-    command = on_ranks(documented("runs/ddp"), 2, [])
-    command[command.index(SCRIPT) :] = ["tests/ranks/sharded_loading.py", str(stories)]
-    assert "parameters are equal on rank 1" in run(command)
+    assert "parameters are equal on rank 1" in run_on_ranks(2, "tests/ranks/sharded_loading.py", str(stories))
