@@ -14,6 +14,7 @@ from benchmarks.pretraining.corpus import Corpus, _read, corpus
 from benchmarks.pretraining.optimizers import Muon, optimizer_of
 from benchmarks.pretraining.resuming import OutOfTime
 from benchmarks.pretraining.runs import SCALES, STUDIES, Run
+from benchmarks.pretraining.starts import FIXED, fix_part
 from hf_hyperconn import hc_parameters
 
 from .marks import few
@@ -250,6 +251,34 @@ def test_side_streams_of_the_embedding_alone(place):
     written = {name for name in by_type if not torch.equal(by_type[name], alone[name])}
     assert written == {name for name in by_type if name.endswith("static_beta")}
     assert all(alone[name].tolist() == [1, 0, 0, 0] for name in written)
+
+
+@pytest.mark.parametrize("model", ["Pre-Norm", "DHC×4"])
+def test_copies_of_layers_add_nothing_yet_and_learn(place, model):
+    base = train.train(BASE)
+    run = replace(RUN, study="continued", model=model, start=BASE.id, layers=3)
+    assert train.build(run).config.num_hidden_layers == 3
+    result = train.train(run)
+    assert result["curve"][0]["loss"] == base["curve"][-1]["loss"]
+    assert result["held_out_loss"] != train.train(replace(run, layers=0))["held_out_loss"]
+
+
+@pytest.mark.parametrize("part", FIXED)
+def test_a_fixed_part_of_connections_stays_and_all_else_moves(part):
+    model = train.build(replace(RUN, model="SHC×2 history"), TINY)
+    before = {name: parameter.clone() for name, parameter in hc_parameters(model).items()}
+    fix_part(model, part)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
+    for _ in range(3):
+        train.training_step(model, train.loss_on, optimizer, torch.randint(0, 64, (2, 16)))
+    for name, parameter in hc_parameters(model).items():
+        moved, expected = parameter != before[name], torch.ones_like(parameter, dtype=torch.bool)
+        if name.endswith("static_alpha"):
+            expected[:, 0], expected[:, 1:] = part != "reads", part != "mixes"
+        expected &= not (part == "writes" and name.endswith("static_beta"))
+        expected &= not (part == "first half" and name.startswith("model.layers.0."))
+        assert torch.equal(moved.any(), expected.any()), name
+        assert not (moved & ~expected).any(), name
 
 
 def test_no_file_is_in_both_parts(tmp_path):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from benchmarks.pretraining.runs import PLAIN, RANK, WARM_UP, Run, Scale
+from benchmarks.pretraining.starts import FIXED
 from benchmarks.pretraining.train import result_of
 
 from .scales import DEEP, SMALL, WIDE
@@ -62,6 +63,7 @@ MIXTURE_RATES, MORE_MIXTURE_RATES = (4e-3, 2e-3), {PLAIN: (8e-3,), "DHC×4": (1e
 DEEPER, DEEPER_RATES, MORE_DEEPER_RATES = 48, (2e-3, 4e-3, 8e-3), {PLAIN: (1e-3, 3e-3)}  # layers
 AT_A_BILLION = 1.08  # times the plain one's: a step of Llama-3.2-1B with DHC×4, in benchmarks/results/models.json
 SATURATED_RATES = ((5e-4, 6.0), (1e-3, 3.0), (2e-3, 1.0))  # each with the multiple for connections
+GROWN_RATE = (1e-3, 3.0)
 LANE = 1.5  # what the second stream of the control, which is not exact, is written with
 
 
@@ -86,6 +88,12 @@ def lean() -> list[Run]:
         for seed in FEW_SEEDS
         for settings in ({"muon": True}, {})
     ]
+
+
+def parts() -> list[Run]:
+    """Return the cheapest connections, whole, and with a part of them fixed at its start."""
+    whole = _run("scratch", LEAN, learning_rate=DRAWN_RATE)
+    return [whole, *(replace(whole, fixed=part) for part in FIXED)]
 
 
 def wide_rivals() -> list[Run]:
@@ -129,6 +137,18 @@ def saturated() -> list[Run]:
     ]
     plain = [run for run in runs if run.model == PLAIN]
     return [base(SMALL), *(replace(run, seed=seed) for seed in FEW_SEEDS for run in (*runs, *map(longer, plain)))]
+
+
+def growth() -> list[Run]:
+    """Return a saturated base with half as many layers again, and the plain model for as long as that takes."""
+    rate, hc_lr = GROWN_RATE
+    settings = {"size": SMALL, "start": base(SMALL).id, "learning_rate": rate}
+    layers = 3 * SMALL.shapes["Llama"]["num_hidden_layers"] // 2
+    grown = [
+        _run("continued", model, hc_lr=1.0 if model == PLAIN else hc_lr, layers=layers, **settings)
+        for model in (PLAIN, "DHC×4")
+    ]
+    return [base(SMALL), *grown, _times_as_long(_run("continued", PLAIN, **settings), 1.5)]
 
 
 def base(size: Scale = DEEP) -> Run:
@@ -189,6 +209,7 @@ def name_of(run: Run, size: Scale = DEEP) -> str:
     words += [f"warm-up of {run.warm_up} steps"] * (run.warm_up != (REWARM if run.at else round(WARM_UP * run.steps)))
     words += ["constant rate"] * (run.decay > 0) + [f"from step {run.at}"] * (run.at > 0)
     words += ["side streams of the embedding alone"] * run.alone
+    words += [f"{run.fixed} fixed"] * bool(run.fixed)
     words += [f"second stream written {run.lane:g} times"] * (run.lane != 1)
     words += [f"LoRA of rank {run.rank}"] * (run.rank > 0)
     words += [run.text] * (run.text != TEXT)
@@ -329,6 +350,8 @@ STUDIES = {
     "lean": lean,
     "when": when,
     "saturated": saturated,
+    "growth": growth,
+    "parts": parts,
     "wide-rivals": wide_rivals,
     "wide-rates": wide_rates,
     "wide": wide,
@@ -337,7 +360,7 @@ STUDIES = {
 
 def size_of(study: str) -> Scale:
     """Return the scale of a study."""
-    if study == "saturated":
+    if study in ("saturated", "growth"):
         return SMALL
     return WIDE if study.startswith("wide") else DEEP
 

@@ -179,7 +179,8 @@ class Run:
     divided: of a plain model, whether those weights start divided as DHC×4's.
     lane: what the second stream is written with at the start; a conversion where it is not 1 is not exact.
     alone: whether side streams of the history start hold the embedding alone, so that no sub-layer writes them.
-    layers: how many, where not as many as the scale has.
+    layers: how many, where not as many as the scale has; a start of fewer gets copies that add nothing yet.
+    fixed: the part of its connections that isn't trained, a word of `starts.FIXED`.
     beta2: of AdamW.
     muon: whether Muon trains the matrices of the layers, and AdamW all else.
     embedding_norm: whether an RMSNorm follows the embedding.
@@ -202,6 +203,7 @@ class Run:
     lane: float = 1.0
     alone: bool = False
     layers: int = 0
+    fixed: str = ""
     beta2: float = 0.95
     muon: bool = False
     embedding_norm: bool = False
@@ -220,6 +222,7 @@ class Run:
             if getattr(self, name) != usual[name]
         ]
         words += [name for name in ("undivided", "divided", "alone", "muon", "embedding_norm") if getattr(self, name)]
+        words += [f"fixed {self.fixed}"] * bool(self.fixed)
         words += [self.text] * (self.text != usual["text"])
         return "-".join([*words, f"seed{self.seed}"]).lower().replace(" ", "_").replace(",", "").replace("×", "x")
 

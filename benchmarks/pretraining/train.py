@@ -46,6 +46,7 @@ from .corpus import Corpus, corpus, rows
 from .optimizers import optimizer_of
 from .resuming import Kept
 from .runs import DEEP_MODELS, DHC4, MODELS, Run, Scale, is_compiled, is_drawn, scale
+from .starts import add_copies, divide_projections, fix_part, keep_embedding_alone, norm_embedding
 
 WORK = RESULTS.parents[1] / "build" / "pretraining"
 CURVES = RESULTS / "pretraining"
@@ -212,8 +213,11 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
         return new_model(run, size, fields)
     _, model_class, _, hc_class = CLASSES[run.family]
     start = weights_of(run.start, size, run.at)
-    from_start = model_class.from_pretrained if fields is None else partial(hc_class.from_prenorm, **fields)
-    model = from_start(start, dtype=torch.float32)
+    if run.layers:
+        model = add_copies(model_class.from_pretrained(start, dtype=torch.float32), run.layers, fields)
+    else:
+        from_start = model_class.from_pretrained if fields is None else partial(hc_class.from_prenorm, **fields)
+        model = from_start(start, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if run.noise and name.endswith("static_alpha"):
@@ -247,35 +251,13 @@ def new_model(run: Run, size: Scale, fields: dict | None) -> nn.Module:
         keep_embedding_alone(model)
     if run.embedding_norm:
         norm_embedding(model)
+    if run.fixed:
+        fix_part(model, run.fixed)
     if fields is not None:
         return model
     weights = model.state_dict()
     plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
     return plain
-
-
-@torch.no_grad()
-def divide_projections(model: nn.Module) -> None:
-    """Divide the output projections, as those that the model drew itself were."""
-    for module in model.modules():
-        if hasattr(module, "hc_output_projection"):
-            getattr(module, module.hc_output_projection).mul_(model.config.hc_mult**-0.5)
-
-
-@torch.no_grad()
-def keep_embedding_alone(model: nn.Module) -> None:
-    """Let no sub-layer write the side streams at the start."""
-    for name, parameter in model.named_parameters():
-        if name.endswith("static_beta"):
-            parameter[1:] = 0
-
-
-def norm_embedding(model: nn.Module) -> nn.Module:
-    """Return the model, its embedding followed by a norm; a tied output has none."""
-    embedding = model.get_input_embeddings()
-    embedding.norm = nn.RMSNorm(model.config.hidden_size, eps=model.config.rms_norm_eps)
-    embedding.register_forward_hook(lambda module, args, output: module.norm(output))
-    return model
 
 
 def batches(training: torch.Tensor, batch: int, seed: int) -> Iterator[torch.Tensor]:

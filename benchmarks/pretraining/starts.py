@@ -1,0 +1,76 @@
+"""How a run's model differs at its start from the usual one: its weights, its depth, and which of it is trained."""
+
+import copy
+from itertools import pairwise
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_hyperconn import convert_model, hc_parameters
+
+OUTPUT_PROJECTIONS = ("o_proj.weight", "down_proj.weight")
+FIXED = ("reads", "mixes", "writes", "first half")
+
+
+@torch.no_grad()
+def divide_projections(model: nn.Module) -> None:
+    """Divide the output projections, as those that the model drew itself were."""
+    for module in model.modules():
+        if hasattr(module, "hc_output_projection"):
+            getattr(module, module.hc_output_projection).mul_(model.config.hc_mult**-0.5)
+
+
+@torch.no_grad()
+def keep_embedding_alone(model: nn.Module) -> None:
+    """Let no sub-layer write the side streams at the start."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("static_beta"):
+            parameter[1:] = 0
+
+
+def norm_embedding(model: nn.Module) -> nn.Module:
+    """Return the model, its embedding followed by a norm; a tied output has none."""
+    embedding = model.get_input_embeddings()
+    embedding.norm = nn.RMSNorm(model.config.hidden_size, eps=model.config.rms_norm_eps)
+    embedding.register_forward_hook(lambda module, args, output: module.norm(output))
+    return model
+
+
+def fix_part(model: PreTrainedModel, part: str) -> None:
+    """Keep a part of static connections at its start: reads, mixes, writes, or all of the first half of the layers."""
+    half = model.config.num_hidden_layers // 2
+    of_first = tuple(f"model.layers.{index}." for index in range(half))
+    for name, parameter in hc_parameters(model).items():
+        if (part == "first half" and name.startswith(of_first)) or (part == "writes" and name.endswith("static_beta")):
+            parameter.requires_grad_(False)
+        elif part in ("reads", "mixes") and name.endswith("static_alpha"):  # the first column reads
+            is_fixed = torch.arange(parameter.shape[1]).eq(0) == (part == "reads")
+            parameter.register_hook(lambda gradient, is_fixed=is_fixed: gradient.masked_fill(is_fixed, 0))
+
+
+@torch.no_grad()
+def add_copies(base: PreTrainedModel, layers: int, fields: dict | None) -> PreTrainedModel:
+    """Return a base of that many layers, with the same outputs: some layers have a copy that adds nothing yet.
+
+    fields: of the connections, which write the copies' outputs with zero. With None, the copies' output projections
+        are zero (LLaMA-Pro, arXiv 2401.02415).
+    """
+    before, given = base.config.num_hidden_layers, base.state_dict()
+    every = before // (layers - before)
+    sources = sorted([*range(before), *range(every - 1, before, every)])
+    config = copy.deepcopy(base.config)
+    config.num_hidden_layers, config.layer_types = layers, None
+    weights = {name: value for name, value in given.items() if ".layers." not in name}
+    for index, source in enumerate(sources):
+        layer = base.get_decoder().layers[source].state_dict()
+        weights |= {f"model.layers.{index}.{name}": value for name, value in layer.items()}
+    model, zero = type(base)(config), OUTPUT_PROJECTIONS
+    model.load_state_dict(weights)
+    if fields is not None:
+        model, zero = convert_model(model, **fields), ("static_beta",)
+    for layer, (source, before_it) in zip(model.model.layers[1:], pairwise(sources), strict=True):
+        for name, parameter in layer.named_parameters():
+            if source == before_it and name.endswith(zero):
+                parameter.zero_()
+    return model
