@@ -16,7 +16,7 @@ from benchmarks.pretraining.times import prepared
 from benchmarks.timing import EACH_ITS_MAPPING, PROCESSES, in_a_process, kept_mib, write
 
 from .scales import DEEP
-from .studies import DRAWN
+from .studies import TIMED
 
 
 def kept_by(model: str) -> float:
@@ -37,7 +37,7 @@ def main() -> None:
     if asked := parser.parse_args().model:
         print(json.dumps(kept_by(asked)))
         return
-    taken = {model: round(median(elsewhere(model) for _ in range(PROCESSES)), 1) for model in DRAWN}
+    taken = {model: round(median(elsewhere(model) for _ in range(PROCESSES)), 1) for model in TIMED}
     print(taken, flush=True)
     write(f"pretraining/{DEEP.name}/memory.json", {"Llama": taken})
 

@@ -106,26 +106,28 @@ def by_start(runs: list[Run]) -> str:
     return markdown(["", *(f"{part:.0%}" for part in parts)], rows) if rows else ""
 
 
-def comparison(runs: list[Run]) -> str:
+def comparison(runs: list[Run], size: Scale = DEEP) -> str:
     """Return Markdown: every method at its best learning rates against the plain model at its own, over seeds."""
     by_name: dict[str, dict[int, dict]] = {}
     settings: dict[str, Run] = {}
-    for run, result in results(runs).items():
+    for run, result in results(runs, size).items():
         if run.study != "base":
-            by_name.setdefault(name_of(run), {})[run.seed] = result
-            settings[name_of(run)] = run
+            by_name.setdefault(name_of(run, size), {})[run.seed] = result
+            settings[name_of(run, size)] = run
     rows = []
     for name, of_seeds in by_name.items():
         run, apart, same_time, at_a_billion = settings[name], None, None, None
         usual = {"undivided": False, "divided": False, "alone": False, "lane": 1.0}
         plain = replace(run, model=PLAIN, warm_up=round(WARM_UP * run.steps), **usual)
-        if name_of(plain) != name:
+        if name_of(plain, size) != name:
             apart, same_time, at_a_billion = (
-                difference(of_seeds, by_name.get(name_of(each), {}))
+                difference(of_seeds, by_name.get(name_of(each, size), {}))
                 for each in (plain, longer(plain), as_at_a_billion(plain))
             )
-            if run.model == PLAIN or run.model not in DRAWN:  # whose steps take other times
+            if run.model == PLAIN:
                 same_time = at_a_billion = None
+            elif run.model not in DRAWN:  # a step takes another time
+                same_time = None
         rows.append(
             [
                 name,
@@ -144,12 +146,13 @@ def comparison(runs: list[Run]) -> str:
     return markdown([titles[place] for place in filled], [[row[place] for place in filled] for row in rows])
 
 
-def costs() -> str:
-    """Return Markdown: how long a step takes, and what it keeps for its backward."""
+def costs(size: Scale = DEEP) -> str:
+    """Return Markdown: how long a step takes, and what it keeps for its backward if that was measured."""
     files = {"ms": "times.json", "MiB": "memory.json"}
     taken = {
-        unit: json.loads((CURVES / DEEP.name / name).read_text(encoding="utf-8"))["Llama"]
+        unit: json.loads(path.read_text(encoding="utf-8"))["Llama"]
         for unit, name in files.items()
+        if (path := CURVES / size.name / name).exists()
     }
     rows = [
         [
@@ -161,7 +164,8 @@ def costs() -> str:
         ]
         for model in taken["ms"]
     ]
-    return markdown(["", "a step", "kept for the backward"], rows)
+    titles = {"ms": "a step", "MiB": "kept for the backward"}
+    return markdown(["", *(titles[unit] for unit in taken)], rows)
 
 
 def render(page: Path) -> str:

@@ -37,7 +37,8 @@ NEW_HC_LRS = {
 }
 BETA2 = 0.95
 LAYERS = {"Qwen3": "QK-norm (Qwen3)", "GLM-4": "sandwich norms (GLM-4)"}  # those of Llama with more norms
-HISTORY, LEAN = "DHC×4 history by type", "SHC×2 history"
+HISTORY, STATIC, LEAN = "DHC×4 history by type", "SHC×4 history", "SHC×2 history"
+TIMED = (*DRAWN, STATIC, LEAN)
 RIVALS = (  # in the order in which they decide something
     (PLAIN, {"embedding_norm": True}, (4e-3, 8e-3)),
     (PLAIN, {"family": "Qwen3"}, (4e-3, 8e-3)),
@@ -82,11 +83,11 @@ def muon() -> list[Run]:
 
 
 def lean() -> list[Run]:
-    """Return the cheapest connections, with each optimizer: two streams, whose weights no token changes."""
+    """Return connections whose weights no token changes: two streams with each optimizer, and four with Muon."""
     return [
-        _run("scratch", LEAN, learning_rate=DRAWN_RATE, seed=seed, **settings)
+        _run("scratch", model, learning_rate=DRAWN_RATE, seed=seed, muon=by_muon)
         for seed in FEW_SEEDS
-        for settings in ({"muon": True}, {})
+        for model, by_muon in ((LEAN, True), (LEAN, False), (STATIC, True))
     ]
 
 

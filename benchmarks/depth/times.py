@@ -2,8 +2,8 @@
 
     python -m benchmarks.depth.times [--threads 1]
 
-Writes benchmarks/results/pretraining/deep/times.json, on a GPU, where the wide models are timed, wide/times.json:
-medians in milliseconds.
+Writes benchmarks/results/pretraining/deep/times.json and small/times.json; on a GPU, where the wide models are timed,
+wide/times.json: medians in milliseconds.
 """
 
 import argparse
@@ -13,15 +13,16 @@ import torch
 from benchmarks.pretraining.times import time_steps
 from benchmarks.timing import device
 
-from .scales import DEEP, WIDE
-from .studies import DRAWN
+from .scales import DEEP, SMALL, WIDE
+from .studies import TIMED
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     torch.set_num_threads(parser.parse_args().threads)
-    time_steps(WIDE if device() == "cuda" else DEEP, ("Llama",), DRAWN)
+    for size in (WIDE,) if device() == "cuda" else (DEEP, SMALL):
+        time_steps(size, ("Llama",), TIMED)
 
 
 if __name__ == "__main__":
