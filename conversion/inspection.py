@@ -127,7 +127,7 @@ class Inspection:
 def _code_origin(cut_from: tuple[str, ...]) -> str:
     """Name the releases of Transformers that run the code of a checkpoint."""
     if not cut_from:
-        return "of no release of Transformers: all that it supports run it"
+        return "runs with every supported release of Transformers"
     return f"cut from Transformers {', '.join(cut_from)}; releases with the same layers run it, others refuse it"
 
 

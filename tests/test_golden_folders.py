@@ -143,7 +143,7 @@ def test_one_more_shared_file_does_not_make_every_folder_fail(tmp_path, monkeypa
     monkeypatch.setattr(Family, "code", lambda family, config: {**code(family, config), "new_file.py": ""})
     assert verify_checkpoint(folder).passed
     (folder / "sinkhorn.py").unlink()
-    assert verify_checkpoint(folder).failure == "the code file sinkhorn.py is missing"
+    assert verify_checkpoint(folder).failure == "the code file sinkhorn.py is missing. Run `hf-hyperconn refresh`"
 
 
 def test_a_newer_format_is_refused_with_what_to_do(tmp_path, capsys):

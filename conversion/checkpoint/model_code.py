@@ -51,7 +51,7 @@ def code_fault(checkpoint: Checkpoint) -> str | None:
     if wrong or not {"AutoConfig", "AutoModel"} <= named.keys() or len(named) != len(config.get("auto_map") or ()):
         return f"{CONFIG} does not name the classes of {family.hc_model_type} in auto_map"
     if absent := [name for name in code_files(checkpoint) if name not in checkpoint.source.files]:
-        return f"the code file {absent[0]} is missing"
+        return f"the code file {absent[0]} is missing. Run `hf-hyperconn refresh`"
     return cut_fault(cuts_of(checkpoint))
 
 

@@ -8,7 +8,7 @@ from hf_hyperconn.errors import HyperConnError, PushError
 
 from ..checkpoint.source import LOCAL_ERRORS
 
-RUN_AGAIN = "Run the same command again. Uploaded files stay there."
+RUN_AGAIN = "Run the same command again. Files already uploaded stay there."
 
 
 @contextmanager

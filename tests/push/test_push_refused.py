@@ -45,7 +45,7 @@ SPOILED = {
     ),
     "code": (
         lambda folder: (folder / "hyper_connections.py").unlink(),
-        "the code file hyper_connections.py is missing",
+        "the code file hyper_connections.py is missing. Run `hf-hyperconn refresh`",
     ),
     "shard": (
         lambda folder: shards(folder)["hc"].unlink(),
@@ -245,7 +245,7 @@ def close(hub):
     hub.server_close()
 
 
-AGAIN = "Run the same command again. Uploaded files stay there."
+AGAIN = "Run the same command again. Files already uploaded stay there."
 REFUSED = {
     "nobody": (
         lambda hub: None,
