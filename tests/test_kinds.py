@@ -134,7 +134,8 @@ def test_every_door_refuses_with_the_reason_of_the_table(name, llama):
         given = {"connection": name}
         reason = f"(got {name!r}): {kind.no_equivalent}, so no pretrained model computes the"
     elif "history" not in kind.starts:
-        given, reason = {"connection": name, "hc_start": "history"}, "(got 'history'): 'shc' or 'dhc' can start so"
+        given = {"connection": name, "hc_start": "history"}  # the biased start isn't offered: it isn't exact
+        reason = f"must be 'copies' with connection {name!r} (got 'history'): 'shc' or 'dhc' can start so"
     else:
         model = convert_model(llama, connection=name, hc_start="history")
         assert (model.config.hc_readout, model.config.hc_mult) == ("weighted", 4)

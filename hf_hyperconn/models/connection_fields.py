@@ -138,8 +138,11 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**FIELDS, **follow, **chosen}
 
 
-def fault_of_fields(config: Mapping[str, Any]) -> str | None:
-    """Say why a config can't have its fields; None if it can."""
+def fault_of_fields(config: Mapping[str, Any], starts: tuple = CHOICES["hc_start"]) -> str | None:
+    """Say why a config can't have its fields; None if it can.
+
+    starts: the starts to offer.
+    """
     config = {**FIELDS, **config}
     for name, accepted in CHOICES.items():
         if config[name] not in accepted:
@@ -153,10 +156,10 @@ def fault_of_fields(config: Mapping[str, Any]) -> str | None:
         return _must_be(config, "hc_tanh", "True or False")
     if not isinstance(eps, int | float) or not 0 <= eps < inf:
         return _must_be(config, "hc_eps", "a number, at least 0")
-    return _fault_of_kind(config)
+    return _fault_of_kind(config, starts)
 
 
-def _fault_of_kind(config: Mapping[str, Any]) -> str | None:
+def _fault_of_kind(config: Mapping[str, Any], starts: tuple) -> str | None:
     """Say which field does not fit its connection or its start; None if all fit."""
     name, n, start = config["connection"], config["hc_mult"], config["hc_start"]
     kind, having = ACCEPTED[name], f"with connection {name!r}"
@@ -166,7 +169,8 @@ def _fault_of_kind(config: Mapping[str, Any]) -> str | None:
         return _must_be(config, "hc_mult", f"at least {kind.least} {having}")
     if start not in kind.starts:
         others = one_of(name for name, other in ACCEPTED.items() if start in other.starts)
-        return _must_be(config, "hc_start", f"{one_of(kind.starts)} {having}", because=f"{others} can start so")
+        accepted = one_of(name for name in kind.starts if name in starts)
+        return _must_be(config, "hc_start", f"{accepted} {having}", because=f"{others} can start so")
     if kind.own_readout and config["hc_readout"] != "mean":
         return _must_be(config, "hc_readout", f"'mean' {having}", because=kind.own_readout)
     if start == "history" and config["hc_readout"] != "weighted":
@@ -203,7 +207,7 @@ def refusal_of_fields(given: Mapping[str, Any]) -> str | None:
     if field:
         because = f"{NOT_CONVERTED[field, value]}, so no pretrained model computes the same. Train a new model with it"
         return _must_be(config, field, f"{one_of(convertible(field))} in a conversion", because)
-    return fault_of_fields(config) or fault_of_start(config)
+    return fault_of_fields(config, convertible("hc_start")) or fault_of_start(config)
 
 
 def unknown_fields(given: Mapping[str, Any]) -> str | None:
