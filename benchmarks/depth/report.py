@@ -116,18 +116,16 @@ def comparison(runs: list[Run], size: Scale = DEEP) -> str:
             settings[name_of(run, size)] = run
     rows = []
     for name, of_seeds in by_name.items():
-        run, apart, same_time, at_a_billion = settings[name], None, None, None
+        run, apart, longer_apart, at_a_billion = settings[name], None, None, None
         usual = {"undivided": False, "divided": False, "alone": False, "lane": 1.0}
         plain = replace(run, model=PLAIN, warm_up=round(WARM_UP * run.steps), **usual)
         if name_of(plain, size) != name:
-            apart, same_time, at_a_billion = (
+            apart, longer_apart, at_a_billion = (
                 difference(of_seeds, by_name.get(name_of(each, size), {}))
                 for each in (plain, longer(plain), as_at_a_billion(plain))
             )
             if run.model == PLAIN:
-                same_time = at_a_billion = None
-            elif run.model not in DRAWN:  # a step takes another time
-                same_time = None
+                longer_apart = at_a_billion = None
         rows.append(
             [
                 name,
@@ -136,12 +134,12 @@ def comparison(runs: list[Run], size: Scale = DEEP) -> str:
                 f"{statistics.mean(result['held_out_loss'] for result in of_seeds.values()):.4f}",
                 str(apart or ""),
                 f"{apart.detectable:.4f}" if apart and apart.detectable else "",
-                str(same_time or ""),
+                str(longer_apart or ""),
                 str(at_a_billion or ""),
             ]
         )
     titles = ["", "learning rates", "seeds", "held-out loss", "against plain, same tokens", "detectable"]
-    titles += ["same time", f"against plain, {AT_A_BILLION:g}× the steps"]
+    titles += [f"against plain, {times:g}× the steps" for times in (DEEP.slower["Llama"], AT_A_BILLION)]
     filled = [place for place in range(len(titles)) if any(row[place] for row in rows)]
     return markdown([titles[place] for place in filled], [[row[place] for place in filled] for row in rows])
 

@@ -42,6 +42,7 @@ def time_steps(size: Scale, families: Sequence[str], models: Sequence[str]) -> N
     """Time those models of those families, and write it."""
     result = {}
     for family in families:
+        torch.compiler.reset()  # Dynamo keeps few graphs of one function, and runs the others uncompiled
         taken = medians_ms([step_of(model, family, size) for model in models], REPEATS)
         result[family] = dict(zip(models, (round(milliseconds, 2) for milliseconds in taken), strict=True))
         print(family, result[family], flush=True)
