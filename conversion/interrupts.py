@@ -34,7 +34,7 @@ def hearing_interrupts() -> Iterator[None]:
     def report(unraisable) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             # a little later: now it would be raised in here
-            Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+            Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         else:
             before(unraisable)
 

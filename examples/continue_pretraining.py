@@ -9,6 +9,7 @@ continues from the last checkpoint there. docs/training.md explains the choices.
 """
 
 import gc
+import json
 import os
 import sys
 import time
@@ -148,10 +149,19 @@ def rows_of(
 
 
 def last_checkpoint(folder: str) -> str | None:
-    """Return the last complete checkpoint. The trainer's state is the last file of one."""
-    folders = (state.parent for state in Path(folder).glob("checkpoint-*/trainer_state.json"))
-    complete = [path for path in folders if path.name.removeprefix("checkpoint-").isdecimal()]
-    return str(max(complete, key=lambda path: int(path.name.removeprefix("checkpoint-")))) if complete else None
+    """Return the last complete checkpoint."""
+    steps = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
+    complete = [path for path, step in steps.items() if step.isdecimal() and is_complete(path)]
+    return str(max(complete, key=lambda path: int(steps[path]))) if complete else None
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Return whether a checkpoint's last file, the trainer's state, is whole."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def checkpoint_of_all(folder: str, patience: int = 60) -> str | None:
@@ -164,8 +174,8 @@ def checkpoint_of_all(folder: str, patience: int = 60) -> str | None:
     (checkpoint,) = broadcast_object_list([last_checkpoint(folder)])
     if checkpoint is None:
         return None
-    state, deadline = Path(checkpoint, "trainer_state.json"), time.monotonic() + patience
-    while not (seen := state.is_file()) and time.monotonic() < deadline:
+    deadline = time.monotonic() + patience
+    while not (seen := is_complete(Path(checkpoint))) and time.monotonic() < deadline:
         time.sleep(1)
     if not all(gather_object([seen])):
         raise FileNotFoundError(f"Not every node has {checkpoint}. Give them a folder that all share.")

@@ -2,11 +2,12 @@
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -35,6 +36,15 @@ def without_package(place: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(site), "HF_MODULES_CACHE": str(place / "modules")}
 
 
+def free_port() -> int:
+    """Return a port that nobody listens on, below those that Linux gives to whoever names none."""
+    while True:
+        port = 20000 + secrets.randbelow(12000)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+
+
 @contextmanager
 def serving(command: list[str], place: Path, environment: dict[str, str], patience: float = 120) -> Iterator[str]:
     """The address of a server, once it says that it is healthy; the server is ended whatever happens.
@@ -42,9 +52,7 @@ def serving(command: list[str], place: Path, environment: dict[str, str], patien
     command: starts it; `--host` and `--port` are added.
     patience: seconds to wait for it.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     address, log = f"http://127.0.0.1:{port}", place / f"server {port}.log"
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -75,5 +83,5 @@ def _is_healthy(address: str) -> bool:
     try:
         with urlopen(f"{address}/health", timeout=10) as answer:
             return answer.status == 200
-    except (URLError, ConnectionError):
+    except (URLError, ConnectionError, TimeoutError):
         return False

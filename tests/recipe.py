@@ -3,17 +3,18 @@
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from .pages import REPOSITORY, snippets
+from .processes import free_port
 
 PAGE = (REPOSITORY / "docs" / "training.md").read_text(encoding="utf-8")
 BLOCKS = [code for language, code in snippets("docs/training.md") if language == "bash"]
 COMMANDS = [shlex.split(line) for block in BLOCKS for line in block.replace("\\\n", "").splitlines()]
-ON_CPU = "tests/ranks/on_cpu.py"
+ON_CPU, TO_THE_END = "tests/ranks/on_cpu.py", "tests/ranks/to_the_end.py"
+WITHOUT_SHUTDOWN = "tests/ranks/without_shutdown.py"
 SCRIPT = "examples/continue_pretraining.py"
 
 # what makes a run small; the learning rates are such that twenty steps show
@@ -38,10 +39,9 @@ def settings(model: Path, texts: Path, output: Path, batch: int = 4) -> list[str
 
 def on_ranks(command: list[str], ranks: int, added: list[str], before: tuple[str, ...] = ()) -> list[str]:
     """A documented command on so many ranks and a free port, with words `before` and `added` after the script's."""
-    launcher, script = command[: command.index(SCRIPT)], command[command.index(SCRIPT) :]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    launcher, script, port = command[: command.index(SCRIPT)], command[command.index(SCRIPT) :], str(free_port())
+    if TO_THE_END not in before:
+        before = (WITHOUT_SHUTDOWN, *before)
     if launcher[0] == "torchrun":
         launcher[launcher.index("--nproc_per_node") + 1] = str(ranks)
         return [*launcher, "--master_port", port, *before, *script, *added]
@@ -87,7 +87,7 @@ def run(*commands: list[str]) -> str:
 
 def run_on_ranks(ranks: int, program: str, *arguments: str) -> str:
     """Run a program of PyTorch's on so many ranks of this machine; what they print."""
-    launcher = ["torchrun", "--standalone", f"--nproc_per_node={ranks}", "tests/ranks/without_shutdown.py"]
+    launcher = ["torchrun", "--standalone", f"--nproc_per_node={ranks}", WITHOUT_SHUTDOWN]
     return run([*launcher, program, *arguments])
 
 

@@ -294,7 +294,9 @@ def test_verification_failure_has_its_own_code(llama_folder, tmp_path, capsys):
     (out / "modeling_hc_llama.py").unlink()
     capsys.readouterr()
     assert main(["verify", str(out)]) == 3
-    assert capsys.readouterr().err == ("error: verification failed: the code file modeling_hc_llama.py is missing. Run `hf-hyperconn refresh`.\n")
+    assert capsys.readouterr().err == (
+        "error: verification failed: the code file modeling_hc_llama.py is missing. Run `hf-hyperconn refresh`.\n"
+    )
 
 
 def test_help_has_examples(script):

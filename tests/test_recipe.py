@@ -140,10 +140,10 @@ def test_a_killed_run_continues_with_the_same_losses(whole_run, place, stories, 
 
 def test_a_checkpoint_that_was_being_written_is_not_the_last(tmp_path):
     assert last_checkpoint(str(tmp_path)) is None
-    for step in (9, 10, 200, "best"):
+    for step in (9, 10, 100, 150, 200, "best"):
         (tmp_path / f"checkpoint-{step}").mkdir()
-    for step in (9, 10, "best"):
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    for step, state in ((9, "{}"), (10, "{}"), (100, ""), (150, '{"epoch": 1'), ("best", "{}")):
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
     assert last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
 
 

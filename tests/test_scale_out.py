@@ -21,6 +21,7 @@ from .recipe import (
     COMMANDS,
     ON_CPU,
     REPOSITORY,
+    TO_THE_END,
     documented,
     gradients_of_ranks,
     losses,
@@ -71,7 +72,7 @@ def test_all_ranks_resume_from_the_checkpoint_that_the_first_sees(tmp_path):
         (tmp_path / folder).mkdir()
     for folder in ("shared", "0"):
         (tmp_path / folder / "checkpoint-4").mkdir()
-        (tmp_path / folder / "checkpoint-4" / "trainer_state.json").touch()
+        (tmp_path / folder / "checkpoint-4" / "trainer_state.json").write_text("{}")
     output = run(on_ranks(documented("runs/ddp"), 2, [], before=("tests/ranks/one_checkpoint.py", str(tmp_path))))
     refusal = "Not every node has checkpoint-4. Give them a folder that all share."
     lines = (refusal, f"{tmp_path}/shared/checkpoint-4")
@@ -85,7 +86,7 @@ def test_ddp(one_process, stories, texts, tmp_path):
     for word in ("--streaming", "--dataset", "HuggingFaceFW/fineweb-edu"):
         command.remove(word)
     given = settings(stories, texts, tmp_path / "run", batch=2)
-    run(on_ranks(command, 2, given, before=("tests/ranks/to_the_end.py",)))
+    run(on_ranks(command, 2, given, before=(TO_THE_END,)))
     assert_losses(losses(tmp_path / "run"), losses(one_process), RANKS)
 
 

@@ -183,7 +183,9 @@ def test_fails_a_base_tensor_too_few(out, llama_folder):
 
 def test_fails_missing_code_and_classes(out):
     (out / "hyper_connections.py").unlink()
-    assert verify_checkpoint(out).failure == "the code file hyper_connections.py is missing. Run `hf-hyperconn refresh`"
+    assert (
+        verify_checkpoint(out).failure == "the code file hyper_connections.py is missing. Run `hf-hyperconn refresh`"
+    )
     config = json.loads((out / "config.json").read_text())
     del config["auto_map"]["AutoModel"]
     (out / "config.json").write_text(json.dumps(config))

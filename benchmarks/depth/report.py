@@ -23,11 +23,13 @@ from .studies import (
     DRAWN_RATE,
     FEW_SEEDS,
     HISTORY,
+    SATURATED_BEST,
     adapter_rates,
     adapters,
     as_at_a_billion,
     continued,
     deeper,
+    growth,
     lean,
     long,
     longer,
@@ -36,6 +38,7 @@ from .studies import (
     name_of,
     other_text,
     other_text_rates,
+    parts,
     rates,
     rivals,
     saturated,
@@ -92,7 +95,7 @@ def by_rate(runs: list[Run], size: Scale = DEEP, *, tells_hc_lr: bool = False) -
             found.setdefault(name, {})[run.learning_rate] = result["held_out_loss"]
     tried = sorted({rate for losses in found.values() for rate in losses})
     rows = [[name, *(_loss(losses.get(rate)) for rate in tried)] for name, losses in found.items()]
-    return markdown(["", *(f"{rate:g}" for rate in tried)], rows)
+    return markdown(["", *(f"{rate:g}" for rate in tried)], rows) if rows else ""
 
 
 def by_start(runs: list[Run]) -> str:
@@ -176,7 +179,7 @@ def main_tables() -> dict[str, str]:
     """Return the tables of docs/results.md, by their marks."""
     compared = [run for run in scratch_rates() if name_of(run) in (PLAIN, HISTORY)]
     return {
-        "deep scratch": comparison(scratch()),
+        "deep scratch": comparison([*scratch(), *(run for run in lean() if not run.muon)]),
         "deep scratch long": comparison(scratch_long()),
         "deep rivals": by_rate(compared + rivals()),
         "deep muon": comparison([*muon(), *(run for run in lean() if run.muon)]),
@@ -184,7 +187,11 @@ def main_tables() -> dict[str, str]:
         "deep costs": costs(),
         "deep continued": comparison(continued()),
         "deep long": by_rate(long()),
-        "deep saturated": by_rate([run for run in saturated() if run.seed == FEW_SEEDS[0]], SMALL),
+        "deep saturated rates": by_rate([run for run in saturated() if run.seed == FEW_SEEDS[0]], SMALL),
+        "deep saturated": comparison([run for run in saturated() if run.learning_rate == SATURATED_BEST[0]], SMALL),
+        "deep saturated costs": costs(SMALL),
+        "deep growth": by_rate(growth(), SMALL),
+        "deep parts": by_rate(parts()),
     }
 
 

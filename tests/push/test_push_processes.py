@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import count
 from threading import Event
 
 import pytest
@@ -93,11 +94,10 @@ def test_a_killed_push_goes_on_where_it_stopped(hub, base, tmp_path):
     """Its base is a folder, so all its shards are sent; two are stored when it is killed."""
     LlamaForCausalLM.from_pretrained(base).save_pretrained(tmp_path / "base", max_shard_size="50KB")
     folder = convert_checkpoint(str(tmp_path / "base"), tmp_path / "folder", verify="structure").path
-    arrived, stuck, killed = [], Event(), Event()
+    arrived, stuck, killed = count(1), Event(), Event()
 
     def keep_two(oid: str):
-        arrived.append(oid)
-        if len(arrived) > 2:
+        if next(arrived) > 2:
             stuck.set()
             killed.wait(PATIENCE)
             raise HubError(500, None, "cut off")

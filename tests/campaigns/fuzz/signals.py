@@ -103,8 +103,11 @@ def send(rig: Rig, place: Path, kind: str, number: signal.Signals, seed: int) ->
             return run_here(place, lambda: cli.main(KINDS[kind]), hub, kill=kill)
 
         if kind == "convert, resumed":
-            while command((signal.SIGKILL, pick.uniform(0.2, 0.9) * rig.seconds[kind])).code == 0:
-                shutil.rmtree(place / "work" / "out")  # it had ended before
+            out = place / "work" / "out"
+            command((signal.SIGKILL, pick.uniform(0.2, 0.9) * rig.seconds[kind]))
+            while out.exists():  # it had ended before
+                shutil.rmtree(out)
+                command((signal.SIGKILL, pick.uniform(0.2, 0.9) * rig.seconds[kind]))
         ended = command((number, pick.uniform(0, 1.1) * rig.seconds[kind]))
         cut = ended.code != 0
         try:

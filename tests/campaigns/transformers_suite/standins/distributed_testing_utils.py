@@ -1,8 +1,10 @@
 """Ranks for the distributed tests: processes on this machine that talk over gloo on CPU."""
 
 import os
+import secrets
 import socket
 import sys
+from contextlib import suppress
 from functools import partial
 from multiprocessing import set_forkserver_preload
 
@@ -53,13 +55,19 @@ def _run_rank(rank: int, function, args: tuple, world_size: int, port: int) -> N
         dist.destroy_process_group()
 
 
+def _free_port() -> int:
+    """Return a port that nobody listens on, below those that Linux gives to whoever names none, as gloo."""
+    while True:
+        port = 20000 + secrets.randbelow(12000)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("localhost", port))
+            return port
+
+
 def run_distributed(world_size: int):
     """Make a call of `function(*args)` run `function(rank, *args)` on `world_size` ranks of one process group."""
 
     def call(function, *args):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        _start_rank_processes(_run_rank, args=(function, args, world_size, port), nprocs=world_size)
+        _start_rank_processes(_run_rank, args=(function, args, world_size, _free_port()), nprocs=world_size)
 
     return lambda function: partial(call, function)
