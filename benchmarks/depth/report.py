@@ -147,13 +147,12 @@ def comparison(runs: list[Run], size: Scale = DEEP) -> str:
     return markdown([titles[place] for place in filled], [[row[place] for place in filled] for row in rows])
 
 
-def costs(size: Scale = DEEP) -> str:
-    """Return Markdown: how long a step takes, and what it keeps for its backward if that was measured."""
+def costs() -> str:
+    """Return Markdown: how long a step takes, and what it keeps for its backward."""
     files = {"ms": "times.json", "MiB": "memory.json"}
     taken = {
-        unit: json.loads(path.read_text(encoding="utf-8"))["Llama"]
+        unit: json.loads((CURVES / DEEP.name / name).read_text(encoding="utf-8"))["Llama"]
         for unit, name in files.items()
-        if (path := CURVES / size.name / name).exists()
     }
     rows = [
         [
@@ -165,8 +164,7 @@ def costs(size: Scale = DEEP) -> str:
         ]
         for model in taken["ms"]
     ]
-    titles = {"ms": "a step", "MiB": "kept for the backward"}
-    return markdown(["", *(titles[unit] for unit in taken)], rows)
+    return markdown(["", "a step", "kept for the backward"], rows)
 
 
 def render(page: Path) -> str:
@@ -189,9 +187,7 @@ def main_tables() -> dict[str, str]:
         "deep long": by_rate(long()),
         "deep saturated rates": by_rate([run for run in saturated() if run.seed == FEW_SEEDS[0]], SMALL),
         "deep saturated": comparison([run for run in saturated() if run.learning_rate == SATURATED_BEST[0]], SMALL),
-        "deep saturated costs": costs(SMALL),
         "deep growth": by_rate(growth(), SMALL),
-        "deep parts": by_rate(parts()),
     }
 
 
@@ -200,6 +196,7 @@ def rate_tables() -> dict[str, str]:
     return {
         "deep scratch tuning": by_rate(scratch_rates()),
         "deep scratch connections": tuning(scratch_hc_rates()),
+        "deep parts": by_rate(parts()),
         "deep scratch long tuning": by_rate(scratch_long_rates()),
         "deep deeper": by_rate(deeper()),
         "deep mixtures": by_rate(mixtures()),
