@@ -141,15 +141,13 @@ def saturated() -> list[Run]:
 
 
 def growth() -> list[Run]:
-    """Return a saturated base with half as many layers again, and the plain model for as long as that takes."""
+    """Return a saturated base as it is, with half as many layers again, and for as long as these take."""
     rate, hc_lr = SATURATED_BEST
     settings = {"size": SMALL, "start": base(SMALL).id, "learning_rate": rate}
     layers = 3 * SMALL.shapes["Llama"]["num_hidden_layers"] // 2
-    grown = [
-        _run("continued", model, hc_lr=1.0 if model == PLAIN else hc_lr, layers=layers, **settings)
-        for model in (PLAIN, "DHC×4")
-    ]
-    return [base(SMALL), *grown, _times_as_long(_run("continued", PLAIN, **settings), 1.5)]
+    plain, as_it_is = _run("continued", PLAIN, layers=layers, **settings), _run("continued", PLAIN, **settings)
+    connected = _run("continued", "DHC×4", hc_lr=hc_lr, layers=layers, **settings)
+    return [base(SMALL), as_it_is, plain, connected, _times_as_long(as_it_is, 1.5)]
 
 
 def base(size: Scale = DEEP) -> Run:
