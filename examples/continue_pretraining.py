@@ -151,8 +151,8 @@ def rows_of(
 def last_checkpoint(folder: str) -> str | None:
     """Return the last complete checkpoint."""
     steps = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
-    complete = [path for path, step in steps.items() if step.isdecimal() and is_complete(path)]
-    return str(max(complete, key=lambda path: int(steps[path]))) if complete else None
+    newest_first = sorted((path for path in steps if steps[path].isdecimal()), key=lambda path: -int(steps[path]))
+    return next((str(path) for path in newest_first if is_complete(path)), None)
 
 
 def is_complete(checkpoint: Path) -> bool:
