@@ -118,7 +118,8 @@ def test_what_starts_early_ends_with_the_trunk_and_is_told_by_the_part_before_it
     trunk, *rest = runs
     assert {run.at for run in rest} == {0, *TINY.taken_at}
     assert all(run.start == (trunk.id if run.at else None) for run in rest)
-    assert all(run.at + run.steps == trunk.steps for run in rest)
+    assert {run.steps / (trunk.steps - run.at) for run in rest if run.model == PLAIN} == {1, 1.25}
+    assert all(run.at + run.steps == trunk.steps for run in rest if run.model != PLAIN)
     assert report.by_start(runs) == ""
     for run in runs[:-1]:
         loss = 3 + run.at / 1e4 + run.learning_rate
@@ -128,8 +129,9 @@ def test_what_starts_early_ends_with_the_trunk_and_is_told_by_the_part_before_it
         "|---|---|---|---|---|---|",
         "| Pre-Norm, 0.004 | 3.0040 | 3.0240 | 3.0540 | 3.1040 | 3.1540 |",
         "| DHC×4 history by type, 0.004 | 3.0040 | 3.0240 | 3.0540 | 3.1040 | 3.1540 |",
+        "| Pre-Norm, 0.004, 1.25× the steps left | 3.0040 |  | 3.0540 | 3.1040 | 3.1540 |",
         "| Pre-Norm, 0.008 |  | 3.0280 | 3.0580 | 3.1080 | 3.1580 |",
-        "| DHC×4 history by type, 0.008 |  |  | 3.0580 | 3.1080 | 3.1580 |",
+        "| DHC×4 history by type, 0.008 |  | 3.0280 | 3.0580 | 3.1080 | 3.1580 |",
     ]
 
 

@@ -14,11 +14,11 @@ from benchmarks.pretraining.corpus import Corpus, _read, corpus
 from benchmarks.pretraining.optimizers import Muon, optimizer_of
 from benchmarks.pretraining.resuming import OutOfTime
 from benchmarks.pretraining.runs import SCALES, STUDIES, Run
-from benchmarks.pretraining.starts import FIXED, fix_part
+from benchmarks.pretraining.starts import FIXED, AddedReadout, fix_part
 from hf_hyperconn import hc_parameters
 
 from .marks import few
-from .tolerances import ORTHOGONAL_BFLOAT16
+from .tolerances import LOOP_FLOAT64, ORTHOGONAL_BFLOAT16
 
 TINY = replace(
     SCALES["cpu"],
@@ -261,6 +261,28 @@ def test_copies_of_layers_add_nothing_yet_and_learn(place, model):
     result = train.train(run)
     assert result["curve"][0]["loss"] == base["curve"][-1]["loss"]
     assert result["held_out_loss"] != train.train(replace(run, layers=0))["held_out_loss"]
+
+
+def test_attention_residuals_that_add_to_the_stream_start_as_the_base_and_learn(place):
+    base = train.train(BASE)
+    settings = {"start": BASE.id, "learning_rate": 1e-3, "hc_lr": 100.0}
+    run = replace(RUN, study="continued", model="attention residuals, blocks of 4", added=True, **settings)
+    assert {name.rpartition(".")[2] for name in hc_parameters(train.build(run))} == {"query", "gate"}
+    result = train.train(run)
+    assert result["curve"][0]["loss"] == base["curve"][-1]["loss"]
+    assert result["held_out_loss"] != train.train(replace(run, model="Pre-Norm", added=False))["held_out_loss"]
+
+
+def test_what_is_added_to_the_stream_is_a_softmax_over_earlier_outputs_and_zeros():
+    read = AddedReadout(4)
+    read.add_gate()
+    nn.init.normal_(read.query)
+    nn.init.constant_(read.gate, 0.5)
+    read, (stream, *values) = read.double(), torch.randn(4, 1, 1, 4, dtype=torch.float64)
+    normed = [nn.functional.rms_norm(value, (4,), eps=read.eps) for value in (torch.zeros_like(stream), *values)]
+    weights = torch.stack([value @ read.query for value in normed], dim=-1).softmax(-1)
+    expected = stream + 0.5 * sum(weights[..., i + 1 : i + 2] * value for i, value in enumerate(values))
+    torch.testing.assert_close(read(torch.stack((stream, *values), dim=-2)), expected, **LOOP_FLOAT64)
 
 
 @pytest.mark.parametrize("part", FIXED)

@@ -26,6 +26,7 @@ from .studies import (
     SATURATED_BEST,
     adapter_rates,
     adapters,
+    added,
     as_at_a_billion,
     continued,
     deeper,
@@ -47,6 +48,7 @@ from .studies import (
     scratch_long,
     scratch_long_rates,
     scratch_rates,
+    trunk,
     when,
     wide_rates,
 )
@@ -70,7 +72,7 @@ def results(runs: list[Run], size: Scale = DEEP) -> dict[Run, dict]:
 def tuning(runs: list[Run]) -> str:
     """Return Markdown: the held-out loss of each method at each pair of learning rates, of one seed."""
     found = {
-        (run.model, run.learning_rate, run.hc_lr if run.model != PLAIN else None): result["held_out_loss"]
+        (name_of(run), run.learning_rate, run.hc_lr if run.model != PLAIN else None): result["held_out_loss"]
         for run, result in results(runs).items()
         if run.study != "base"
     }
@@ -101,9 +103,11 @@ def by_rate(runs: list[Run], size: Scale = DEEP, *, tells_hc_lr: bool = False) -
 def by_start(runs: list[Run]) -> str:
     """Return Markdown: the loss of each model at each rate, by the part of a trunk's steps after which it started."""
     found: dict[str, dict[float, float]] = {}
+    steps = trunk().steps
     for run, result in results(runs).items():
-        rows = found.setdefault(f"{run.model}, {run.learning_rate:g}", {})
-        rows[run.at / (run.at + run.steps)] = result["held_out_loss"]
+        times = run.steps / (steps - run.at)
+        name = f"{run.model}, {run.learning_rate:g}" + f", {times:g}× the steps left" * (times != 1)
+        found.setdefault(name, {})[run.at / steps] = result["held_out_loss"]
     parts = sorted({part for losses in found.values() for part in losses})
     rows = [[name, *(_loss(losses.get(part)) for part in parts)] for name, losses in found.items()]
     return markdown(["", *(f"{part:.0%}" for part in parts)], rows) if rows else ""
@@ -201,7 +205,7 @@ def rate_tables() -> dict[str, str]:
         "deep deeper": by_rate(deeper()),
         "deep mixtures": by_rate(mixtures()),
         "deep wide": by_rate(wide_rates(), WIDE),
-        "deep tuning": tuning(rates()),
+        "deep tuning": tuning([*rates(), *added()]),
         "deep other text tuning": by_rate(other_text_rates(), tells_hc_lr=True),
         "deep other text": comparison(other_text()),
         "deep adapters tuning": by_rate(adapter_rates(), tells_hc_lr=True),

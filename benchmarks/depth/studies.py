@@ -50,6 +50,7 @@ RIVALS = (  # in the order in which they decide something
     (PLAIN, {"beta2": 0.99}, (4e-3, 8e-3)),
     (PLAIN, {"warm_up": LONGER_WARM_UP}, (8e-3,)),
 )
+IN_BLOCKS, ADDED_HC_LRS = "attention residuals, blocks of 4", (1.0, 10.0, 100.0)
 HC_LRS, USUAL_HC_LR = (3.0, 10.0, 1.0, 30.0), 3.0
 HIGHER_HC_LRS = {"mHC×4": (100.0, 300.0), "iHC×4": (100.0, 300.0)}  # of those whose best is the highest of the others
 SEEDS, NEW_SEEDS, FEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5)), (1, 2, 3)
@@ -115,17 +116,27 @@ def trunk() -> Run:
 
 
 def when() -> list[Run]:
-    """Return the history start from scratch, or converted at each of the trunk's steps; the plain model as well."""
+    """Return the history start from scratch, or converted at each of the trunk's steps; the plain model as well.
+
+    The plain model also trains for as long as these take.
+    """
     whole = trunk()
-    runs = [whole, replace(whole, study="scratch", model=HISTORY)]
-    for at in reversed(DEEP.taken_at):
-        left = {"start": whole.id, "at": at, "steps": whole.steps - at, "warm_up": REWARM, "decay": DECAY}
+    scratch = [replace(whole, study="scratch", model=HISTORY), replace(as_long(whole), study="scratch")]
+    left = [{"start": whole.id, "at": at, "steps": whole.steps - at, "warm_up": REWARM} for at in DEEP.taken_at]
+    runs = [whole, *scratch]
+    for settings in reversed(left):
         runs += [
-            _run("continued", model, learning_rate=times * DRAWN_RATE, **left)
+            _run("continued", model, learning_rate=times * DRAWN_RATE, decay=DECAY, **settings)
             for times in (1, 2)
             for model in (PLAIN, HISTORY)
         ]
-    return runs
+    plain = [run for run in runs if run.at and run.model == PLAIN and run.learning_rate == DRAWN_RATE]
+    return [*runs, *map(as_long, plain)]
+
+
+def as_long(run: Run) -> Run:
+    """Return a run at a constant rate with the steps of `longer`, its warm-up and decay unchanged."""
+    return replace(longer(run), warm_up=run.warm_up)
 
 
 def saturated() -> list[Run]:
@@ -179,6 +190,12 @@ def rates() -> list[Run]:
     return [base(), *runs]
 
 
+def added() -> list[Run]:
+    """Return attention residuals that add to the residual stream, with rates of their own."""
+    rate = DEEP.taken["continued"]
+    return [base(), *(_continued(IN_BLOCKS, learning_rate=rate, hc_lr=hc_lr, added=True) for hc_lr in ADDED_HC_LRS)]
+
+
 def scratch_rates() -> list[Run]:
     """New models, each with three learning rates, some with more; connections have the same."""
     return [
@@ -208,6 +225,7 @@ def name_of(run: Run, size: Scale = DEEP) -> str:
     words += [f"warm-up of {run.warm_up} steps"] * (run.warm_up != (REWARM if run.at else round(WARM_UP * run.steps)))
     words += ["constant rate"] * (run.decay > 0) + [f"from step {run.at}"] * (run.at > 0)
     words += ["side streams of the embedding alone"] * run.alone
+    words += ["added to the stream"] * run.added
     words += [f"{run.fixed} fixed"] * bool(run.fixed)
     words += [f"second stream written {run.lane:g} times"] * (run.lane != 1)
     words += [f"LoRA of rank {run.rank}"] * (run.rank > 0)
@@ -331,6 +349,7 @@ def wide() -> list[Run]:
 
 STUDIES = {
     "rates": rates,
+    "added": added,
     "continued": continued,
     "scratch-rates": scratch_rates,
     "scratch-hc-rates": scratch_hc_rates,

@@ -180,6 +180,7 @@ class Run:
     lane: what the second stream is written with at the start; a conversion where it is not 1 is not exact.
     alone: whether side streams of the history start hold the embedding alone, so that no sub-layer writes them.
     layers: how many, where not as many as the scale has; a start of fewer gets copies that add nothing yet.
+    added: whether attention residuals add to the residual stream, by a gate that starts at zero.
     fixed: the part of its connections that isn't trained, a word of `starts.FIXED`.
     beta2: of AdamW.
     muon: whether Muon trains the matrices of the layers, and AdamW all else.
@@ -203,6 +204,7 @@ class Run:
     lane: float = 1.0
     alone: bool = False
     layers: int = 0
+    added: bool = False
     fixed: str = ""
     beta2: float = 0.95
     muon: bool = False
@@ -221,7 +223,8 @@ class Run:
             for name in ("hc_lr", "rank", "noise", "lane", "layers", "beta2", "decay", "at")
             if getattr(self, name) != usual[name]
         ]
-        words += [name for name in ("undivided", "divided", "alone", "muon", "embedding_norm") if getattr(self, name)]
+        flags = ("undivided", "divided", "alone", "added", "muon", "embedding_norm")
+        words += [name for name in flags if getattr(self, name)]
         words += [f"fixed {self.fixed}"] * bool(self.fixed)
         words += [self.text] * (self.text != usual["text"])
         return "-".join([*words, f"seed{self.seed}"]).lower().replace(" ", "_").replace(",", "").replace("×", "x")

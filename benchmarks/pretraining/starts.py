@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_hyperconn import convert_model, hc_parameters
+from hf_hyperconn.models.attention_residuals import AttentionReadout, AttentionResidual, Values
 
 OUTPUT_PROJECTIONS = ("o_proj.weight", "down_proj.weight")
 FIXED = ("reads", "mixes", "writes", "first half")
@@ -74,3 +75,38 @@ def add_copies(base: PreTrainedModel, layers: int, fields: dict | None) -> PreTr
             if source == before_it and name.endswith(zero):
                 parameter.zero_()
     return model
+
+
+class Added:
+    """A read that adds a sum of earlier outputs to the residual stream: h = r + g Σ p_i v_i (arXiv 2605.18855).
+
+    The softmax p has one more source, of zeros. The paper has no gate g. It starts at zero here, so that h equals r.
+    """
+
+    def add_gate(self) -> None:
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def read(self, streams: Values) -> torch.Tensor:
+        values = torch.cat(streams.values, dim=-2)
+        scores = (values @ self.query) * torch.rsqrt(values.square().mean(-1) + self.eps)
+        weights = nn.functional.pad(scores, (1, 0)).softmax(-1)[..., 1:]
+        return streams.residual + self.gate * (weights.unsqueeze(-2) @ values).squeeze(-2)
+
+
+class AddedResidual(Added, AttentionResidual):
+    def forward(self, streams: Values) -> tuple[torch.Tensor, Values]:
+        return self.read(streams), Values(streams.residual, streams.values, self.opens_block)
+
+
+class AddedReadout(Added, AttentionReadout):
+    def forward(self, streams: torch.Tensor) -> torch.Tensor:
+        return self.read(Values.of_streams(streams))
+
+
+def add_to_stream(model: PreTrainedModel) -> None:
+    """Let attention residuals add to the residual stream."""
+    classes = {AttentionResidual: AddedResidual, AttentionReadout: AddedReadout}
+    for module in model.modules():
+        if type(module) in classes:
+            module.__class__ = classes[type(module)]
+            module.add_gate()

@@ -46,7 +46,7 @@ from .corpus import Corpus, corpus, rows
 from .optimizers import optimizer_of
 from .resuming import Kept
 from .runs import DEEP_MODELS, DHC4, MODELS, Run, Scale, is_compiled, is_drawn, scale
-from .starts import add_copies, divide_projections, fix_part, keep_embedding_alone, norm_embedding
+from .starts import add_copies, add_to_stream, divide_projections, fix_part, keep_embedding_alone, norm_embedding
 
 WORK = RESULTS.parents[1] / "build" / "pretraining"
 CURVES = RESULTS / "pretraining"
@@ -218,6 +218,8 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
     else:
         from_start = model_class.from_pretrained if fields is None else partial(hc_class.from_prenorm, **fields)
         model = from_start(start, dtype=torch.float32)
+    if run.added:
+        add_to_stream(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if run.noise and name.endswith("static_alpha"):
