@@ -263,6 +263,23 @@ def test_copies_of_layers_add_nothing_yet_and_learn(place, model):
     assert result["held_out_loss"] != train.train(replace(run, layers=0))["held_out_loss"]
 
 
+def test_skips_from_the_embedding_start_as_the_plain_model_and_reach_every_layer(place):
+    run = replace(RUN, model="Pre-Norm", embedding_norm=True)
+    ids = torch.randint(0, 64, (1, 9))
+    plain, model = train.build(run), train.build(replace(run, skips=True))
+    assert torch.equal(model(ids).logits, plain(ids).logits)
+    train.loss_on(model, ids).backward()
+    assert all(layer.skip.grad.count_nonzero() == 2 for layer in model.model.layers)
+    stream = model.model.embed_tokens(ids)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.skip.copy_(torch.tensor([0.0, 1.0]))
+    seen = []
+    model.model.layers[-1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    model(ids)
+    assert torch.equal(*seen, stream)
+
+
 def test_attention_residuals_that_add_to_the_stream_start_as_the_base_and_learn(place):
     base = train.train(BASE)
     settings = {"start": BASE.id, "learning_rate": 1e-3, "hc_lr": 100.0}

@@ -40,6 +40,8 @@ LAYERS = {"Qwen3": "QK-norm (Qwen3)", "GLM-4": "sandwich norms (GLM-4)"}  # thos
 HISTORY, STATIC, LEAN = "DHC×4 history by type", "SHC×4 history", "SHC×2 history"
 TIMED = (*DRAWN, STATIC, LEAN)
 RIVALS = (  # in the order in which they decide something
+    (PLAIN, {"skips": True}, (4e-3,)),
+    (PLAIN, {"embedding_norm": True, "skips": True}, (4e-3,)),
     (PLAIN, {"embedding_norm": True}, (4e-3, 8e-3)),
     (PLAIN, {"family": "Qwen3"}, (4e-3, 8e-3)),
     (PLAIN, {"muon": True}, (4e-3, 8e-3)),
@@ -221,6 +223,7 @@ def name_of(run: Run, size: Scale = DEEP) -> str:
     words += [f"{run.steps / usual:g}× the steps"] * (run.steps != usual)
     words += ["projections undivided"] * run.undivided + ["projections divided"] * run.divided
     words += ["norm of the embedding"] * run.embedding_norm
+    words += ["skips from the embedding"] * run.skips
     words += ["Muon"] * run.muon + [f"beta2 of {run.beta2:g}"] * (run.beta2 != BETA2)
     words += [f"warm-up of {run.warm_up} steps"] * (run.warm_up != (REWARM if run.at else round(WARM_UP * run.steps)))
     words += ["constant rate"] * (run.decay > 0) + [f"from step {run.at}"] * (run.at > 0)

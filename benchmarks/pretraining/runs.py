@@ -185,6 +185,7 @@ class Run:
     beta2: of AdamW.
     muon: whether Muon trains the matrices of the layers, and AdamW all else.
     embedding_norm: whether an RMSNorm follows the embedding.
+    skips: of a plain model, whether each layer also reads the embedding.
     """
 
     study: str
@@ -209,6 +210,7 @@ class Run:
     beta2: float = 0.95
     muon: bool = False
     embedding_norm: bool = False
+    skips: bool = False
     decay: int = 0
     at: int = 0
 
@@ -223,7 +225,7 @@ class Run:
             for name in ("hc_lr", "rank", "noise", "lane", "layers", "beta2", "decay", "at")
             if getattr(self, name) != usual[name]
         ]
-        flags = ("undivided", "divided", "alone", "added", "muon", "embedding_norm")
+        flags = ("undivided", "divided", "alone", "added", "muon", "embedding_norm", "skips")
         words += [name for name in flags if getattr(self, name)]
         words += [f"fixed {self.fixed}"] * bool(self.fixed)
         words += [self.text] * (self.text != usual["text"])

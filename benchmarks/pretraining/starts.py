@@ -30,12 +30,28 @@ def keep_embedding_alone(model: nn.Module) -> None:
             parameter[1:] = 0
 
 
-def norm_embedding(model: nn.Module) -> nn.Module:
-    """Return the model, its embedding followed by a norm; a tied output has none."""
+def norm_embedding(model: nn.Module) -> None:
+    """Let a norm follow the embedding; a tied output has none."""
     embedding = model.get_input_embeddings()
     embedding.norm = nn.RMSNorm(model.config.hidden_size, eps=model.config.rms_norm_eps)
     embedding.register_forward_hook(lambda module, args, output: module.norm(output))
-    return model
+
+
+def skip_from_embedding(model: PreTrainedModel) -> None:
+    """Let each layer read a x + b x_0, of its input and the embedding; a is 1 and b is 0 at the start.
+
+    Source: modded-nanogpt and nanochat, which have both factors for each layer.
+    """
+    kept = {}
+    model.get_input_embeddings().register_forward_hook(lambda module, args, output: kept.update(embedding=output))
+
+    def skip(layer: nn.Module, args: tuple) -> tuple:
+        hidden_states, *others = args
+        return layer.skip[0] * hidden_states + layer.skip[1] * kept["embedding"], *others
+
+    for layer in model.model.layers:
+        layer.skip = nn.Parameter(torch.tensor([1.0, 0.0]))
+        layer.register_forward_pre_hook(skip)
 
 
 def fix_part(model: PreTrainedModel, part: str) -> None:

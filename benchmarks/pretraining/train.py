@@ -46,7 +46,15 @@ from .corpus import Corpus, corpus, rows
 from .optimizers import optimizer_of
 from .resuming import Kept
 from .runs import DEEP_MODELS, DHC4, MODELS, Run, Scale, is_compiled, is_drawn, scale
-from .starts import add_copies, add_to_stream, divide_projections, fix_part, keep_embedding_alone, norm_embedding
+from .starts import (
+    add_copies,
+    add_to_stream,
+    divide_projections,
+    fix_part,
+    keep_embedding_alone,
+    norm_embedding,
+    skip_from_embedding,
+)
 
 WORK = RESULTS.parents[1] / "build" / "pretraining"
 CURVES = RESULTS / "pretraining"
@@ -243,7 +251,11 @@ def new_model(run: Run, size: Scale, fields: dict | None) -> nn.Module:
     shape |= {"num_hidden_layers": run.layers} if run.layers else {}
     plain = model_class(config_class(**shape))
     if fields is None and not run.divided:
-        return norm_embedding(plain) if run.embedding_norm else plain
+        if run.embedding_norm:
+            norm_embedding(plain)
+        if run.skips:
+            skip_from_embedding(plain)
+        return plain
     given = DHC4 if fields is None else fields
     model = hc_class(hc_config_class(**shape, **{**READOUT.get(given["connection"], {}), **given}))
     model.load_state_dict(plain.state_dict(), strict=False)
