@@ -112,6 +112,17 @@ def test_each_is_compared_with_the_plain_model_on_the_same_text(written):
         report.by_rate(tried)
 
 
+def test_a_rival_is_compared_with_the_history_start_of_its_optimizer_seed_by_seed(written):
+    for run in studies.skips():
+        loss = 4 - run.steps / 1e3 + run.seed / 10 + run.muon + 2 * (run.model == PLAIN) - run.embedding_norm / 4
+        if run.seed < 3 or not run.skips:
+            put(train.path_of(run, TINY), run.id, {"held_out_loss": loss, "corpus": {"sha256": "0"}})
+    rows = report.by_seed(studies.skips()).splitlines()
+    assert "| Pre-Norm | 5.1000 | 5.2000 | 5.3000 | -2.0000 ± 0.0000 | -2.2500 ± 0.0000 |" in rows
+    assert "| Pre-Norm, skips from the normed embedding, Muon | 5.8500 | 5.9500 |  | -1.7500 ± 0.0000 |  |" in rows
+    assert "| DHC×4 history by type, norm of the embedding | 2.8500 | 2.9500 | 3.0500 |  |  |" in rows
+
+
 def test_what_starts_early_ends_with_the_trunk_and_is_told_by_the_part_before_it(written, monkeypatch):
     monkeypatch.setattr(studies, "DEEP", replace(TINY, steps={**TINY.steps, "trunk": 2000}))
     runs = studies.when()

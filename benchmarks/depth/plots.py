@@ -19,7 +19,7 @@ def draw(results: Mapping[str, Sequence[dict]], path: Path) -> None:
             for name, of_seeds in results.items()
         },
     )
-    seeds = max(map(len, results.values()))
+    seeds = " or ".join(map(str, sorted({len(of_seeds) for of_seeds in results.values()})))
     ax.set(xlabel="million tokens of training", ylabel="held-out loss, nats a token (lower is better)")
-    ax.set_title(f"Llama of 24 layers from scratch: mean and range of {seeds} seeds")
+    ax.set_title(f"24 layers from scratch: mean and range of {seeds} seeds")
     save(figure, path)

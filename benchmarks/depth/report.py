@@ -48,11 +48,13 @@ from .studies import (
     scratch_long,
     scratch_long_rates,
     scratch_rates,
+    skips,
     trunk,
     when,
     wide_rates,
 )
 
+DRAWN_AS = {name: name for name in DRAWN} | {f"{PLAIN}, skips from the normed embedding": f"{PLAIN} with skips"}
 FIGURE = DOCS.parent / "figures" / "results_deep.png"
 RATES = DOCS.with_name("results_rates.md")
 
@@ -111,6 +113,25 @@ def by_start(runs: list[Run]) -> str:
     parts = sorted({part for losses in found.values() for part in losses})
     rows = [[name, *(_loss(losses.get(part)) for part in parts)] for name, losses in found.items()]
     return markdown(["", *(f"{part:.0%}" for part in parts)], rows) if rows else ""
+
+
+def by_seed(runs: list[Run]) -> str:
+    """Return Markdown: the loss of each model by seed, and how far the history start is from it, by its optimizer.
+
+    The history start stands in two columns: as it is, and with a norm of the embedding.
+    """
+    found: dict[Run, dict[int, dict]] = {}
+    for run, result in results(runs).items():
+        found.setdefault(replace(run, seed=0), {})[run.seed] = result
+    history = {(run.muon, run.embedding_norm): seeds for run, seeds in found.items() if run.model == HISTORY}
+    seeds, rows = sorted({run.seed for run in runs}), []
+    for run, of_seeds in found.items():
+        norms = (False, True) if run.model == PLAIN else ()
+        apart = [difference(history.get((run.muon, norm), {}), of_seeds) for norm in norms]
+        losses = [_loss(of_seeds.get(seed, {}).get("held_out_loss")) for seed in seeds]
+        rows.append([name_of(run), *losses, *(str(each or "") for each in apart)])
+    titles = ["", *(f"seed {seed}" for seed in seeds), "history start against it", "with the norm"]
+    return markdown(titles, [row + [""] * (len(titles) - len(row)) for row in rows]) if rows else ""
 
 
 def comparison(runs: list[Run], size: Scale = DEEP) -> str:
@@ -179,37 +200,38 @@ def render(page: Path) -> str:
 
 def main_tables() -> dict[str, str]:
     """Return the tables of docs/results.md, by their marks."""
-    compared = [run for run in scratch_rates() if name_of(run) in (PLAIN, HISTORY)]
     return {
         "deep scratch": comparison([*scratch(), *(run for run in lean() if not run.muon)]),
         "deep scratch long": comparison(scratch_long()),
-        "deep rivals": by_rate(compared + rivals()),
+        "deep skips": by_seed(skips()),
         "deep muon": comparison([*muon(), *(run for run in lean() if run.muon)]),
         "deep when": by_start(when()),
         "deep costs": costs(),
         "deep continued": comparison(continued()),
-        "deep long": by_rate(long()),
         "deep saturated rates": by_rate([run for run in saturated() if run.seed == FEW_SEEDS[0]], SMALL),
         "deep saturated": comparison([run for run in saturated() if run.learning_rate == SATURATED_BEST[0]], SMALL),
-        "deep growth": by_rate(growth(), SMALL),
     }
 
 
 def rate_tables() -> dict[str, str]:
     """Return the tables of docs/results_rates.md, by their marks."""
+    compared = [run for run in scratch_rates() if name_of(run) in (PLAIN, HISTORY)]
     return {
         "deep scratch tuning": by_rate(scratch_rates()),
         "deep scratch connections": tuning(scratch_hc_rates()),
+        "deep rivals": by_rate(compared + rivals()),
         "deep parts": by_rate(parts()),
         "deep scratch long tuning": by_rate(scratch_long_rates()),
         "deep deeper": by_rate(deeper()),
         "deep mixtures": by_rate(mixtures()),
         "deep wide": by_rate(wide_rates(), WIDE),
         "deep tuning": tuning([*rates(), *added()]),
+        "deep long": by_rate(long()),
         "deep other text tuning": by_rate(other_text_rates(), tells_hc_lr=True),
         "deep other text": comparison(other_text()),
         "deep adapters tuning": by_rate(adapter_rates(), tells_hc_lr=True),
         "deep adapters": comparison(adapters()),
+        "deep growth": by_rate(growth(), SMALL),
     }
 
 
@@ -217,11 +239,11 @@ PAGES = {DOCS: main_tables, RATES: rate_tables}
 
 
 def main() -> None:
-    new = [run for run in scratch() if run.learning_rate == DRAWN_RATE]
+    new = [run for run in (*scratch(), *skips()) if run.learning_rate == DRAWN_RATE]
     curves: dict[str, list[dict]] = {}
     for run, result in results(new).items():
-        if name_of(run) in DRAWN:
-            curves.setdefault(name_of(run), []).append(result)
+        if (name := DRAWN_AS.get(name_of(run))) is not None:
+            curves.setdefault(name, []).append(result)
     draw(curves, FIGURE)
     for page in PAGES:
         page.write_text(render(page), encoding="utf-8")

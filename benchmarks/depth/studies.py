@@ -85,6 +85,15 @@ def muon() -> list[Run]:
     return [replace(run, seed=seed) for run in runs for seed in FEW_SEEDS]
 
 
+def skips() -> list[Run]:
+    """Return the plain model with a norm of the embedding and skips from it, beside it and the history start."""
+    plain = _run("scratch", PLAIN, learning_rate=DRAWN_RATE)
+    skipping, history = replace(plain, embedding_norm=True, skips=True), replace(plain, model=HISTORY)
+    runs = [plain, skipping, longer(skipping), history, replace(history, embedding_norm=True)]
+    runs += [replace(run, muon=True) for run in (plain, skipping, history)]
+    return [replace(run, seed=seed) for run in runs for seed in FEW_SEEDS]
+
+
 def lean() -> list[Run]:
     """Return connections whose weights no token changes: two streams with each optimizer, and four with Muon."""
     return [
@@ -222,8 +231,8 @@ def name_of(run: Run, size: Scale = DEEP) -> str:
     words += [LAYERS.get(run.family, run.family)] * (run.family != "Llama")
     words += [f"{run.steps / usual:g}× the steps"] * (run.steps != usual)
     words += ["projections undivided"] * run.undivided + ["projections divided"] * run.divided
-    words += ["norm of the embedding"] * run.embedding_norm
-    words += ["skips from the embedding"] * run.skips
+    words += ["norm of the embedding"] * (run.embedding_norm and not run.skips)
+    words += ["skips from the normed embedding" if run.embedding_norm else "skips from the embedding"] * run.skips
     words += ["Muon"] * run.muon + [f"beta2 of {run.beta2:g}"] * (run.beta2 != BETA2)
     words += [f"warm-up of {run.warm_up} steps"] * (run.warm_up != (REWARM if run.at else round(WARM_UP * run.steps)))
     words += ["constant rate"] * (run.decay > 0) + [f"from step {run.at}"] * (run.at > 0)
@@ -368,6 +377,7 @@ STUDIES = {
     "deeper": deeper,
     "rivals": rivals,
     "muon": muon,
+    "skips": skips,
     "lean": lean,
     "when": when,
     "saturated": saturated,
