@@ -50,7 +50,12 @@ def test_attention_implementations(attention, llama, ids):
     mask = torch.ones_like(ids)
     mask[0, :7] = 0
     with torch.no_grad():
-        assert torch.equal(hc(ids, attention_mask=mask).logits, base(ids, attention_mask=mask).logits)
+        expected = base(ids, attention_mask=mask).logits
+        if attention == "flex_attention":
+            usual = llama(ids, attention_mask=mask).logits
+            if not torch.allclose(expected[mask == 1], usual[mask == 1], **COMPILED):
+                pytest.skip("this CPU's flex attention is wrong with the base, too: PyTorch's AVX2 kernel is")
+        assert torch.equal(hc(ids, attention_mask=mask).logits, expected)
 
 
 @pytest.mark.parametrize("cache", [None, "dynamic", "static", "offloaded", "offloaded_static"])
