@@ -94,6 +94,17 @@ def skips() -> list[Run]:
     return [replace(run, seed=seed) for run in runs for seed in FEW_SEEDS]
 
 
+def normed() -> list[Run]:
+    """Return history starts with a norm of the embedding: everywhere, and in the side streams alone."""
+    new = _run("scratch", HISTORY, learning_rate=DRAWN_RATE)
+    later = _continued(HISTORY, learning_rate=DEEP.taken["continued"], hc_lr=PAIRED_HC_LR[HISTORY])
+    early = [replace(run, side_norm=True) for run in when() if run.at and run.model == HISTORY]
+    pairs = [(replace(new, embedding_norm=True), replace(new, side_norm=True))]
+    pairs += [tuple(replace(run, muon=True) for run in pairs[0])]
+    seeded = [replace(run, seed=seed) for pair in pairs for run in pair for seed in FEW_SEEDS]
+    return [base(), *seeded, later, replace(later, side_norm=True), trunk(), *early]
+
+
 def lean() -> list[Run]:
     """Return connections whose weights no token changes: two streams with each optimizer, and four with Muon."""
     return [
@@ -232,6 +243,7 @@ def name_of(run: Run, size: Scale = DEEP) -> str:
     words += [f"{run.steps / usual:g}× the steps"] * (run.steps != usual)
     words += ["projections undivided"] * run.undivided + ["projections divided"] * run.divided
     words += ["norm of the embedding"] * (run.embedding_norm and not run.skips)
+    words += ["norm of the embedding in side streams"] * run.side_norm
     words += ["skips from the normed embedding" if run.embedding_norm else "skips from the embedding"] * run.skips
     words += ["Muon"] * run.muon + [f"beta2 of {run.beta2:g}"] * (run.beta2 != BETA2)
     words += [f"warm-up of {run.warm_up} steps"] * (run.warm_up != (REWARM if run.at else round(WARM_UP * run.steps)))
@@ -378,6 +390,7 @@ STUDIES = {
     "rivals": rivals,
     "muon": muon,
     "skips": skips,
+    "normed": normed,
     "lean": lean,
     "when": when,
     "saturated": saturated,

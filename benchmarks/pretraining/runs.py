@@ -185,6 +185,7 @@ class Run:
     beta2: of AdamW.
     muon: whether Muon trains the matrices of the layers, and AdamW all else.
     embedding_norm: whether an RMSNorm follows the embedding.
+    side_norm: of the history start, whether its side streams hold a norm of the embedding.
     skips: of a plain model, whether each layer also reads the embedding.
     """
 
@@ -210,6 +211,7 @@ class Run:
     beta2: float = 0.95
     muon: bool = False
     embedding_norm: bool = False
+    side_norm: bool = False
     skips: bool = False
     decay: int = 0
     at: int = 0
@@ -225,7 +227,7 @@ class Run:
             for name in ("hc_lr", "rank", "noise", "lane", "layers", "beta2", "decay", "at")
             if getattr(self, name) != usual[name]
         ]
-        flags = ("undivided", "divided", "alone", "added", "muon", "embedding_norm", "skips")
+        flags = ("undivided", "divided", "alone", "added", "muon", "embedding_norm", "side_norm", "skips")
         words += [name for name in flags if getattr(self, name)]
         words += [f"fixed {self.fixed}"] * bool(self.fixed)
         words += [self.text] * (self.text != usual["text"])

@@ -37,6 +37,24 @@ def norm_embedding(model: nn.Module) -> None:
     embedding.register_forward_hook(lambda module, args, output: module.norm(output))
 
 
+def norm_side_streams(model: PreTrainedModel) -> None:
+    """Let the side streams of the history start hold a norm of the embedding. Stream 0 holds the embedding itself.
+
+    No branch reads the side streams at the start, so that a conversion stays exact.
+    """
+    first = model.model.layers[0]
+    connection = first.sub_layers[0][0]
+    first.embedding_hc = nn.RMSNorm(model.config.hidden_size, eps=model.config.rms_norm_eps)
+    first.embedding_hc.decayed = ()  # what `hc_param_groups` reads
+    sides = connection.hc_mult - 1
+
+    def expand_streams(hidden_states: torch.Tensor) -> torch.Tensor:
+        normed = first.embedding_hc(hidden_states)
+        return torch.stack([hidden_states, *[normed] * sides], dim=-2)
+
+    connection.expand_streams = expand_streams
+
+
 def skip_from_embedding(model: PreTrainedModel) -> None:
     """Let each layer read a x + b x_0, of its input and the embedding; a is 1 and b is 0 at the start.
 

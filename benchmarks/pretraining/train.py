@@ -53,6 +53,7 @@ from .starts import (
     fix_part,
     keep_embedding_alone,
     norm_embedding,
+    norm_side_streams,
     skip_from_embedding,
 )
 
@@ -228,6 +229,8 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
         model = from_start(start, dtype=torch.float32)
     if run.added:
         add_to_stream(model)
+    if run.side_norm:
+        norm_side_streams(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if run.noise and name.endswith("static_alpha"):
@@ -265,6 +268,8 @@ def new_model(run: Run, size: Scale, fields: dict | None) -> nn.Module:
         keep_embedding_alone(model)
     if run.embedding_norm:
         norm_embedding(model)
+    if run.side_norm:
+        norm_side_streams(model)
     if run.fixed:
         fix_part(model, run.fixed)
     if fields is not None:
