@@ -38,19 +38,15 @@ def norm_embedding(model: nn.Module) -> None:
 
 
 def norm_side_streams(model: PreTrainedModel) -> None:
-    """Let the side streams of the history start hold a norm of the embedding. Stream 0 holds the embedding itself.
+    """Let the side streams of the history start hold the embedding divided by its root mean square, without weights.
 
-    No branch reads the side streams at the start, so that a conversion stays exact.
+    Stream 0 holds the embedding itself, and no branch reads the others at the start, so that a conversion stays exact.
     """
-    first = model.model.layers[0]
-    connection = first.sub_layers[0][0]
-    first.embedding_hc = nn.RMSNorm(model.config.hidden_size, eps=model.config.rms_norm_eps)
-    first.embedding_hc.decayed = ()  # what `hc_param_groups` reads
-    sides = connection.hc_mult - 1
+    connection, eps = model.model.layers[0].sub_layers[0][0], model.config.rms_norm_eps
 
     def expand_streams(hidden_states: torch.Tensor) -> torch.Tensor:
-        normed = first.embedding_hc(hidden_states)
-        return torch.stack([hidden_states, *[normed] * sides], dim=-2)
+        normed = nn.functional.rms_norm(hidden_states, hidden_states.shape[-1:], eps=eps)
+        return torch.stack([hidden_states, *[normed] * (connection.hc_mult - 1)], dim=-2)
 
     connection.expand_streams = expand_streams
 
