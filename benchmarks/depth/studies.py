@@ -89,7 +89,8 @@ def skips() -> list[Run]:
     """Return the plain model with a norm of the embedding and skips from it, beside it and the history start."""
     plain = _run("scratch", PLAIN, learning_rate=DRAWN_RATE)
     skipping, history = replace(plain, embedding_norm=True, skips=True), replace(plain, model=HISTORY)
-    runs = [plain, skipping, longer(skipping), history, replace(history, embedding_norm=True)]
+    rivals = [skipping, longer(skipping), as_at_a_billion(skipping)]
+    runs = [plain, *rivals, history, replace(history, embedding_norm=True)]
     runs += [replace(run, muon=True) for run in (plain, skipping, history)]
     return [replace(run, seed=seed) for run in runs for seed in FEW_SEEDS]
 
