@@ -42,7 +42,8 @@ def main() -> None:
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
     listed = {(size_of(study).name, run): size_of(study) for study in options.studies for run in STUDIES[study]()}
-    runs = [(size, run) for (_, run), size in listed.items() if run.study in STARTS or fnmatch(run.id, options.only)]
+    starts = {run.start for _, run in listed if fnmatch(run.id, options.only)}
+    runs = [(size, run) for (_, run), size in listed.items() if run.id in starts or fnmatch(run.id, options.only)]
     if options.list:
         print("\n".join(f"{'done' if is_done(run, size) else '    '} {size.name} {run.id}" for size, run in runs))
         return
