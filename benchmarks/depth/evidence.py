@@ -1,11 +1,12 @@
-"""The smallest comparison that tells: new Llamas of 24 layers, with connections and without.
+"""The smallest comparison that tells: new Llamas of 24 layers, plain, as their best rival, and with connections.
 
     python -m benchmarks.depth.evidence [--text FILE]
 
-Each is trained with three seeds, two runs at a time, in less than 20 minutes on two cores, on the source code of
-Python, PyTorch and Transformers or on a text of yours. Prints their losses and draws them in
-build/pretraining/evidence, where finished runs lie, too: the same command goes on after an interruption. --write puts
-them into docs/results.md, with the plain model at other learning rates, which takes a few minutes more.
+The best rival is the plain model whose layers also read the normed embedding. Each is trained with three seeds, two
+runs at a time, in less than 20 minutes on two cores, on the source code of Python, PyTorch and Transformers or on a
+text of yours. Prints their losses and draws them in build/pretraining/evidence, where finished runs lie, too: the same
+command goes on after an interruption. --write puts them into docs/results.md, with the plain model at other learning
+rates, which takes a few minutes more.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from benchmarks.timing import RESULTS, markdown, with_tables, write
 
 from .plots import draw
 from .scales import DEEP
-from .studies import DRAWN, DRAWN_RATE
+from .studies import DRAWN_RATE, HISTORY
 from .text import given
 
 SIZE = replace(DEEP, name="evidence", held_out=(64, 256))
@@ -34,14 +35,16 @@ SEEDS = (1, 2, 3)
 OTHER_RATES = (2e-3, 3e-3, 6e-3)  # of the plain model, with the first seed
 FIGURES = DOCS.parent / "figures"
 RESULT, FIGURE = "evidence.json", "results_evidence.png"
-KEPT = ("model", "seed", "learning_rate", "steps", "tokens_a_step", "corpus", "held_out_loss", "curve")
+RIVAL = f"{PLAIN} with skips"
+KEPT = ("model", "skips", "seed", "learning_rate", "steps", "tokens_a_step", "corpus", "held_out_loss", "curve")
 
 
 def runs(text: str) -> list[Run]:
     """Return every model with every seed."""
     usual = {"study": "scratch", "learning_rate": DRAWN_RATE, "text": text}
-    usual |= {"steps": STEPS, "warm_up": round(WARM_UP * STEPS)}
-    return [Run(model=model, seed=seed, **usual) for seed in SEEDS for model in DRAWN]
+    plain = Run(model=PLAIN, seed=0, steps=STEPS, warm_up=round(WARM_UP * STEPS), **usual)
+    models = (plain, replace(plain, embedding_norm=True, skips=True), replace(plain, model=HISTORY))
+    return [replace(run, seed=seed) for seed in SEEDS for run in models]
 
 
 def other_rates(text: str) -> list[Run]:
@@ -61,27 +64,36 @@ def plain_by_rate(results: list[dict]) -> str:
     of_rates = {
         result["learning_rate"]: result
         for result in results
-        if result["model"] == PLAIN and result["seed"] == SEEDS[0]
+        if name_of(result) == PLAIN and result["seed"] == SEEDS[0]
     }
     rates = sorted(of_rates)
     row = [f"{PLAIN}, seed {SEEDS[0]}", *(f"{of_rates[rate]['held_out_loss']:.4f}" for rate in rates)]
     return markdown(["", *(f"{rate:g}" for rate in rates)], [row])
 
 
+def name_of(result: dict) -> str:
+    """Return the model of a result, for people."""
+    return RIVAL if result["skips"] else result["model"]
+
+
 def by_model(results: list[dict]) -> dict[str, dict[int, dict]]:
     """Return the results of each model at the rate that all have, by seed."""
-    taken = [result for result in results if result["learning_rate"] == DRAWN_RATE]
-    return {model: {result["seed"]: result for result in taken if result["model"] == model} for model in DRAWN}
+    found: dict[str, dict[int, dict]] = {}
+    for result in results:
+        if result["learning_rate"] == DRAWN_RATE:
+            found.setdefault(name_of(result), {})[result["seed"]] = result
+    return found
 
 
 def table(results: list[dict]) -> str:
-    """Return Markdown: the losses of each model by seed, and the mean of their differences from the plain one's."""
+    """Return Markdown: the losses of each model by seed, and its mean difference from those in earlier rows."""
     models = by_model(results)
-    rows = []
-    for model, of_seeds in models.items():
+    compared, rows = (PLAIN, RIVAL), []
+    for place, (model, of_seeds) in enumerate(models.items()):
         losses = [f"{result['held_out_loss']:.4f}" for result in of_seeds.values()]
-        rows.append([model, *losses, "" if model == PLAIN else str(difference(of_seeds, models[PLAIN]))])
-    return markdown(["", *(f"seed {seed}" for seed in models[PLAIN]), "against plain"], rows)
+        apart = [str(difference(of_seeds, models[other])) for other in compared[:place]]
+        rows.append([model, *losses, *apart, *[""] * (len(compared) - len(apart))])
+    return markdown(["", *(f"seed {seed}" for seed in models[PLAIN]), *(f"against {name}" for name in compared)], rows)
 
 
 def render(page: str) -> str:
@@ -102,10 +114,11 @@ def main() -> None:
     listed = runs(name) + (other_rates(name) if options.write else [])
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.processes, spawned, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        begun = {pool.submit(result_of, run, options.text, options.held_out): run for run in listed}
+        begun = [pool.submit(result_of, run, options.text, options.held_out) for run in listed]
         for done, future in enumerate(as_completed(begun), start=1):
-            run, result = begun[future], future.result()
-            print(f"{done}/{len(listed)} {run.model}, seed {run.seed}: {result['held_out_loss']:.4f}", flush=True)
+            result = future.result()
+            name, seed, loss = name_of(result), result["seed"], result["held_out_loss"]
+            print(f"{done}/{len(listed)} {name}, seed {seed}: {loss:.4f}", flush=True)
     results = [future.result() for future in begun]
     print(table(results))
     figure = FIGURES / FIGURE if options.write else WORK / SIZE.name / FIGURE

@@ -48,6 +48,9 @@ RIVALS = (  # in the order in which they decide something
     (HISTORY, {"muon": True}, (4e-3, 8e-3)),
     (PLAIN, {"family": "GLM-4"}, (4e-3, 8e-3)),
     (HISTORY, {"embedding_norm": True}, (4e-3, 8e-3)),
+    (HISTORY, {"side_norm": True}, (4e-3,)),
+    (HISTORY, {"muon": True, "embedding_norm": True}, (4e-3,)),
+    (HISTORY, {"muon": True, "side_norm": True}, (4e-3,)),
     (PLAIN, {"family": "Qwen3", "embedding_norm": True}, (4e-3, 8e-3)),
     (PLAIN, {"beta2": 0.99}, (4e-3, 8e-3)),
     (PLAIN, {"warm_up": LONGER_WARM_UP}, (8e-3,)),
@@ -93,17 +96,6 @@ def skips() -> list[Run]:
     runs = [plain, *rivals, history, replace(history, embedding_norm=True)]
     runs += [replace(run, muon=True) for run in (plain, skipping, history)]
     return [replace(run, seed=seed) for run in runs for seed in FEW_SEEDS]
-
-
-def normed() -> list[Run]:
-    """Return history starts with a norm of the embedding: everywhere, and in the side streams alone."""
-    new = _run("scratch", HISTORY, learning_rate=DRAWN_RATE)
-    later = _continued(HISTORY, learning_rate=DEEP.taken["continued"], hc_lr=PAIRED_HC_LR[HISTORY])
-    early = [replace(run, side_norm=True) for run in when() if run.at and run.model == HISTORY]
-    pairs = [(replace(new, embedding_norm=True), replace(new, side_norm=True))]
-    pairs += [tuple(replace(run, muon=True) for run in pairs[0])]
-    seeded = [replace(run, seed=seed) for pair in pairs for run in pair for seed in FEW_SEEDS]
-    return [base(), *seeded, later, replace(later, side_norm=True), trunk(), *early]
 
 
 def lean() -> list[Run]:
@@ -214,9 +206,11 @@ def rates() -> list[Run]:
 
 
 def added() -> list[Run]:
-    """Return attention residuals that add to the residual stream, with rates of their own."""
+    """Return what was tried once: attention residuals that add to the residual stream, and normed side streams."""
     rate = DEEP.taken["continued"]
-    return [base(), *(_continued(IN_BLOCKS, learning_rate=rate, hc_lr=hc_lr, added=True) for hc_lr in ADDED_HC_LRS)]
+    normed = _continued(HISTORY, learning_rate=rate, hc_lr=PAIRED_HC_LR[HISTORY], side_norm=True)
+    residuals = [_continued(IN_BLOCKS, learning_rate=rate, hc_lr=hc_lr, added=True) for hc_lr in ADDED_HC_LRS]
+    return [base(), *residuals, normed]
 
 
 def scratch_rates() -> list[Run]:
@@ -391,7 +385,6 @@ STUDIES = {
     "rivals": rivals,
     "muon": muon,
     "skips": skips,
-    "normed": normed,
     "lean": lean,
     "when": when,
     "saturated": saturated,
