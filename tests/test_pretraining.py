@@ -211,6 +211,11 @@ def test_what_starts_from_a_step_of_a_trunk_goes_on_with_its_rows(place, monkeyp
         assert torch.equal(torch.cat(seen[trunk.steps :]), torch.cat(seen[at : trunk.steps]))
     shutil.rmtree(train.weights_of(trunk.id, TINY, at))
     assert not train.is_done(trunk)
+    put(train.path_of(trunk, TINY), trunk.id, {**whole, "held_out_loss": 0.0})
+    with pytest.raises(RuntimeError, match="came out another than before"):
+        train.train(trunk)
+    assert not train.is_done(trunk)
+    assert not train.weights_of(trunk.id, TINY, 8).exists()
 
 
 def test_a_decay_follows_a_constant_rate():

@@ -1,6 +1,7 @@
 """One training run: its model, its data, its loop."""
 
 import itertools
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -172,9 +173,15 @@ def train(
     }
     if is_drawn(run):
         result["matrices"] = {**state["matrices"], "after": matrix(model, for_curve)}
-    if run.study in ("base", "trunk"):
-        refuse_another_base(result_of(run, size, folder), weights_of(run.id, size), result)
+    if run.study == "trunk":
+        taken = weights_of(run.id, size, size.taken_at[0]).parent
+        try:
+            refuse_another_base(result_of(run, size, folder), taken, result)
+        except RuntimeError:
+            shutil.rmtree(taken)  # no run may start from them
+            raise
     if run.study == "base":
+        refuse_another_base(result_of(run, size, folder), weights_of(run.id, size), result)
         model.to(torch.bfloat16 if size.keeps_base else torch.float32).save_pretrained(weights_of(run.id, size))
     put(path_of(run, size, folder), run.id, result)
     kept.path.unlink(missing_ok=True)
