@@ -18,7 +18,7 @@ from benchmarks.pretraining.starts import FIXED, AddedReadout, fix_part
 from hf_hyperconn import hc_parameters
 
 from .marks import few
-from .tolerances import LOOP_FLOAT64, ORTHOGONAL_BFLOAT16
+from .tolerances import ANOTHER_ORDER, LOOP_FLOAT64, ORTHOGONAL_BFLOAT16
 
 TINY = replace(
     SCALES["cpu"],
@@ -283,6 +283,21 @@ def test_skips_from_the_embedding_start_as_the_plain_model_and_reach_every_layer
     model.model.layers[-1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     model(ids)
     assert torch.equal(*seen, stream)
+
+
+def test_normed_side_streams_start_as_the_usual_ones_and_learn(place):
+    run = replace(RUN, model="DHC×4 history by type")
+    ids = torch.randint(0, 64, (1, 9))
+    usual, model = train.build(run), train.build(replace(run, side_norm=True))
+    assert torch.equal(model(ids).logits, usual(ids).logits)
+    first, *sides = model.model.layers[0].expand(model.model.embed_tokens(ids)).unbind(-2)
+    assert torch.equal(first, model.model.embed_tokens(ids))
+    for side in sides:
+        mean_square = first.square().mean(-1, keepdim=True)
+        torch.testing.assert_close(side, first / (mean_square + model.config.rms_norm_eps).sqrt(), **ANOTHER_ORDER)
+    train.loss_on(model, ids).backward()
+    connection, _ = model.model.layers[0].sub_layers[0]
+    assert connection.static_alpha.grad[1:, 0].all()
 
 
 def test_attention_residuals_that_add_to_the_stream_start_as_the_base_and_learn(place):
