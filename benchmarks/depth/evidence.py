@@ -26,7 +26,7 @@ from benchmarks.timing import RESULTS, markdown, with_tables, write
 
 from .plots import draw
 from .scales import DEEP
-from .studies import DRAWN_RATE, HISTORY
+from .studies import DRAWN_RATE, HISTORY, SKIPPING, WITH_SKIPS
 from .text import given
 
 SIZE = replace(DEEP, name="evidence", held_out=(64, 256))
@@ -35,7 +35,6 @@ SEEDS = (1, 2, 3)
 OTHER_RATES = (2e-3, 3e-3, 6e-3)  # of the plain model, with the first seed
 FIGURES = DOCS.parent / "figures"
 RESULT, FIGURE = "evidence.json", "results_evidence.png"
-RIVAL = f"{PLAIN} with skips"
 KEPT = ("model", "skips", "seed", "learning_rate", "steps", "tokens_a_step", "corpus", "held_out_loss", "curve")
 
 
@@ -43,7 +42,7 @@ def runs(text: str) -> list[Run]:
     """Return every model with every seed."""
     usual = {"study": "scratch", "learning_rate": DRAWN_RATE, "text": text}
     plain = Run(model=PLAIN, seed=0, steps=STEPS, warm_up=round(WARM_UP * STEPS), **usual)
-    models = (plain, replace(plain, embedding_norm=True, skips=True), replace(plain, model=HISTORY))
+    models = (plain, replace(plain, **SKIPPING), replace(plain, model=HISTORY))
     return [replace(run, seed=seed) for seed in SEEDS for run in models]
 
 
@@ -73,7 +72,7 @@ def plain_by_rate(results: list[dict]) -> str:
 
 def name_of(result: dict) -> str:
     """Return the model of a result, for people."""
-    return RIVAL if result["skips"] else result["model"]
+    return WITH_SKIPS if result["skips"] else result["model"]
 
 
 def by_model(results: list[dict]) -> dict[str, dict[int, dict]]:
@@ -88,7 +87,7 @@ def by_model(results: list[dict]) -> dict[str, dict[int, dict]]:
 def table(results: list[dict]) -> str:
     """Return Markdown: the losses of each model by seed, and its mean difference from those in earlier rows."""
     models = by_model(results)
-    compared, rows = (PLAIN, RIVAL), []
+    compared, rows = (PLAIN, WITH_SKIPS), []
     for place, (model, of_seeds) in enumerate(models.items()):
         losses = [f"{result['held_out_loss']:.4f}" for result in of_seeds.values()]
         apart = [str(difference(of_seeds, models[other])) for other in compared[:place]]

@@ -24,6 +24,7 @@ from .studies import (
     FEW_SEEDS,
     HISTORY,
     SATURATED_BEST,
+    WITH_SKIPS,
     adapter_rates,
     adapters,
     added,
@@ -54,7 +55,7 @@ from .studies import (
     wide_rates,
 )
 
-DRAWN_AS = {name: name for name in DRAWN} | {f"{PLAIN}, skips from the normed embedding": f"{PLAIN} with skips"}
+DRAWN_AS = {name: name for name in DRAWN} | {f"{PLAIN}, skips from the normed embedding": WITH_SKIPS}
 FIGURE = DOCS.parent / "figures" / "results_deep.png"
 RATES = DOCS.with_name("results_rates.md")
 

@@ -39,9 +39,10 @@ BETA2 = 0.95
 LAYERS = {"Qwen3": "QK-norm (Qwen3)", "GLM-4": "sandwich norms (GLM-4)"}  # those of Llama with more norms
 HISTORY, STATIC, LEAN = "DHC×4 history by type", "SHC×4 history", "SHC×2 history"
 TIMED = (*DRAWN, STATIC, LEAN)
+SKIPPING, WITH_SKIPS = {"embedding_norm": True, "skips": True}, f"{PLAIN} with skips"  # the best rival, and its name
 RIVALS = (  # in the order in which they decide something
     (PLAIN, {"skips": True}, (4e-3,)),
-    (PLAIN, {"embedding_norm": True, "skips": True}, (4e-3,)),
+    (PLAIN, SKIPPING, (4e-3,)),
     (PLAIN, {"embedding_norm": True}, (4e-3, 8e-3)),
     (PLAIN, {"family": "Qwen3"}, (4e-3, 8e-3)),
     (PLAIN, {"muon": True}, (4e-3, 8e-3)),
@@ -91,7 +92,7 @@ def muon() -> list[Run]:
 def skips() -> list[Run]:
     """Return the plain model with a norm of the embedding and skips from it, beside it and the history start."""
     plain = _run("scratch", PLAIN, learning_rate=DRAWN_RATE)
-    skipping, history = replace(plain, embedding_norm=True, skips=True), replace(plain, model=HISTORY)
+    skipping, history = replace(plain, **SKIPPING), replace(plain, model=HISTORY)
     rivals = [skipping, longer(skipping), as_at_a_billion(skipping)]
     runs = [plain, *rivals, history, replace(history, embedding_norm=True)]
     runs += [replace(run, muon=True) for run in (plain, skipping, history)]
