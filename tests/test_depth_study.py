@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.depth import evidence, plots, report, studies, text
+from benchmarks.depth import evidence, naming, plots, report, studies, text
 from benchmarks.lines import put
 from benchmarks.pretraining import train
 from benchmarks.pretraining.runs import PLAIN
@@ -72,7 +72,7 @@ def test_no_two_runs_share_a_name_and_rows_of_a_table_are_of_one_setting():
         for run in study():
             if run.study != "base":
                 tuned = {"learning_rate": 0.0, "hc_lr": 1.0}
-                row = studies.name_of(run, studies.size_of(name))
+                row = naming.name_of(run, studies.size_of(name))
                 settings.setdefault(row, set()).add(replace(run, seed=0, **tuned))
         assert {row for row, runs_of_name in settings.items() if len(runs_of_name) > 1} == set()
 
@@ -166,9 +166,9 @@ def test_the_best_of_the_tried_is_taken_when_all_are_there(written):
     tried = [run for run in studies.rates() if run.model == "DHC×4"]
     assert len(tried) == 6
     for place, run in enumerate(tried):
-        assert studies.best("DHC×4", studies.rates()) is None
+        assert naming.best("DHC×4", studies.rates()) is None
         put(train.path_of(run, TINY), run.id, {"held_out_loss": abs(place - 4)})
-    assert studies.best("DHC×4", studies.rates()) == tried[4]
+    assert naming.best("DHC×4", studies.rates()) == tried[4]
     assert {run.seed for run in studies.continued() if replace(run, seed=1) == tried[4]} == set(studies.SEEDS)
 
 

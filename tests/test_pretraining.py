@@ -283,6 +283,8 @@ def test_skips_from_the_embedding_start_as_the_plain_model_and_reach_every_layer
     model.model.layers[-1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     model(ids)
     assert torch.equal(*seen, stream)
+    with pytest.raises(ValueError, match="must be of a plain model"):
+        train.build(replace(RUN, skips=True))
 
 
 def test_normed_side_streams_start_as_the_usual_ones_and_learn(place):

@@ -15,6 +15,7 @@ from benchmarks.pretraining.runs import PLAIN, WARM_UP, Run, Scale
 from benchmarks.pretraining.train import result_of
 from benchmarks.timing import markdown, with_tables
 
+from .naming import name_of
 from .plots import draw
 from .scales import DEEP, SMALL, WIDE
 from .studies import (
@@ -37,7 +38,6 @@ from .studies import (
     longer,
     mixtures,
     muon,
-    name_of,
     other_text,
     other_text_rates,
     parts,

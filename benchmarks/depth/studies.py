@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from benchmarks.pretraining.runs import PLAIN, RANK, WARM_UP, Run, Scale
 from benchmarks.pretraining.starts import FIXED
-from benchmarks.pretraining.train import result_of
 
+from .naming import REWARM, TEXT, best_of, name_of
 from .scales import DEEP, SMALL, WIDE
 
-TEXT, OTHER_TEXT = "books", "another text"
+OTHER_TEXT = "another text"
 METHODS = (
     *("DHC×4", "DHC×4 history by type", "SHC×4 history", "attention residuals, blocks of 4", "DHC×4 history by depth"),
     *("mHC×4", "SHC×2 history", "iHC×4", "attention residuals"),
@@ -35,8 +35,6 @@ NEW_HC_LRS = {
     **dict.fromkeys(("DHC×4", "DHC×4 history by type"), (1.0, 3.0, 10.0)),
     **dict.fromkeys(("mHC×4", "iHC×4"), (1.0, 3.0, 10.0, 30.0)),
 }
-BETA2 = 0.95
-LAYERS = {"Qwen3": "QK-norm (Qwen3)", "GLM-4": "sandwich norms (GLM-4)"}  # those of Llama with more norms
 HISTORY, STATIC, LEAN = "DHC×4 history by type", "SHC×4 history", "SHC×2 history"
 TIMED = (*DRAWN, STATIC, LEAN)
 SKIPPING, WITH_SKIPS = {"embedding_norm": True, "skips": True}, f"{PLAIN} with skips"  # the best rival, and its name
@@ -62,7 +60,7 @@ HIGHER_HC_LRS = {"mHC×4": (100.0, 300.0), "iHC×4": (100.0, 300.0)}  # of those
 SEEDS, NEW_SEEDS, FEW_SEEDS = tuple(range(1, 9)), tuple(range(1, 5)), (1, 2, 3)
 PAIRED_HC_LR = {PLAIN: 1.0, "DHC×4": 3.0, "DHC×4 history by type": 10.0}  # each one's best when it is continued
 SAME_HC_LR = dict.fromkeys(("DHC×4", "DHC×4 history by type"), 1.0)  # for rates that are high by themselves
-DECAY, REWARM = 400, 50  # the last steps of a trunk, and the first of those that start from it
+DECAY = 400  # the last steps of a trunk
 LONG, LONG_RATES = 10, (3e-4, 1e-3)  # times the steps
 NEW_LONG, NEW_LONG_RATES = 3, (2e-3, 4e-3)
 OTHER_TEXT_RATES, ADAPTER_RATES = (3e-4, 1e-3, 2e-3, 4e-3), (1e-3, 3e-3, 1e-2)
@@ -232,41 +230,10 @@ def scratch_hc_rates() -> list[Run]:
     ]
 
 
-def name_of(run: Run, size: Scale = DEEP) -> str:
-    """Return a row's name: the model, and what is not as usual."""
-    words, usual = [run.model], size.steps["trunk" if run.decay else run.study] - run.at
-    words += [LAYERS.get(run.family, run.family)] * (run.family != "Llama")
-    words += [f"{run.steps / usual:g}× the steps"] * (run.steps != usual)
-    words += ["projections undivided"] * run.undivided + ["projections divided"] * run.divided
-    words += ["norm of the embedding"] * (run.embedding_norm and not run.skips)
-    words += ["norm of the embedding in side streams"] * run.side_norm
-    words += ["skips from the normed embedding" if run.embedding_norm else "skips from the embedding"] * run.skips
-    words += ["Muon"] * run.muon + [f"beta2 of {run.beta2:g}"] * (run.beta2 != BETA2)
-    words += [f"warm-up of {run.warm_up} steps"] * (run.warm_up != (REWARM if run.at else round(WARM_UP * run.steps)))
-    words += ["constant rate"] * (run.decay > 0) + [f"from step {run.at}"] * (run.at > 0)
-    words += ["side streams of the embedding alone"] * run.alone
-    words += ["added to the stream"] * run.added
-    words += [f"{run.fixed} fixed"] * bool(run.fixed)
-    words += [f"second stream written {run.lane:g} times"] * (run.lane != 1)
-    words += [f"LoRA of rank {run.rank}"] * (run.rank > 0)
-    words += [run.text] * (run.text != TEXT)
-    words += [f"{run.layers} layers"] * (run.layers > 0)
-    return ", ".join(words)
-
-
-def best(name: str, tried: list[Run], size: Scale = DEEP) -> Run | None:
-    """Return the run of that name with the lowest loss of those tried; None until all of them are there."""
-    tried = [run for run in tried if run.study != "base" and name_of(run, size) == name]
-    found = {run: result_of(run, size) for run in tried}
-    if None in found.values():
-        return None
-    return min(tried, key=lambda run: found[run]["held_out_loss"])
-
-
 def continued() -> list[Run]:
     """Return every method at its best, and a control that is not exact, with all seeds."""
     control = _continued("SHC×2", learning_rate=DEEP.taken["continued"], hc_lr=USUAL_HC_LR, lane=LANE)
-    chosen = [*_best_of(rates()), control]
+    chosen = [*best_of(rates()), control]
     return [base(), *(replace(run, seed=seed) for seed in SEEDS for run in chosen)]
 
 
@@ -276,7 +243,7 @@ def scratch() -> list[Run]:
     Of those that are drawn, one of which not all rates were tried has the plain model's best.
     """
     tried = [*scratch_rates(), *scratch_hc_rates()]
-    chosen = _best_of(tried)
+    chosen = best_of(tried)
     drawn = [run for run in scratch_rates() if name_of(run) in DRAWN and run.learning_rate == DRAWN_RATE]
     chosen += [run for run in drawn if name_of(run) not in map(name_of, chosen)]
     plain = [run for run in chosen if name_of(run) == PLAIN]
@@ -312,7 +279,7 @@ def scratch_long_rates() -> list[Run]:
 
 def scratch_long() -> list[Run]:
     """Each of them at its best with a few seeds, and the plain one also for as long as those with connections take."""
-    chosen = _best_of(scratch_long_rates())
+    chosen = best_of(scratch_long_rates())
     plain = [run for run in chosen if run.model == PLAIN]
     chosen += [other for run in plain for other in (longer(run), as_at_a_billion(run))]
     return [replace(run, seed=seed) for seed in FEW_SEEDS for run in chosen]
@@ -364,7 +331,7 @@ def wide_rates() -> list[Run]:
 
 def wide() -> list[Run]:
     """Return each of them at its best, with a few seeds."""
-    return [replace(run, seed=seed) for seed in FEW_SEEDS for run in _best_of(wide_rates(), WIDE)]
+    return [replace(run, seed=seed) for seed in FEW_SEEDS for run in best_of(wide_rates(), WIDE)]
 
 
 STUDIES = {
@@ -418,12 +385,7 @@ def _paired(rates: tuple[float, ...], hc_lrs: dict[str, float] = PAIRED_HC_LR, *
 
 
 def _with_seeds(tried: list[Run]) -> list[Run]:
-    return [replace(run, seed=seed) for seed in FEW_SEEDS for run in _best_of(tried)]
-
-
-def _best_of(tried: list[Run], size: Scale = DEEP) -> list[Run]:
-    names = dict.fromkeys(name_of(run, size) for run in tried if run.study != "base")
-    return [run for name in names if (run := best(name, tried, size)) is not None]
+    return [replace(run, seed=seed) for seed in FEW_SEEDS for run in best_of(tried)]
 
 
 def _continued(model: str, **settings) -> Run:

@@ -55,7 +55,11 @@ def skip_from_embedding(model: PreTrainedModel) -> None:
     """Let each layer read a x + b x_0, of its input and the embedding; a is 1 and b is 0 at the start.
 
     Source: modded-nanogpt and nanochat, which have both factors for each layer.
+
+    Raises `ValueError` for a model with connections, whose layers read streams.
     """
+    if hasattr(model.config, "hc_mult"):
+        raise ValueError(f"skips must be of a plain model (got {type(model).__name__}).")
     kept = {}
     model.get_input_embeddings().register_forward_hook(lambda module, args, output: kept.update(embedding=output))
 

@@ -225,8 +225,19 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
     size = size or scale()
     torch.manual_seed(run.seed)
     fields = {**MODELS, **DEEP_MODELS}[run.model]
-    if run.start is None:
-        return new_model(run, size, fields)
+    model = (new_model if run.start is None else continued_model)(run, size, fields)
+    if run.side_norm:
+        norm_side_streams(model)
+    if run.rank:
+        parts = {part for name in hc_parameters(model) for part in name.split(".")}
+        connections = sorted(part for part in parts if part.endswith(("_hc", "hc_head")))
+        settings = {"target_modules": "all-linear", "modules_to_save": connections or None}
+        model = get_peft_model(model, LoraConfig(r=run.rank, lora_alpha=2 * run.rank, **settings))
+    return model.train()
+
+
+def continued_model(run: Run, size: Scale, fields: dict | None) -> nn.Module:
+    """Return the model of a run's start. fields: of the connections that it gets; None for the plain one."""
     _, model_class, _, hc_class = CLASSES[run.family]
     start = weights_of(run.start, size, run.at)
     if run.layers:
@@ -236,20 +247,13 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
         model = from_start(start, dtype=torch.float32)
     if run.added:
         add_to_stream(model)
-    if run.side_norm:
-        norm_side_streams(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if run.noise and name.endswith("static_alpha"):
                 parameter.add_(run.noise * torch.randn_like(parameter))
             if name.endswith("static_beta"):
                 parameter[1:2] *= run.lane
-    if run.rank:
-        parts = {part for name in hc_parameters(model) for part in name.split(".")}
-        connections = sorted(part for part in parts if part.endswith(("_hc", "hc_head")))
-        settings = {"target_modules": "all-linear", "modules_to_save": connections or None}
-        model = get_peft_model(model, LoraConfig(r=run.rank, lora_alpha=2 * run.rank, **settings))
-    return model.train()
+    return model
 
 
 def new_model(run: Run, size: Scale, fields: dict | None) -> nn.Module:
@@ -259,31 +263,26 @@ def new_model(run: Run, size: Scale, fields: dict | None) -> nn.Module:
     shape |= {"vocab_size": size.vocabulary, "tie_word_embeddings": True}
     shape |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     shape |= {"num_hidden_layers": run.layers} if run.layers else {}
-    plain = model_class(config_class(**shape))
-    if fields is None and not run.divided:
-        if run.embedding_norm:
-            norm_embedding(plain)
-        if run.skips:
-            skip_from_embedding(plain)
-        return plain
-    given = DHC4 if fields is None else fields
-    model = hc_class(hc_config_class(**shape, **{**READOUT.get(given["connection"], {}), **given}))
-    model.load_state_dict(plain.state_dict(), strict=False)
-    if not run.undivided:
-        divide_projections(model)
+    model = plain = model_class(config_class(**shape))
+    if fields is not None or run.divided:
+        given = DHC4 if fields is None else fields
+        model = hc_class(hc_config_class(**shape, **{**READOUT.get(given["connection"], {}), **given}))
+        model.load_state_dict(plain.state_dict(), strict=False)
+        if not run.undivided:
+            divide_projections(model)
+    if fields is None and run.divided:
+        weights = model.state_dict()
+        plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
+        model = plain
     if run.alone:
         keep_embedding_alone(model)
     if run.embedding_norm:
         norm_embedding(model)
-    if run.side_norm:
-        norm_side_streams(model)
+    if run.skips:
+        skip_from_embedding(model)
     if run.fixed:
         fix_part(model, run.fixed)
-    if fields is not None:
-        return model
-    weights = model.state_dict()
-    plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
-    return plain
+    return model
 
 
 def batches(training: torch.Tensor, batch: int, seed: int) -> Iterator[torch.Tensor]:
