@@ -38,6 +38,7 @@ NEW_HC_LRS = {
 HISTORY, STATIC, LEAN = "DHC×4 history by type", "SHC×4 history", "SHC×2 history"
 TIMED = (*DRAWN, STATIC, LEAN)
 SKIPPING, WITH_SKIPS = {"embedding_norm": True, "skips": True}, f"{PLAIN} with skips"  # the best rival, and its name
+ADDED_SKIPS = {"side_norm": True, "skips": True}  # to a model that has learned without, and whose outputs stay
 RIVALS = (  # in the order in which they decide something
     (PLAIN, {"skips": True}, (4e-3,)),
     (PLAIN, SKIPPING, (4e-3,)),
@@ -132,10 +133,11 @@ def trunk() -> Run:
 def when() -> list[Run]:
     """Return the history start from scratch, or converted at each of the trunk's steps; the plain model as well.
 
-    The plain model also trains for as long as these take.
+    The plain model also trains for as long as these take, and gets skips from the embedding, which take no time.
     """
     whole = trunk()
-    scratch = [replace(whole, study="scratch", model=HISTORY), replace(as_long(whole), study="scratch")]
+    scratch = [replace(whole, model=HISTORY), as_long(whole), replace(whole, **SKIPPING)]
+    scratch = [replace(run, study="scratch") for run in scratch]
     left = [{"start": whole.id, "at": at, "steps": whole.steps - at, "warm_up": REWARM} for at in DEEP.taken_at]
     runs = [whole, *scratch]
     for settings in reversed(left):
@@ -145,7 +147,7 @@ def when() -> list[Run]:
             for model in (PLAIN, HISTORY)
         ]
     plain = [run for run in runs if run.at and run.model == PLAIN and run.learning_rate == DRAWN_RATE]
-    return [*runs, *map(as_long, plain)]
+    return [*runs, *map(as_long, plain), *(replace(run, **ADDED_SKIPS) for run in plain)]
 
 
 def as_long(run: Run) -> Run:
@@ -154,7 +156,10 @@ def as_long(run: Run) -> Run:
 
 
 def saturated() -> list[Run]:
-    """Return the plain model and two history starts, continued on a base that has seen many tokens a parameter."""
+    """Return the plain model and two history starts, continued on a base that has seen many tokens a parameter.
+
+    The plain model also gets skips, at the best rate.
+    """
     settings = {"start": base(SMALL).id, "size": SMALL}
     runs = [
         _run("continued", model, learning_rate=rate, hc_lr=1.0 if model == PLAIN else hc_lr, **settings)
@@ -162,7 +167,9 @@ def saturated() -> list[Run]:
         for model in (PLAIN, HISTORY, LEAN)
     ]
     plain = [run for run in runs if run.model == PLAIN]
-    return [base(SMALL), *(replace(run, seed=seed) for seed in FEW_SEEDS for run in (*runs, *map(longer, plain)))]
+    skipping = replace(plain[0], **ADDED_SKIPS)
+    runs += [*map(longer, plain), skipping]
+    return [base(SMALL), *(replace(run, seed=seed) for seed in FEW_SEEDS for run in runs)]
 
 
 def growth() -> list[Run]:

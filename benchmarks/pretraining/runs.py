@@ -185,8 +185,8 @@ class Run:
     beta2: of AdamW.
     muon: whether Muon trains the matrices of the layers, and AdamW all else.
     embedding_norm: whether an RMSNorm follows the embedding.
-    side_norm: of the history start, whether its side streams hold a norm of the embedding.
     skips: of a plain model, whether each layer also reads the embedding.
+    side_norm: whether skips, or the side streams of the history start, hold a norm of the embedding.
     """
 
     study: str

@@ -226,7 +226,9 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
     torch.manual_seed(run.seed)
     fields = {**MODELS, **DEEP_MODELS}[run.model]
     model = (new_model if run.start is None else continued_model)(run, size, fields)
-    if run.side_norm:
+    if run.skips:
+        skip_from_embedding(model, normed=run.side_norm)
+    elif run.side_norm:
         norm_side_streams(model)
     if run.rank:
         parts = {part for name in hc_parameters(model) for part in name.split(".")}
@@ -278,8 +280,6 @@ def new_model(run: Run, size: Scale, fields: dict | None) -> nn.Module:
         keep_embedding_alone(model)
     if run.embedding_norm:
         norm_embedding(model)
-    if run.skips:
-        skip_from_embedding(model)
     if run.fixed:
         fix_part(model, run.fixed)
     return model
