@@ -120,7 +120,7 @@ def by_start(runs: list[Run]) -> str:
 def by_seed(runs: list[Run]) -> str:
     """Return Markdown: the loss of each model by seed, and how far the history start is from it, by its optimizer.
 
-    The history start stands in two columns: as it is, and with a norm of the embedding.
+    The history start stands in two columns: as it is, and with a norm of the embedding if there are such runs.
     """
     found: dict[Run, dict[int, dict]] = {}
     for run, result in results(runs).items():
@@ -128,12 +128,11 @@ def by_seed(runs: list[Run]) -> str:
     history = {(run.muon, run.embedding_norm): seeds for run, seeds in found.items() if run.model == HISTORY}
     seeds, rows = sorted({run.seed for run in runs}), []
     for run, of_seeds in found.items():
-        norms = (False, True) if run.model == PLAIN else ()
-        apart = [difference(history.get((run.muon, norm), {}), of_seeds) for norm in norms]
+        apart = [difference(history.get((run.muon, norm), {}), of_seeds) for norm in (False, True)]
         losses = [_loss(of_seeds.get(seed, {}).get("held_out_loss")) for seed in seeds]
-        rows.append([name_of(run), *losses, *(str(each or "") for each in apart)])
+        rows.append([name_of(run), *losses, *(str(each or "") if run.model == PLAIN else "" for each in apart)])
     titles = ["", *(f"seed {seed}" for seed in seeds), "history start against it", "with the norm"]
-    return markdown(titles, [row + [""] * (len(titles) - len(row)) for row in rows]) if rows else ""
+    return filled(titles, rows) if rows else ""
 
 
 def comparison(runs: list[Run], size: Scale = DEEP) -> str:
@@ -170,8 +169,13 @@ def comparison(runs: list[Run], size: Scale = DEEP) -> str:
         )
     titles = ["", "learning rates", "seeds", "held-out loss", "against plain, same tokens", "detectable"]
     titles += [f"against plain, {times:g}× the steps" for times in (DEEP.slower["Llama"], AT_A_BILLION)]
-    filled = [place for place in range(len(titles)) if any(row[place] for row in rows)]
-    return markdown([titles[place] for place in filled], [[row[place] for place in filled] for row in rows])
+    return filled(titles, rows)
+
+
+def filled(titles: list[str], rows: list[list[str]]) -> str:
+    """Return Markdown of the columns that any row fills."""
+    places = [place for place in range(len(titles)) if any(row[place] for row in rows)]
+    return markdown([titles[place] for place in places], [[row[place] for place in places] for row in rows])
 
 
 def costs() -> str:
@@ -204,7 +208,7 @@ def main_tables() -> dict[str, str]:
     """Return the tables of docs/results.md, by their marks."""
     return {
         "deep scratch": comparison([*scratch(), *(run for run in lean() if not run.muon)]),
-        "deep scratch long": comparison(scratch_long()),
+        "deep scratch long": by_seed(scratch_long()),
         "deep skips": by_seed(skips()),
         "deep muon": comparison([*muon(), *(run for run in lean() if run.muon)]),
         "deep when": by_start(when()),

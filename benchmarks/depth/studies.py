@@ -285,10 +285,10 @@ def scratch_long_rates() -> list[Run]:
 
 
 def scratch_long() -> list[Run]:
-    """Each of them at its best with a few seeds, and the plain one also for as long as those with connections take."""
+    """Return each at its best with a few seeds, the plain one also for as long as connections take, and with skips."""
     chosen = best_of(scratch_long_rates())
     plain = [run for run in chosen if run.model == PLAIN]
-    chosen += [other for run in plain for other in (longer(run), as_at_a_billion(run))]
+    chosen += [other for run in plain for other in (longer(run), as_at_a_billion(run), replace(run, **SKIPPING))]
     return [replace(run, seed=seed) for seed in FEW_SEEDS for run in chosen]
 
 
