@@ -92,7 +92,7 @@ def skips() -> list[Run]:
     """Return the plain model with a norm of the embedding and skips from it, beside it and the history start."""
     plain = _run("scratch", PLAIN, learning_rate=DRAWN_RATE)
     skipping, history = replace(plain, **SKIPPING), replace(plain, model=HISTORY)
-    rivals = [skipping, longer(skipping), as_at_a_billion(skipping)]
+    rivals = [skipping, longer(skipping), as_at_a_billion(skipping), replace(plain, **ADDED_SKIPS)]
     runs = [plain, *rivals, history, replace(history, embedding_norm=True)]
     runs += [replace(run, muon=True) for run in (plain, skipping, history)]
     return [replace(run, seed=seed) for run in runs for seed in FEW_SEEDS]
