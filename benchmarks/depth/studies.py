@@ -150,6 +150,13 @@ def when() -> list[Run]:
     return [*runs, *map(as_long, plain), *(replace(run, **ADDED_SKIPS) for run in plain)]
 
 
+def early() -> list[Run]:
+    """Return the conversions after a quarter of a training, and the plain model with skips, with a few seeds."""
+    at = DEEP.steps["trunk"] // 4
+    runs = [run for run in when() if run.at == at and run.learning_rate == DRAWN_RATE]
+    return [trunk(), *(replace(run, seed=seed) for seed in FEW_SEEDS for run in runs)]
+
+
 def as_long(run: Run) -> Run:
     """Return a run at a constant rate with the steps of `longer`, its warm-up and decay unchanged."""
     return replace(longer(run), warm_up=run.warm_up)
@@ -362,6 +369,7 @@ STUDIES = {
     "skips": skips,
     "lean": lean,
     "when": when,
+    "early": early,
     "saturated": saturated,
     "growth": growth,
     "parts": parts,
