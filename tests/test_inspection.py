@@ -269,9 +269,9 @@ def test_sizes_beyond_the_weights_take_no_memory(changes, out):
 def test_an_eps_of_no_conversion_or_of_no_model(converted, tmp_path):
     folder = shutil.copytree(converted["mhc"], tmp_path / "out")
     not_known = inspect_checkpoint(str(configure(folder, hc_eps=0.5))).not_known
-    assert not_known.startswith("in config.json, hc_eps must be at least 0 and below 0.1 (got 0.5)")
+    assert not_known.startswith("in config.json, hc_eps must be at least 1e-30 and below 0.1 (got 0.5)")
     for eps in (None, "small", -1e-6):
-        with pytest.raises(UnsupportedCheckpointError, match="of no model: hc_eps must be a number, at least 0"):
+        with pytest.raises(UnsupportedCheckpointError, match="of no model: hc_eps must be a number, at least 1e-30"):
             inspect_checkpoint(str(configure(folder, hc_eps=eps)))
 
 

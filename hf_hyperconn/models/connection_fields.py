@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from math import inf
 from typing import Any, Literal, TypedDict, get_args, get_origin
 
+SMALLEST_EPS = 1e-30  # whose inverse root float32 represents
 FORMAT = 1  # of folders: names of parameters, fields of the config; older ones, without the field, are of the first
 # at the start of mHC and iHC
 FAVOURED_READ = 0.7  # of stream k mod n, by sub-layer k; the others share the rest
@@ -154,8 +155,8 @@ def fault_of_fields(config: Mapping[str, Any], starts: tuple = CHOICES["hc_start
     tanh, eps = config["hc_tanh"], config["hc_eps"]
     if not isinstance(tanh, bool):
         return _must_be(config, "hc_tanh", "True or False")
-    if not isinstance(eps, int | float) or not 0 <= eps < inf:
-        return _must_be(config, "hc_eps", "a number, at least 0")
+    if not isinstance(eps, int | float) or not SMALLEST_EPS <= eps < inf:
+        return _must_be(config, "hc_eps", f"a number, at least {SMALLEST_EPS}", because="zeros are normed with it")
     return _fault_of_kind(config, starts)
 
 
@@ -189,8 +190,8 @@ def fault_of_start(config: Mapping[str, Any]) -> str | None:
         smallest = (1 - FAVOURED_READ) / (n - 1)
     if config["hc_readout"] == "learned":
         smallest = min(smallest, 1 / n)
-    if smallest < 1 and not 0 <= eps < smallest:
-        accepted = f"at least 0 and below {smallest:.3g}"
+    if smallest < 1 and eps >= smallest:
+        accepted = f"at least {SMALLEST_EPS} and below {smallest:.3g}"
         return _must_be(config, "hc_eps", accepted, because="so much is read of a stream at the start")
     return None
 
