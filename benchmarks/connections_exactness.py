@@ -31,6 +31,7 @@ CASES = {
     **{f"dhc×{n}, history": {"connection": "dhc", "hc_mult": n, "hc_start": "history"} for n in WIDTHS},
     **{f"attnres, block {block}": {"connection": "attnres", "hc_block": block} for block in (1, 2, 4)},
     **{f"altup×{n}": {"connection": "altup", "hc_mult": n} for n in WIDTHS},
+    "skip": {"connection": "skip"},
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS, LENGTH, NEW_TOKENS = 4, 48, 100

@@ -8,6 +8,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from hf_hyperconn import convert_model
 from hf_hyperconn.models.attention_residuals import AttentionResidual
 from hf_hyperconn.models.connection import Connection
+from hf_hyperconn.models.embedding_skip import EmbeddingSkip
 from hf_hyperconn.models.hyper_connections import HyperConnection
 from hf_hyperconn.models.keel_connection import KeelConnection
 from hf_hyperconn.models.manifold_hyper_connections import ManifoldHyperConnection
@@ -17,6 +18,7 @@ CONNECTIONS = {
     "dhc": lambda k: HyperConnection(8, 2, k, norm=nn.LayerNorm(8)),
     "mhc": lambda k: ManifoldHyperConnection(8, 2, k),
     "attnres": lambda k: AttentionResidual(8, k),
+    "skip": lambda k: EmbeddingSkip(8, k),
     "keel": lambda k: KeelConnection(8, k, 2, norm=nn.LayerNorm(8)),
 }
 SHAPES = [(8,), (1,), (3, 8), (1, 3, 8), (4, 1, 8), (4, 3, 1)]

@@ -276,7 +276,7 @@ def one_rank():
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize(("connection", "n"), [("dhc", 4), ("mhc", 4), ("attnres", 1)])
+@pytest.mark.parametrize(("connection", "n"), [("dhc", 4), ("mhc", 4), ("attnres", 1), ("skip", 2)])
 @pytest.mark.parametrize("wrapped", ["layers", "connections"])
 def test_of_a_sharded_model(wrapped, connection, n, one_rank):
     """FSDP2 hands every module's inputs on as new tensors."""

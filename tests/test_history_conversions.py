@@ -30,6 +30,7 @@ FAST = {
     "attnres": {"connection": "attnres"},
     "attnres 2": {"connection": "attnres", "hc_block": 2},
     "altup": {"connection": "altup"},
+    "skip": {"connection": "skip"},
 }
 OTHERS = {
     **{
@@ -41,6 +42,7 @@ OTHERS = {
 SLOW = {name: OTHERS[name] for name in ("shc×2 type", "shc×8 depth", "dhc×2 depth", "dhc×8 type", "attnres 4")}
 REST = {name: fields for name, fields in OTHERS.items() if name not in {**FAST, **SLOW}}
 CASES = {**FAST, **SLOW}
+WITHOUT_MATRICES = ("attnres", "skip")
 LONG = {name: FAST[name] for name in ("dhc×4 type", "attnres 2")}
 
 
@@ -200,6 +202,7 @@ def test_drift_of_a_readout_and_of_queries(converted, tmp_path):
         ("attnres", "attnres, full", "-n 1 --connection attnres"),
         ("attnres 2", "attnres, blocks of 2 sub-layers", "-n 1 --connection attnres --block 2"),
         ("altup", "altup, n=4", "-n 4 --connection altup"),
+        ("skip", "skip, of the normed embedding", "-n 2 --connection skip"),
     ],
     ids=FAST,
 )
@@ -237,9 +240,10 @@ def test_plots(case, converted, tmp_path, capsys):
     (tmp_path / "text").write_text("0123456789 !#$%" * 30)  # characters below the 96 tokens of the model
     command = ["plot", str(converted[case]), "--text", str(tmp_path / "text"), "-o", str(tmp_path / "pictures")]
     done = main(command)
-    if "attnres" in case:
+    if case.startswith(WITHOUT_MATRICES):
         assert done == 1
-        message = f"error: '{converted[case]}' has connection 'attnres', where no matrices read and mix streams"
+        connection = FAST[case]["connection"]
+        message = f"error: '{converted[case]}' has connection '{connection}', where no matrices read and mix streams"
         assert capsys.readouterr().err.startswith(message)
     else:
         assert (done, len(list((tmp_path / "pictures").iterdir()))) == (0, 4)
@@ -252,8 +256,10 @@ def test_weight_decay_and_the_monitor(case, llama, llama_folder, ids):
     decayed = {
         names[id(p)] for group in hc_param_groups(model, 1, 0.1) if group["weight_decay"] for p in group["params"]
     }
-    assert not [name for name in decayed if name.endswith(("static_gamma", "query", "prediction", "correction"))]
-    if "attnres" in case:
+    assert not [
+        name for name in decayed if name.endswith(("static_gamma", "query", "prediction", "correction", "factors"))
+    ]
+    if case.startswith(WITHOUT_MATRICES):
         with pytest.raises(HyperConnError, match="has no streams that matrices read and mix"):
             hc_figures(model, ids)
     else:

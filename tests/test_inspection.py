@@ -238,7 +238,7 @@ def test_a_plain_model(llama_folder, capsys):
         ({"num_hidden_layers": None}, "has num_hidden_layers None, not a size of a model"),
         (
             {"connection": "xhc"},
-            "has connection 'xhc'; known are shc, dhc, mhc, ihc, frac, keel, attnres, altup, dual",
+            "has connection 'xhc'; known are shc, dhc, mhc, ihc, frac, keel, attnres, altup, dual, skip",
         ),
         (
             {"connection": "mhc", "hc_mult": 1},

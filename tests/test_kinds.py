@@ -91,6 +91,15 @@ def test_what_attention_residuals_keep(layers, block, dtype):
     assert kept_bytes(model.config.to_dict(), dtype.itemsize) == added
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layers", [2, 5])
+def test_what_skips_from_the_embedding_keep(layers, dtype):
+    plain = LlamaForCausalLM(llama_config(num_hidden_layers=layers)).to(dtype)
+    model = hc_llama(connection="skip", hc_mult=2, num_hidden_layers=layers).to(dtype)
+    added = kept_for_a_token(model) - kept_for_a_token(plain)
+    assert kept_bytes(model.config.to_dict(), dtype.itemsize) == added
+
+
 def test_what_altup_and_residual_keep():
     """Of ResiDual the readout's norm is in what is measured."""
     dtype = torch.bfloat16
@@ -184,7 +193,10 @@ def test_the_table_and_the_configs_agree_on_what_has_an_equivalent(name):
         ({"connection": "shc", "hc_tanh": False}, "hc_tanh must be True with connection 'shc' (got False)"),
         ({"hc_history": "depth"}, "hc_history must be 'type' with hc_start 'copies' (got 'depth')"),
         ({"connection": "attnres", "hc_eps": -1.0}, "hc_eps must be a number, at least 1e-30 (got -1.0)"),
-        ({"connection": "mhc", "hc_eps": 0}, "hc_eps must be a number, at least 1e-30 (got 0): zeros are normed"),
+        (
+            {"connection": "mhc", "hc_eps": 0},
+            "hc_eps must be a number, at least 1e-30 (got 0): zeros are normed with it",
+        ),
         ({"connection": "attnres", "hc_eps": float("nan")}, "hc_eps must be a number, at least 1e-30 (got nan)"),
         ({"hc_eps": 0.5}, "hc_eps must be 1e-06 with connection 'dhc' (got 0.5)"),
         ({"hc_tanh": "no"}, "hc_tanh must be True or False (got 'no')"),

@@ -121,12 +121,12 @@ def test_checkpointed_gradients(fields, ids):
 
 
 KEEL, DUAL = SCRATCH[0], {"connection": "dual", "hc_mult": 2}
-ATTNRES = {"connection": "attnres", "hc_mult": 1}
+ATTNRES, SKIP = {"connection": "attnres", "hc_mult": 1}, {"connection": "skip", "hc_mult": 2}
 ALTUP = [{"connection": "altup", "hc_mult": 2}, {"connection": "altup", "hc_selection": "same"}]
 NORMS = [{"norm": "dyt"}, {"norm": "derf"}, {**KEEL, "norm": "dyt"}, {"connection": "frac", "norm": "derf"}]
 
 
-@pytest.mark.parametrize("fields", [KEEL, DUAL, *ALTUP, *NORMS], ids=str)
+@pytest.mark.parametrize("fields", [KEEL, DUAL, SKIP, *ALTUP, *NORMS], ids=str)
 @torch.no_grad()
 def test_saved_loaded_generated_with_and_without_cache(fields, ids, tmp_path):
     model = randomized(hc_llama(**fields), 0.1).eval()
@@ -140,7 +140,7 @@ def test_saved_loaded_generated_with_and_without_cache(fields, ids, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("fields", [KEEL, DUAL, *ALTUP], ids=str)
+@pytest.mark.parametrize("fields", [KEEL, DUAL, SKIP, *ALTUP], ids=str)
 @torch.no_grad()
 def test_hidden_states_keep_the_dtype(fields, dtype, ids):
     model = hc_llama(**fields).to(dtype)

@@ -69,6 +69,7 @@ def rebuilt(value):
         {"connection": "attnres", "hc_mult": 1, "hc_block": 2},
         {"connection": "keel", "hc_mult": 1},
         {"connection": "dual", "hc_mult": 2},
+        {"connection": "skip", "hc_mult": 2},
     ],
     ids=str,
 )

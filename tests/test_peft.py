@@ -143,6 +143,7 @@ def test_adapters_that_transformers_adds_itself(ids, tmp_path):
         {"connection": "attnres", "hc_mult": 1},
         {"connection": "altup"},
         {"connection": "dual", "hc_mult": 2},
+        {"connection": "skip", "hc_mult": 2},
     ],
     ids=lambda fields: "-".join(map(str, fields.values())),
 )

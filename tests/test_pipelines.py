@@ -26,6 +26,7 @@ KINDS = {
     "mhc": {"connection": "mhc"},
     "frac": {"connection": "frac"},  # parts of one stream
     "attnres": {"connection": "attnres"},  # a value more for each sub-layer
+    "skip": {"connection": "skip"},  # and the embedding
     "weighted": {"hc_readout": "weighted", "hc_start": "history"},
     "learned": {"hc_readout": "learned"},
 }

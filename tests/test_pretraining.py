@@ -287,25 +287,6 @@ def test_skips_from_the_embedding_start_as_the_plain_model_and_reach_every_layer
         train.build(replace(RUN, skips=True))
 
 
-def test_skips_added_to_a_model_that_has_learned_start_as_it_is_and_learn(place):
-    base = train.train(BASE)
-    run = replace(RUN, study="continued", model="Pre-Norm", start=BASE.id, skips=True, side_norm=True)
-    plain, model = train.build(replace(run, skips=False, side_norm=False)), train.build(run)
-    ids = torch.randint(0, 64, (1, 9))
-    assert torch.equal(model(ids).logits, plain(ids).logits)
-    with torch.no_grad():
-        model.model.layers[0].skip.copy_(torch.tensor([0.0, 1.0]))
-    seen = []
-    model.model.layers[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    model(ids)
-    embedding, eps = model.model.embed_tokens(ids), model.config.rms_norm_eps
-    expected = embedding / (embedding.square().mean(-1, keepdim=True) + eps).sqrt()
-    torch.testing.assert_close(seen[0], expected, **ANOTHER_ORDER)
-    result = train.train(run)
-    assert result["curve"][0]["loss"] == base["curve"][-1]["loss"]
-    assert result["held_out_loss"] != train.train(replace(run, skips=False, side_norm=False))["held_out_loss"]
-
-
 def test_normed_side_streams_start_as_the_usual_ones_and_learn(place):
     run = replace(RUN, model="DHC×4 history by type")
     ids = torch.randint(0, 64, (1, 9))

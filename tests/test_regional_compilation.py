@@ -40,6 +40,7 @@ def graphs(model) -> int:
             ({"connection": "mhc"}, 0),
             ({"connection": "shc", "hc_start": "history", "hc_readout": "weighted"}, 1),
             ({"connection": "attnres", "hc_mult": 1}, 2),
+            ({"connection": "skip", "hc_mult": 2}, 0),
         ],
         ({}, 0),
     ),

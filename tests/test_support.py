@@ -20,7 +20,7 @@ from .tiny import SHARED, tiny
 IDS = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0))
 # mHC and iHC are within a rounding in float32 (tests/test_other_connections.py)
 EXACT = {
-    **dict.fromkeys(("shc", "frac", "attnres", "altup"), torch.float32),
+    **dict.fromkeys(("shc", "frac", "attnres", "altup", "skip"), torch.float32),
     **dict.fromkeys(("mhc", "ihc"), torch.bfloat16),
 }
 

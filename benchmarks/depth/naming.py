@@ -17,9 +17,8 @@ def name_of(run: Run, size: Scale = DEEP) -> str:
     words += [f"{run.steps / usual:g}× the steps"] * (run.steps != usual)
     words += ["projections undivided"] * run.undivided + ["projections divided"] * run.divided
     words += ["norm of the embedding"] * (run.embedding_norm and not run.skips)
-    words += ["norm of the embedding in side streams"] * (run.side_norm and not run.skips)
+    words += ["norm of the embedding in side streams"] * run.side_norm
     words += ["skips from the normed embedding" if run.embedding_norm else "skips from the embedding"] * run.skips
-    words += ["normed for skips alone"] * (run.skips and run.side_norm)
     words += ["Muon"] * run.muon + [f"beta2 of {run.beta2:g}"] * (run.beta2 != BETA2)
     words += [f"warm-up of {run.warm_up} steps"] * (run.warm_up != (REWARM if run.at else round(WARM_UP * run.steps)))
     words += ["constant rate"] * (run.decay > 0) + [f"from step {run.at}"] * (run.at > 0)

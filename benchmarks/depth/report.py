@@ -109,8 +109,7 @@ def by_start(runs: list[Run]) -> str:
     steps = trunk().steps
     for run, result in results(runs).items():
         times = run.steps / (steps - run.at)
-        name = f"{run.model}{' with skips' * run.skips}, {run.learning_rate:g}"
-        name += f", {times:g}× the steps left" * (times != 1)
+        name = f"{run.model}, {run.learning_rate:g}" + f", {times:g}× the steps left" * (times != 1)
         found.setdefault(name, {})[run.at / steps] = result["held_out_loss"]
     parts = sorted({part for losses in found.values() for part in losses})
     rows = [[name, *(_loss(losses.get(part)) for part in parts)] for name, losses in found.items()]
@@ -146,7 +145,7 @@ def comparison(runs: list[Run], size: Scale = DEEP) -> str:
     rows = []
     for name, of_seeds in by_name.items():
         run, apart, longer_apart, at_a_billion = settings[name], None, None, None
-        usual = {"undivided": False, "divided": False, "alone": False, "lane": 1.0, "skips": False, "side_norm": False}
+        usual = {"undivided": False, "divided": False, "alone": False, "lane": 1.0}
         plain = replace(run, model=PLAIN, warm_up=round(WARM_UP * run.steps), **usual)
         if name_of(plain, size) != name:
             apart, longer_apart, at_a_billion = (

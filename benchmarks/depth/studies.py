@@ -35,10 +35,9 @@ NEW_HC_LRS = {
     **dict.fromkeys(("DHC×4", "DHC×4 history by type"), (1.0, 3.0, 10.0)),
     **dict.fromkeys(("mHC×4", "iHC×4"), (1.0, 3.0, 10.0, 30.0)),
 }
-HISTORY, STATIC, LEAN = "DHC×4 history by type", "SHC×4 history", "SHC×2 history"
+HISTORY, STATIC, LEAN, SKIPS = "DHC×4 history by type", "SHC×4 history", "SHC×2 history", "skips"
 TIMED = (*DRAWN, STATIC, LEAN)
 SKIPPING, WITH_SKIPS = {"embedding_norm": True, "skips": True}, f"{PLAIN} with skips"  # the best rival, and its name
-ADDED_SKIPS = {"side_norm": True, "skips": True}  # to a model that has learned without, and whose outputs stay
 RIVALS = (  # in the order in which they decide something
     (PLAIN, {"skips": True}, (4e-3,)),
     (PLAIN, SKIPPING, (4e-3,)),
@@ -92,7 +91,7 @@ def skips() -> list[Run]:
     """Return the plain model with a norm of the embedding and skips from it, beside it and the history start."""
     plain = _run("scratch", PLAIN, learning_rate=DRAWN_RATE)
     skipping, history = replace(plain, **SKIPPING), replace(plain, model=HISTORY)
-    rivals = [skipping, longer(skipping), as_at_a_billion(skipping), replace(plain, **ADDED_SKIPS)]
+    rivals = [skipping, longer(skipping), as_at_a_billion(skipping), replace(plain, model=SKIPS)]
     runs = [plain, *rivals, history, replace(history, embedding_norm=True)]
     runs += [replace(run, muon=True) for run in (plain, skipping, history)]
     return [replace(run, seed=seed) for run in runs for seed in FEW_SEEDS]
@@ -131,12 +130,12 @@ def trunk() -> Run:
 
 
 def when() -> list[Run]:
-    """Return the history start from scratch, or converted at each of the trunk's steps; the plain model as well.
+    """Return the history start and skips from scratch, or converted at each of the trunk's steps.
 
-    The plain model also trains for as long as these take, and gets skips from the embedding, which take no time.
+    The plain model does the same, and also trains for as long as the history start takes.
     """
     whole = trunk()
-    scratch = [replace(whole, model=HISTORY), as_long(whole), replace(whole, **SKIPPING)]
+    scratch = [replace(whole, model=HISTORY), as_long(whole), replace(whole, model=SKIPS)]
     scratch = [replace(run, study="scratch") for run in scratch]
     left = [{"start": whole.id, "at": at, "steps": whole.steps - at, "warm_up": REWARM} for at in DEEP.taken_at]
     runs = [whole, *scratch]
@@ -147,14 +146,15 @@ def when() -> list[Run]:
             for model in (PLAIN, HISTORY)
         ]
     plain = [run for run in runs if run.at and run.model == PLAIN and run.learning_rate == DRAWN_RATE]
-    return [*runs, *map(as_long, plain), *(replace(run, **ADDED_SKIPS) for run in plain)]
+    return [*runs, *map(as_long, plain), *(replace(run, model=SKIPS) for run in plain)]
 
 
 def early() -> list[Run]:
-    """Return the conversions after a quarter of a training, and the plain model with skips, with a few seeds."""
-    at = DEEP.steps["trunk"] // 4
-    runs = [run for run in when() if run.at == at and run.learning_rate == DRAWN_RATE]
-    return [trunk(), *(replace(run, seed=seed) for seed in FEW_SEEDS for run in runs)]
+    """Return the plain model and skips after a quarter of a training, with a few seeds."""
+    whole = trunk()
+    runs = [run for run in when() if run.at == whole.steps // 4 and run.learning_rate == DRAWN_RATE]
+    runs = [run for run in runs if run.model in (PLAIN, SKIPS) and run.at + run.steps == whole.steps]
+    return [whole, *(replace(run, seed=seed) for seed in FEW_SEEDS for run in runs)]
 
 
 def as_long(run: Run) -> Run:
@@ -165,7 +165,7 @@ def as_long(run: Run) -> Run:
 def saturated() -> list[Run]:
     """Return the plain model and two history starts, continued on a base that has seen many tokens a parameter.
 
-    The plain model also gets skips, at the best rate.
+    Skips are continued at the best rate alone.
     """
     settings = {"start": base(SMALL).id, "size": SMALL}
     runs = [
@@ -174,8 +174,8 @@ def saturated() -> list[Run]:
         for model in (PLAIN, HISTORY, LEAN)
     ]
     plain = [run for run in runs if run.model == PLAIN]
-    skipping = replace(plain[0], **ADDED_SKIPS)
-    runs += [*map(longer, plain), skipping]
+    rate, hc_lr = SATURATED_BEST
+    runs += [*map(longer, plain), _run("continued", SKIPS, learning_rate=rate, hc_lr=hc_lr, **settings)]
     return [base(SMALL), *(replace(run, seed=seed) for seed in FEW_SEEDS for run in runs)]
 
 

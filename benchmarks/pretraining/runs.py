@@ -42,6 +42,7 @@ DEEP_MODELS = {
     "AltUp×4": {"connection": "altup", "hc_mult": 4},
     "ResiDual": {"connection": "dual", "hc_mult": 2},
     "Keel": {"connection": "keel", "hc_mult": 1},
+    "skips": {"connection": "skip", "hc_mult": 2},
     "DHC×4 with DyT": {**DHC4, "norm": "dyt"},
     "DHC×4 with Derf": {**DHC4, "norm": "derf"},
 }
@@ -186,7 +187,7 @@ class Run:
     muon: whether Muon trains the matrices of the layers, and AdamW all else.
     embedding_norm: whether an RMSNorm follows the embedding.
     skips: of a plain model, whether each layer also reads the embedding.
-    side_norm: whether skips, or the side streams of the history start, hold a norm of the embedding.
+    side_norm: of the history start, whether its side streams hold a norm of the embedding.
     """
 
     study: str

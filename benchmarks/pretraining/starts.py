@@ -51,10 +51,8 @@ def norm_side_streams(model: PreTrainedModel) -> None:
     connection.expand_streams = expand_streams
 
 
-def skip_from_embedding(model: PreTrainedModel, *, normed: bool = False) -> None:
+def skip_from_embedding(model: PreTrainedModel) -> None:
     """Let each layer read a x + b x_0, of its input and the embedding; a is 1 and b is 0 at the start.
-
-    normed: whether x_0 is divided by its root mean square.
 
     Source: modded-nanogpt and nanochat, which have both factors for each layer.
 
@@ -62,12 +60,8 @@ def skip_from_embedding(model: PreTrainedModel, *, normed: bool = False) -> None
     """
     if hasattr(model.config, "hc_mult"):
         raise ValueError(f"skips must be of a plain model (got {type(model).__name__}).")
-    kept, eps = {}, model.config.rms_norm_eps
-
-    def keep(module: nn.Module, args: tuple, output: torch.Tensor) -> None:
-        kept["embedding"] = nn.functional.rms_norm(output, output.shape[-1:], eps=eps) if normed else output
-
-    model.get_input_embeddings().register_forward_hook(keep)
+    kept = {}
+    model.get_input_embeddings().register_forward_hook(lambda module, args, output: kept.update(embedding=output))
 
     def skip(layer: nn.Module, args: tuple) -> tuple:
         hidden_states, *others = args

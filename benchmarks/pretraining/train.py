@@ -227,8 +227,8 @@ def build(run: Run, size: Scale | None = None) -> nn.Module:
     fields = {**MODELS, **DEEP_MODELS}[run.model]
     model = (new_model if run.start is None else continued_model)(run, size, fields)
     if run.skips:
-        skip_from_embedding(model, normed=run.side_norm)
-    elif run.side_norm:
+        skip_from_embedding(model)
+    if run.side_norm:
         norm_side_streams(model)
     if run.rank:
         parts = {part for name in hc_parameters(model) for part in name.split(".")}

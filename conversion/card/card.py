@@ -187,7 +187,7 @@ def _values(facts: Facts, evaluation: Evaluation | None, base_evaluation: Evalua
         "inspection": inspection,
         "base": base,
         "kind": kind,
-        "kind_link": f"[{kind.title}](https://arxiv.org/abs/{kind.paper})",
+        "kind_link": f"[{kind.title}]({kind.link})",
         "settings": ", ".join(kind.settings(inspection.fields)),
         "streams": kind.streams(inspection.fields),
         "between_layers": kind.between_layers(inspection.fields),

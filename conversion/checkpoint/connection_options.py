@@ -39,16 +39,16 @@ INEXACT = {
     "learned": "weights that are predicted are rounded",
 }
 MEANINGS = {
-    "hc_mult": "residual streams (default: 4; attnres has 1)",
+    "hc_mult": "residual streams (default: 4; attnres has 1, skip has 2)",
     "connection": "shc: static, dhc: dynamic (default), mhc: manifold-constrained, ihc: the same without mixing, "
-    "frac: frac-connections, attnres: attention residuals, altup: AltUp",
+    "frac: frac-connections, attnres: attention residuals, altup: AltUp, skip: skips from the embedding",
     "hc_readout": "mean of the streams (default), or a sum with learned weights (default with --start history)",
     "hc_start": "initial streams of shc and dhc: copies of the residual stream (default) or parts of its history",
     "hc_history": "with --start history: division by type of sub-layer or by depth (default: type)",
     "hc_block": "with attnres: number of sub-layers summed to one value (default: 1)",
     "hc_selection": "with altup: read the streams in turn, or always the first (default: alternating)",
     "hc_sinkhorn_iters": "with mhc: number of normalizations of the mix (default: 20)",
-    "hc_eps": "eps of mhc, ihc and attnres (default: 1e-6)",
+    "hc_eps": "eps of mhc, ihc, attnres and skip (default: 1e-6)",
     "hc_tanh": "tanh on the dynamic part of dhc and frac (default: on)",
 }
 

@@ -58,8 +58,10 @@ class _Module:
         return f"{self.stack}{layer}.{sub_layer.connection}.{parameter}"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        kind = readout_of(self.config) if self.k is None else kind_of(self.config)
-        return kind.shapes(self.config, self.family.norm)
+        if self.k is None:
+            return readout_of(self.config).shapes(self.config, self.family.norm)
+        kind = kind_of(self.config)
+        return kind.shapes(self.config, self.family.norm) if kind.has_parameters(self.config, self.k) else {}
 
     def values(self) -> dict[str, np.ndarray]:
         """Return the parameters at the start, float32."""
@@ -129,7 +131,7 @@ def measure_drift(
         has_changed = has_changed or not all(np.array_equal(stored[name], initial[name]) for name in initial)
         if module.k is None:
             changes += [np.abs(stored[name] - initial[name]).max() for name in initial]
-        else:
+        elif initial:
             layer, sub_layer = place_of(module.k, sub_layers_of(module.config))
             drift = kind_of(module.config).drift(stored, initial, module.config)
             drifts.append(Drift(module.family.place, layer, sub_layer.name, *map(float, drift)))

@@ -55,6 +55,7 @@ class Kind:
 
     name: the value of the field `connection`.
     title, paper: its name for people, and its number on arXiv.
+    link: address of the paper, or of the code that it comes from.
     is_rounded: whether a conversion equals its base in float32 only up to rounding.
     has_matrices: whether matrices read and mix the streams, so that they can be unfolded and observed.
     extends_hyper_connections: whether its paper extends the paper of hyper-connections.
@@ -65,12 +66,15 @@ class Kind:
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
+    link: ClassVar[str]
     is_rounded: ClassVar[bool] = False
     has_matrices: ClassVar[bool] = True
     extends_hyper_connections: ClassVar[bool] = True
     readout: "ClassVar[Readout | None]" = None
 
     def __init_subclass__(cls):
+        if "paper" in vars(cls):
+            cls.link = f"https://arxiv.org/abs/{cls.paper}"
         if "name" in vars(cls):
             cls.rows[cls.name] = cls()
 
@@ -104,6 +108,10 @@ class Kind:
             chosen.append(f"start {field_value(config, 'hc_start')}")
         readout = field_value(config, "hc_readout")
         return chosen + [f"readout {readout}"] * (readout != FIELDS["hc_readout"])
+
+    def has_parameters(self, config: Mapping, k: int) -> bool:
+        """Return whether the connection around sub-layer k has parameters."""
+        return True
 
     def shapes(self, config: Mapping, norm: Iterable[str]) -> Shapes:
         """Return the shapes of each connection's parameters."""

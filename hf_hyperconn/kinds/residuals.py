@@ -1,11 +1,11 @@
-"""Kinds without matrices: attention residuals; Keel and ResiDual, which norm the residual stream itself.
+"""Kinds without matrices: attention residuals, skips from the embedding, Keel and ResiDual.
 
-Models with Keel or ResiDual are trained from scratch.
+Keel and ResiDual norm the residual stream itself, so models with them are trained from scratch.
 """
 
 import numpy as np
 
-from .kind import NORM, Joined, Kind, Readout, count_sub_layers, field_value, float32, sub_layers_of
+from .kind import NORM, Joined, Kind, Readout, count_sub_layers, field_value, float32, largest_change, sub_layers_of
 
 READ = 6  # operations on each value of a token that is read: its mean square, its score, its share
 
@@ -120,6 +120,51 @@ class Dual(Kind):
     def kept_for_backward(self, config):
         # differentiated by autograd, in float32
         return 0, count_sub_layers(config) * (3 * config["hidden_size"] + 1)
+
+
+class Skip(Kind):
+    """`EmbeddingSkip`, which no paper describes."""
+
+    name, title = "skip", "skips from the embedding"
+    link = "https://github.com/KellerJordan/modded-nanogpt"
+    has_matrices = extends_hyper_connections = False
+    readout = Joined()
+
+    def suffix(self, n):
+        return "Skip"
+
+    def streams(self, config):
+        return "before each layer the residual stream is scaled, and adds a multiple of the normed embedding"
+
+    def between_layers(self, config):
+        return "the residual stream and the normed embedding"
+
+    def settings(self, config):
+        return ["of the normed embedding"]
+
+    def has_parameters(self, config, k):
+        return k % len(sub_layers_of(config)) == 0
+
+    def shapes(self, config, norm):
+        return {"factors": (2,)}
+
+    def values(self, config, norm, k):
+        return float32(factors=(1, 0)) if self.has_parameters(config, k) else {}
+
+    def parameters(self, config, norm):
+        return 2 * config["num_hidden_layers"]
+
+    def drift(self, stored, initial, config):
+        return largest_change(stored, initial, "factors"), 0.0, 0.0
+
+    def flops(self, config):
+        # two products and an addition a layer, an addition a sub-layer, and the norm of the embedding
+        layers = config["num_hidden_layers"]
+        return (3 * layers + count_sub_layers(config) + NORM - 1) * config["hidden_size"]
+
+    def kept_for_backward(self, config):
+        # both streams between layers, and the norm in float32
+        return 2 * config["num_hidden_layers"], config["hidden_size"] + 1
 
 
 def _opened(count: int, step: int, block: int) -> int:

@@ -19,6 +19,7 @@ from .connection_fields import CHOICES
 from .dual_residual import dual, dual_readout
 from .dynamic_activations import dynamic_activations as derf
 from .dynamic_activations import dynamic_activations as dyt
+from .embedding_skip import skip
 from .frac_connections import frac
 from .hyper_connections import dynamic as dhc
 from .hyper_connections import static as shc

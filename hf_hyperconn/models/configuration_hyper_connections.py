@@ -141,10 +141,10 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
         `"shc"` for static, `"dhc"` for dynamic hyper-connections; `"mhc"` for manifold-constrained ones, `"ihc"` for
         these with unmixed streams; `"frac"` for frac-connections; `"keel"` for Keel, which has one stream and no
         Pre-Norm equivalent; `"attnres"` for attention residuals; `"altup"` for AltUp; `"dual"` for ResiDual, which has
-        no Pre-Norm equivalent.
+        no Pre-Norm equivalent; `"skip"` for skips from the embedding.
     hc_mult (`int`, *optional*, defaults to 4):
         Number of residual streams, at least 1 (the paper's expansion rate n); at least 2 for `"mhc"` and `"ihc"`. For
-        `"frac"` the number of parts of the hidden state; 1 for `"attnres"`, 2 for `"dual"`.
+        `"frac"` the number of parts of the hidden state; 1 for `"attnres"`; 2 for `"dual"` and `"skip"`.
     hc_tanh (`bool`, *optional*, defaults to `True`):
         Whether the dynamic part of the coefficients of `"dhc"` and `"frac"` goes through tanh.
     hc_readout (`str`, *optional*, defaults to `"mean"`):
@@ -169,7 +169,7 @@ class HyperConnectionConfig(ConnectionFields, ShippedConfig):
         For `"mhc"`, how often columns and rows of the mixing matrix are normalized.
     hc_eps (`float`, *optional*, defaults to 1e-6):
         For `"mhc"`, `"ihc"` and the learned readout, added to reads, divisors and the mean square of the norm; for
-        `"attnres"` to the mean square of a value.
+        `"attnres"` to the mean square of a value, for `"skip"` of the embedding.
     norm (`str`, *optional*):
         `"dyt"` or `"derf"` puts that function in the place of every norm, for training from scratch.
     norm_alpha_attention, norm_alpha_other (`float`, *optional*):

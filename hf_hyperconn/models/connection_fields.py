@@ -56,8 +56,9 @@ ACCEPTED = {
         own_readout="it has a readout of its own",
         no_equivalent="ResiDual norms one residual stream after every sub-layer",
     ),
+    "skip": Accepted(least=2, most=2, reads=("hc_eps",), own_readout="the residual stream is read"),
 }
-Connection = Literal["shc", "dhc", "mhc", "ihc", "frac", "keel", "attnres", "altup", "dual"]
+Connection = Literal["shc", "dhc", "mhc", "ihc", "frac", "keel", "attnres", "altup", "dual", "skip"]
 ReadoutName = Literal["mean", "sum", "learned", "weighted"]
 Start = Literal["copies", "history", "biased"]
 History = Literal["type", "depth"]

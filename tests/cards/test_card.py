@@ -107,7 +107,7 @@ def test_the_quick_start_runs(folder, monkeypatch, capsys):
 def test_every_connection_has_a_card(connection, llama_folder, tmp_path):
     out = convert_checkpoint(str(llama_folder), tmp_path / "out", connection=connection, verify="structure").path
     summary = sections(text_of(out))["summary"]
-    assert f"[{KINDS[connection].title}](https://arxiv.org/abs/{KINDS[connection].paper})" in summary
+    assert f"[{KINDS[connection].title}]({KINDS[connection].link})" in summary
     assert ("within rounding in float32" in summary) == (connection in ("mhc", "ihc"))
     assert ("in 4 parts" in summary) == (connection == "frac")
     assert "base_model" not in ModelCard.load(out / "README.md").data.to_dict()

@@ -53,7 +53,11 @@ def test_exports(hc, ids):
 
 @pytest.mark.parametrize(
     ("connection", "hc_mult"),
-    [*((kind, 2) for kind in ("dhc", "shc", "mhc", "ihc", "frac", "altup", "dual")), ("keel", 1), ("attnres", 1)],
+    [
+        *((kind, 2) for kind in ("dhc", "shc", "mhc", "ihc", "frac", "altup", "dual", "skip")),
+        ("keel", 1),
+        ("attnres", 1),
+    ],
 )
 def test_traces(connection, hc_mult, ids):
     """By `torch.jit.trace`, as OpenVINO does, also where gradients would be recorded."""

@@ -25,6 +25,7 @@ KINDS = {
     "SHC×4 history": {**HISTORY, "connection": "shc"},
     "attention residuals": {"connection": "attnres"},
     "attention residuals, blocks of 2": {"connection": "attnres", "hc_block": 2},
+    "skips": {"connection": "skip"},
     "DHC×10, without kernels": {"hc_mult": 10},
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
