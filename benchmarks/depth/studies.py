@@ -32,7 +32,7 @@ MORE_RATES = {  # the plain model's loss depends most on the rate
 }
 NEW_HC_LRS = {
     PLAIN: (1.0,),
-    **dict.fromkeys(("DHC×4", "DHC×4 history by type"), (1.0, 3.0, 10.0)),
+    **dict.fromkeys(("DHC×4", "DHC×4 history by type", "skips"), (1.0, 3.0, 10.0)),
     **dict.fromkeys(("mHC×4", "iHC×4"), (1.0, 3.0, 10.0, 30.0)),
 }
 HISTORY, STATIC, LEAN, SKIPS = "DHC×4 history by type", "SHC×4 history", "SHC×2 history", "skips"
