@@ -1,6 +1,6 @@
 """How far a conversion is from its base: every connection, width and dtype, on a pretrained Llama.
 
-Usage: python benchmarks/connections_exactness.py CHECKPOINT TEXT
+    python -m benchmarks.connections_exactness CHECKPOINT TEXT
 
 CHECKPOINT is a folder with a Llama and its tokenizer, TEXT a text file. Writes
 benchmarks/results/connections_exactness.json and the table of docs/connections.md.

@@ -1,6 +1,6 @@
 """Times `hf-hyperconn convert` against `cp -r` of the same checkpoint, with a warm and a cold page cache.
 
-    python benchmarks/conversion.py [--gigabytes 4] [--folder DIR]
+    python -m benchmarks.conversion [--gigabytes 4] [--folder DIR]
 
 Writes results/conversion.json beside itself, and removes the checkpoint and every copy of it.
 """

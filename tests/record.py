@@ -58,6 +58,8 @@ def answers() -> dict[str, list[str]]:
     connections: dict[str, list[str]] = {}
     for connection in CHOICES["connection"]:
         measured = [row for row in rows if row["connection"] == connection]
+        if not measured and connection in CONVERTIBLE:
+            raise ValueError(f"{connection} isn't in connections_exactness.json: measure it first.")
         inexact = {row["dtype"] for row in measured if row["max_difference"]}
         exact = "exact" if not inexact else f"exact in {', '.join(name for name in dtypes if name not in inexact)}"
         answer = exact if connection in CONVERTIBLE else FROM_SCRATCH
