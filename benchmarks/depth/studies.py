@@ -36,6 +36,7 @@ NEW_HC_LRS = {
     **dict.fromkeys(("mHC×4", "iHC×4"), (1.0, 3.0, 10.0, 30.0)),
 }
 HISTORY, STATIC, LEAN, SKIPS = "DHC×4 history by type", "SHC×4 history", "SHC×2 history", "skips"
+BEST_SKIPS = {"model": SKIPS, "hc_lr": 3.0}  # of three multiples, from scratch
 TIMED = (*DRAWN, STATIC, LEAN)
 SKIPPING, WITH_SKIPS = {"embedding_norm": True, "skips": True}, f"{PLAIN} with skips"  # the best rival, and its name
 RIVALS = (  # in the order in which they decide something
@@ -91,7 +92,7 @@ def skips() -> list[Run]:
     """Return the plain model with a norm of the embedding and skips from it, beside it and the history start."""
     plain = _run("scratch", PLAIN, learning_rate=DRAWN_RATE)
     skipping, history = replace(plain, **SKIPPING), replace(plain, model=HISTORY)
-    rivals = [skipping, longer(skipping), as_at_a_billion(skipping), replace(plain, model=SKIPS)]
+    rivals = [skipping, longer(skipping), as_at_a_billion(skipping), replace(plain, **BEST_SKIPS)]
     runs = [plain, *rivals, history, replace(history, embedding_norm=True)]
     runs += [replace(run, muon=True) for run in (plain, skipping, history)]
     return [replace(run, seed=seed) for run in runs for seed in FEW_SEEDS]
@@ -135,7 +136,7 @@ def when() -> list[Run]:
     The plain model does the same, and also trains for as long as the history start takes.
     """
     whole = trunk()
-    scratch = [replace(whole, model=HISTORY), as_long(whole), replace(whole, model=SKIPS)]
+    scratch = [replace(whole, model=HISTORY), as_long(whole), replace(whole, **BEST_SKIPS)]
     scratch = [replace(run, study="scratch") for run in scratch]
     left = [{"start": whole.id, "at": at, "steps": whole.steps - at, "warm_up": REWARM} for at in DEEP.taken_at]
     runs = [whole, *scratch]
@@ -146,7 +147,7 @@ def when() -> list[Run]:
             for model in (PLAIN, HISTORY)
         ]
     plain = [run for run in runs if run.at and run.model == PLAIN and run.learning_rate == DRAWN_RATE]
-    return [*runs, *map(as_long, plain), *(replace(run, model=SKIPS) for run in plain)]
+    return [*runs, *map(as_long, plain), *(replace(run, **BEST_SKIPS) for run in plain)]
 
 
 def early() -> list[Run]:
