@@ -25,6 +25,7 @@ from .studies import (
     FEW_SEEDS,
     HISTORY,
     SATURATED_BEST,
+    SKIPS,
     WITH_SKIPS,
     adapter_rates,
     adapters,
@@ -127,9 +128,10 @@ def by_seed(runs: list[Run]) -> str:
     history = {(run.muon, run.embedding_norm): seeds for run, seeds in found.items() if run.model == HISTORY}
     seeds, rows = sorted({run.seed for run in runs}), []
     for run, of_seeds in found.items():
-        apart = [difference(history.get((run.muon, norm), {}), of_seeds) for norm in (False, True)]
+        compared = of_seeds if run.model in (PLAIN, SKIPS) else {}
+        apart = [difference(history.get((run.muon, norm), {}), compared) for norm in (False, True)]
         losses = [_loss(of_seeds.get(seed, {}).get("held_out_loss")) for seed in seeds]
-        rows.append([name_of(run), *losses, *(str(each or "") if run.model == PLAIN else "" for each in apart)])
+        rows.append([name_of(run), *losses, *(str(each or "") for each in apart)])
     titles = ["", *(f"seed {seed}" for seed in seeds), "history start against it", "with the norm"]
     return filled(titles, rows) if rows else ""
 

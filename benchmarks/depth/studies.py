@@ -94,7 +94,7 @@ def skips() -> list[Run]:
     skipping, history = replace(plain, **SKIPPING), replace(plain, model=HISTORY)
     rivals = [skipping, longer(skipping), as_at_a_billion(skipping), replace(plain, **BEST_SKIPS)]
     runs = [plain, *rivals, history, replace(history, embedding_norm=True)]
-    runs += [replace(run, muon=True) for run in (plain, skipping, history)]
+    runs += [replace(run, muon=True) for run in (plain, skipping, rivals[-1], history)]
     return [replace(run, seed=seed) for run in runs for seed in FEW_SEEDS]
 
 
