@@ -26,7 +26,6 @@ from .studies import (
     HISTORY,
     SATURATED_BEST,
     SKIPS,
-    WITH_SKIPS,
     adapter_rates,
     adapters,
     added,
@@ -56,7 +55,6 @@ from .studies import (
     wide_rates,
 )
 
-DRAWN_AS = {name: name for name in DRAWN} | {f"{PLAIN}, skips from the normed embedding": WITH_SKIPS}
 FIGURE = DOCS.parent / "figures" / "results_deep.png"
 RATES = DOCS.with_name("results_rates.md")
 
@@ -180,23 +178,18 @@ def filled(titles: list[str], rows: list[list[str]]) -> str:
 
 
 def costs() -> str:
-    """Return Markdown: how long a step takes, and what it keeps for its backward."""
-    files = {"ms": "times.json", "MiB": "memory.json"}
-    taken = {
-        unit: json.loads((CURVES / DEEP.name / name).read_text(encoding="utf-8"))["Llama"]
-        for unit, name in files.items()
-    }
-    rows = [
-        [
-            model,
-            *(
-                f"{figures[model]:.0f} {unit}, {figures[model] / figures[PLAIN]:.2f}×"
-                for unit, figures in taken.items()
-            ),
-        ]
-        for model in taken["ms"]
-    ]
-    return markdown(["", "a step", "kept for the backward"], rows)
+    """Return Markdown: how long a step takes, on two machines, and what it keeps for its backward."""
+    titles, columns = [""], []
+    for name, title, unit in (
+        ("times.json", "a step, {}", "ms"),
+        ("times_xeon.json", "a step, {}", "ms"),
+        ("memory.json", "kept for the backward", "MiB"),
+    ):
+        measured = json.loads((CURVES / DEEP.name / name).read_text(encoding="utf-8"))
+        figures = measured["Llama"]
+        titles.append(title.format(measured["device"].partition(",")[0]))
+        columns.append({model: f"{each:.0f} {unit}, {each / figures[PLAIN]:.2f}×" for model, each in figures.items()})
+    return markdown(titles, [[model, *(column.get(model, "") for column in columns)] for model in columns[-1]])
 
 
 def render(page: Path) -> str:
@@ -249,7 +242,7 @@ def main() -> None:
     new = [run for run in (*scratch(), *skips()) if run.learning_rate == DRAWN_RATE]
     curves: dict[str, list[dict]] = {}
     for run, result in results(new).items():
-        if (name := DRAWN_AS.get(name_of(run))) is not None:
+        if (name := name_of(run)) in (*DRAWN, SKIPS):
             curves.setdefault(name, []).append(result)
     draw(curves, FIGURE)
     for page in PAGES:

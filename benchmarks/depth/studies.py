@@ -37,8 +37,8 @@ NEW_HC_LRS = {
 }
 HISTORY, STATIC, LEAN, SKIPS = "DHC×4 history by type", "SHC×4 history", "SHC×2 history", "skips"
 BEST_SKIPS = {"model": SKIPS, "hc_lr": 3.0}  # of three multiples, from scratch
-TIMED = (*DRAWN, STATIC, LEAN)
-SKIPPING, WITH_SKIPS = {"embedding_norm": True, "skips": True}, f"{PLAIN} with skips"  # the best rival, and its name
+TIMED = (*DRAWN, STATIC, LEAN, SKIPS)
+SKIPPING = {"embedding_norm": True, "skips": True}  # the best rival: skips by hooks, with a norm
 RIVALS = (  # in the order in which they decide something
     (PLAIN, {"skips": True}, (4e-3,)),
     (PLAIN, SKIPPING, (4e-3,)),
@@ -148,14 +148,6 @@ def when() -> list[Run]:
         ]
     plain = [run for run in runs if run.at and run.model == PLAIN and run.learning_rate == DRAWN_RATE]
     return [*runs, *map(as_long, plain), *(replace(run, **BEST_SKIPS) for run in plain)]
-
-
-def early() -> list[Run]:
-    """Return the plain model and skips after a quarter of a training, with a few seeds."""
-    whole = trunk()
-    runs = [run for run in when() if run.at == whole.steps // 4 and run.learning_rate == DRAWN_RATE]
-    runs = [run for run in runs if run.model in (PLAIN, SKIPS) and run.at + run.steps == whole.steps]
-    return [whole, *(replace(run, seed=seed) for seed in FEW_SEEDS for run in runs)]
 
 
 def as_long(run: Run) -> Run:
@@ -370,7 +362,6 @@ STUDIES = {
     "skips": skips,
     "lean": lean,
     "when": when,
-    "early": early,
     "saturated": saturated,
     "growth": growth,
     "parts": parts,

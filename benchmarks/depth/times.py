@@ -3,7 +3,7 @@
     python -m benchmarks.depth.times [--threads 1]
 
 Writes benchmarks/results/pretraining/deep/times.json and small/times.json; on a GPU, where the wide models are timed,
-wide/times.json: medians in milliseconds.
+wide/times.json: medians in milliseconds. deep/times_xeon.json is of another machine.
 """
 
 import argparse
