@@ -29,6 +29,7 @@ CONNECTIONS = {
     "SHC×4": {"connection": "shc"},
     "mHC×4": {"connection": "mhc"},
     "attention residuals": {"connection": "attnres"},
+    "skips": {"connection": "skip"},
 }
 
 
