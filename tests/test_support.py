@@ -14,7 +14,7 @@ from .families import FAMILIES, FIELDS
 from .other_families import inputs_of, long_tail
 from .other_families import tiny as tiny_of_the_others
 from .pages import read
-from .record import listed, table
+from .record import NOT_MEASURED, listed, table
 from .tiny import SHARED, tiny
 
 IDS = torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -29,6 +29,7 @@ ADDING_TWICE = ("aya_vision", "cohere")  # attention and MLP read once
 
 def test_the_table_is_that_of_the_code():
     assert f"<!-- support -->\n{table()}\n<!-- /support -->" in read("docs/families.md")
+    assert NOT_MEASURED not in table()
     assert len(listed()) > 50
 
 
