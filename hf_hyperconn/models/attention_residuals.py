@@ -24,7 +24,15 @@ import torch
 from torch import nn
 
 from .computing import chosen_implementation, gradients, is_transformed, needs_autograd
-from .connection import Connection, as_new_output, broadcast_output, compute_dtype, expand_streams, without_autocast
+from .connection import (
+    Connection,
+    apply_recorded,
+    as_new_output,
+    broadcast_output,
+    compute_dtype,
+    expand_streams,
+    without_autocast,
+)
 from .connection_weights import WideModule
 
 MAX_TRITON_SIZE = 2**14  # D, padded to a power of two: more values of four rows don't fit into registers
@@ -77,11 +85,7 @@ class Values:
                 first, *others = self.values
                 last = torch.cat(others, dim=-2) if len(others) > 1 else next(iter(others), None)
                 return _FusedRead.apply(form == "sum", eps, *tensors[:2], first, last)
-            recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-            if recorded and not torch.jit.is_tracing():  # a trace can't contain a Function
-                return _Read.apply(form == "sum", eps, *tensors)
-            # Dynamo would call it with a context, as one without `setup_context`
-            return _Read.forward(form == "sum", eps, *tensors)
+            return apply_recorded(_Read, form == "sum", eps, *tensors)
 
     def _is_read_by_kernels(self) -> bool:
         if torch.jit.is_tracing() or is_transformed():

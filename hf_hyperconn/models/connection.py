@@ -179,6 +179,17 @@ def without_autocast(tensor: torch.Tensor) -> AbstractContextManager:
     return torch.autocast(device, enabled=False)
 
 
+def apply_recorded(function: type[torch.autograd.Function], *inputs: Any) -> torch.Tensor:
+    """Return the output of a function with a backward of its own, which is left out where no gradient is recorded."""
+    recorded = torch.is_grad_enabled() and any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in inputs
+    )
+    if recorded and not torch.jit.is_tracing():  # a trace can't contain a Function
+        return function.apply(*inputs)
+    # Dynamo would call it with a context, as one without `setup_context`
+    return function.forward(*inputs)
+
+
 def as_new_output(tensor: torch.Tensor) -> torch.Tensor:
     """Return the output of an `autograd.Function`; under a compiler a view of it.
 

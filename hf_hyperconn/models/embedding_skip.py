@@ -18,7 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from .connection import Connection, as_new_output, broadcast_output, compute_dtype, without_autocast
+from .connection import (
+    Connection,
+    apply_recorded,
+    as_new_output,
+    broadcast_output,
+    compute_dtype,
+    without_autocast,
+)
 
 
 @dataclass(eq=False)
@@ -84,10 +91,7 @@ class EmbeddingSkip(Connection):
         if not self.is_first:
             return residual, streams
         with without_autocast(residual):
-            tensors = self.factors.to(compute_dtype(residual.dtype)), residual, embedding
-            recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-            # a trace can't contain a Function
-            read = (_Read.apply if recorded and not torch.jit.is_tracing() else _Read.forward)(*tensors)
+            read = apply_recorded(_Read, self.factors.to(compute_dtype(residual.dtype)), residual, embedding)
         return read, Skipping(read, embedding)
 
     def extra_repr(self) -> str:
