@@ -55,7 +55,6 @@ class Kind:
 
     name: the value of the field `connection`.
     title, paper: its name for people, and its number on arXiv.
-    link: address of the paper, or of the code that it comes from.
     is_rounded: whether a conversion equals its base in float32 only up to rounding.
     has_matrices: whether matrices read and mix the streams, so that they can be unfolded and observed.
     extends_hyper_connections: whether its paper extends the paper of hyper-connections.
@@ -66,17 +65,19 @@ class Kind:
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
-    link: ClassVar[str]
     is_rounded: ClassVar[bool] = False
     has_matrices: ClassVar[bool] = True
     extends_hyper_connections: ClassVar[bool] = True
     readout: "ClassVar[Readout | None]" = None
 
     def __init_subclass__(cls):
-        if "paper" in vars(cls):
-            cls.link = f"https://arxiv.org/abs/{cls.paper}"
         if "name" in vars(cls):
             cls.rows[cls.name] = cls()
+
+    @property
+    def link(self) -> str:
+        """Return the address of the paper, or of the code that the kind comes from."""
+        return f"https://arxiv.org/abs/{self.paper}"
 
     def suffix(self, n: int) -> str:
         """Return the end of a conversion's name, after the name of its base."""
