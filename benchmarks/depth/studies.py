@@ -92,9 +92,10 @@ def skips() -> list[Run]:
     """Return the plain model with a norm of the embedding and skips from it, beside it and the history start."""
     plain = _run("scratch", PLAIN, learning_rate=DRAWN_RATE)
     skipping, history = replace(plain, **SKIPPING), replace(plain, model=HISTORY)
-    rivals = [skipping, longer(skipping), as_at_a_billion(skipping), replace(plain, **BEST_SKIPS)]
-    runs = [plain, *rivals, history, replace(history, embedding_norm=True)]
-    runs += [replace(run, muon=True) for run in (plain, skipping, rivals[-1], history)]
+    connected = replace(plain, **BEST_SKIPS)
+    rivals = [skipping, longer(skipping), as_at_a_billion(skipping)]
+    runs = [plain, *rivals, connected, history, replace(history, embedding_norm=True)]
+    runs += [replace(run, muon=True) for run in (plain, skipping, connected, history)]
     return [replace(run, seed=seed) for run in runs for seed in FEW_SEEDS]
 
 
